@@ -1,0 +1,113 @@
+"""The embedded corpus: the documentation that every Python carries, written as a WikiText.
+
+It needs no network and no file of ours, so that a newcomer can train at once. A document is a topic of
+`pydoc_data.topics` or the docstrings of one module of the standard library. Sources are parsed, never imported.
+"""
+
+import ast
+import hashlib
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data_utils.files import DataError, written_whole
+from data_utils.vocabulary import UNK
+from data_utils.wikitext import tokenise
+
+SPLITS = ("train", "valid", "test")
+MIN_COUNT = 3
+# tests, programs, other people's packages, and what newer Pythons no longer have
+_LEFT_OUT = {"test", "tests", "idlelib", "turtledemo", "pydoc_data", "site-packages", "dist-packages", "lib2to3", "distutils"}
+_HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
+_CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
+
+Document = tuple[str, list[list[str]]]
+"""Its name, and its lines as words."""
+
+
+def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
+    """Write train.txt, valid.txt and test.txt; about 330,000 words with Python 3.11.
+
+    Words seen fewer than 3 times in train are `<unk>` everywhere.
+
+    Args:
+        stdlib: the folder of the standard library's sources; this Python's own where not given.
+    Raises:
+        DataError: if there are too few sources to learn from.
+    """
+    stdlib = stdlib or Path(sysconfig.get_paths()["stdlib"])
+    documents = [*_topics(stdlib / "pydoc_data" / "topics.py"), *_modules(stdlib)]
+    train = [lines for name, lines in documents if _split_of(name) == "train"]
+    counts = Counter(word for lines in train for line in lines for word in line)
+    if counts.total() < 50_000:
+        raise DataError(
+            f"{stdlib}: holds only {counts.total()} words of documentation; this Python comes without its sources, "
+            f"use another one or train on your own text with --dataset text --data FOLDER"
+        )
+    for split in SPLITS:
+        with written_whole(folder / f"{split}.txt") as file:
+            for name, lines in documents:
+                if _split_of(name) == split:
+                    for line in lines:
+                        words = (word if counts[word] >= MIN_COUNT else UNK for word in line)
+                        file.write(f" {' '.join(words)} \n".encode())
+
+
+def _split_of(name: str) -> str:
+    """A twentieth of the documents each for valid and test, chosen by name: the same with every Python."""
+    bucket = hashlib.sha256(name.encode()).digest()[0] % 20
+    return {0: "valid", 1: "test"}.get(bucket, "train")
+
+
+def _topics(path: Path) -> Iterator[Document]:
+    if not path.is_file():
+        return
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            for name, text in sorted(ast.literal_eval(node.value).items()):
+                yield name, [_heading(name, 1), *_paragraphs(text)]
+
+
+def _modules(stdlib: Path) -> Iterator[Document]:
+    paths = sorted(p for p in stdlib.rglob("*.py") if not _LEFT_OUT & set(p.relative_to(stdlib).parts))
+    for path in tqdm(paths, desc="reading docstrings", unit="file", disable=None):
+        try:
+            module = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # the library carries a few files that are broken on purpose
+        name = ".".join(path.relative_to(stdlib).with_suffix("").parts).removesuffix(".__init__")
+        if _private(name.split(".")[-1]):
+            continue
+        lines = list(_docstrings(module, name, 1))
+        if sum(map(len, lines)) >= 30:
+            yield name, lines
+
+
+def _docstrings(node: ast.AST, name: str, level: int) -> Iterator[list[str]]:
+    """The docstrings of a module, class or function and of what is defined inside it, each under a heading."""
+    if text := ast.get_docstring(node):  # type: ignore[arg-type]
+        yield _heading(name, level)
+        yield from _paragraphs(text)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not _private(child.name):
+            yield from _docstrings(child, child.name, level + 1)
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_")
+
+
+def _heading(name: str, level: int) -> list[str]:
+    return ["="] * level + [name] + ["="] * level
+
+
+def _paragraphs(text: str) -> Iterator[list[str]]:
+    """Running text only: a paragraph a line, without code, tables and lines drawn under titles."""
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.splitlines() if _HAS_LETTERS.search(line)]
+        if lines and not any(map(_CODE.match, lines)):
+            yield tokenise(" ".join(lines))

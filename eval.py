@@ -1,0 +1,93 @@
+#!/usr/bin/env python
+"""Evaluate a trained Transformer-XL, at one memory length or at several."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from data_utils.corpus import Corpus, DataConfig
+from data_utils.files import DataError
+from data_utils.stream import ScoringStream
+from data_utils.vocabulary import Vocab
+from txl.checkpoint import Checkpoint, load_model, open_checkpoint
+from txl.cli import Typed, build, read_flags, run
+from txl.config import Context, EvalConfig, UsageError
+from txl.evaluate import evaluate, warmup_segments
+from txl.log import perplexity, say
+from txl.model import TransformerXL
+from txl.report import Row, plot_context, table, write_json
+
+
+def main(argv: Sequence[str]) -> None:
+    typed = read_flags(argv, EvalConfig, DataConfig, description=__doc__ or "")
+    config = build(EvalConfig, typed)
+    checkpoint = open_checkpoint(Path(config.work_dir))
+    contexts = look_backs(config, checkpoint.context)
+    corpus = open_corpus(typed, checkpoint)
+    splits = ("valid", "test") if config.split == "all" else (config.split,)
+    corpus.require_splits(*splits)
+    model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+
+    rows = []
+    for split in splits:
+        ids = corpus.split(split)
+        for context in contexts:
+            row = score(model, ids, split, context, batch_size=config.batch_size)
+            nats = row.score.nats_per_token
+            say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
+            rows.append(row)
+    say(table(rows))
+    if config.json:
+        write_json(Path(config.json), rows, checkpoint=str(checkpoint.folder))
+    if len(contexts) > 1:
+        picture = Path(config.work_dir) / "context.png"
+        plot_context(picture, rows)
+        say(f"| perplexity against memory: {picture}")
+
+
+def look_backs(config: EvalConfig, trained: Context) -> list[Context]:
+    """One look-back for each memory length asked for; what was not given is as in training."""
+    given = {name: getattr(config, name) for name in ("tgt_len", "ext_len", "clamp_len", "same_length")}
+    given = {name: value for name, value in given.items() if value is not None}
+    mem_lens = config.mem_len or (trained.mem_len,)
+    return [dataclasses.replace(trained, **given, mem_len=mem_len) for mem_len in mem_lens]
+
+
+def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
+    """The text, read with the checkpoint's vocabulary.
+
+    Raises:
+        UsageError: if the text has a vocabulary of its own and it is another one.
+    """
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    corpus = Corpus(build(DataConfig, typed, **checkpoint.record["data"]), vocab)
+    if corpus.defines_vocabulary:
+        own = Corpus(corpus.config).vocab
+        if own.fingerprint() != vocab.fingerprint():
+            raise UsageError(
+                f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
+                f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
+                f"valid.txt and test.txt only"
+            )
+    return corpus
+
+
+def score(model: TransformerXL, ids: np.ndarray, split: str, context: Context, *, batch_size: int) -> Row:
+    """Every token of a split but the first, counted once."""
+    n_warmup = warmup_segments(model.config.n_layer, context)
+    stream = ScoringStream(
+        ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=n_warmup
+    )
+    start = time.perf_counter()
+    bar = tqdm(stream, desc=f"{split} mem_len {context.mem_len}", unit="segment", leave=False, disable=None)
+    result = evaluate(model, bar, context)
+    return Row(split, context, result, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    run(main, DataError)

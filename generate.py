@@ -1,0 +1,65 @@
+#!/usr/bin/env python
+"""Let a trained Transformer-XL write, printed as it comes."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from data_utils.files import DataError
+from data_utils.vocabulary import EOS, UNK, Vocab
+from data_utils.wikitext import tokenise
+from txl.checkpoint import load_model, open_checkpoint
+from txl.cli import build, read_flags, run
+from txl.config import GenerateConfig, UsageError
+from txl.sampling import generate
+
+_LOG = logging.getLogger("txl.generate")
+
+
+def main(argv: Sequence[str]) -> None:
+    typed = read_flags(argv, GenerateConfig, description=__doc__ or "")
+    config = build(GenerateConfig, typed)
+    checkpoint = open_checkpoint(Path(config.work_dir))
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    prompt = words_of(config.prompt, vocab)
+    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
+    context = dataclasses.replace(checkpoint.context, ext_len=0, **{k: v for k, v in given.items() if v is not None})
+    model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+
+    if config.prompt is not None:
+        print(" ".join(prompt), end="", flush=True)
+    tokens = generate(
+        model,
+        vocab.encode(prompt),
+        context,
+        length=config.length,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        banned=[vocab.index[UNK]] if config.no_unk and UNK in vocab else [],
+        seed=config.seed,
+    )
+    for token in tokens:
+        word = vocab.words[token]
+        print("\n" if word == EOS else f" {word}", end="", flush=True)
+    print()
+
+
+def words_of(prompt: str | None, vocab: Vocab) -> list[str]:
+    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`."""
+    if prompt is None:
+        return [EOS]
+    words = tokenise(prompt)
+    unknown = [word for word in dict.fromkeys(words) if word not in vocab]
+    if unknown and UNK not in vocab:
+        raise UsageError(f"--prompt: {unknown[0]!r} is not in the vocabulary, which has no {UNK}; use other words")
+    if unknown:
+        _LOG.warning("not in the vocabulary, read as %s: %s", UNK, " ".join(unknown))
+    return [word if word in vocab else UNK for word in words]
+
+
+if __name__ == "__main__":
+    run(main, DataError)

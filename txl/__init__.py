@@ -1,0 +1,8 @@
+"""Transformer-XL: the model library. It knows tensors, never files of text."""
+
+from txl.config import Context, ModelConfig
+from txl.memory import Memory, Span
+from txl.model import TransformerXL
+
+__version__ = "0.1.0"
+__all__ = ["Context", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__"]

@@ -1,0 +1,41 @@
+"""Multi-head attention over [memory, segment]. Knows neither which encoding nor which attention rule it joins."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.kernels import build_attention_kernel
+from txl.memory import Span
+from txl.positions import PositionEncoding
+
+
+class Attention(nn.Module):
+    """Queries of the new tokens over keys and values of memory and new tokens, heads joined by an output projection.
+
+    Projections carry no bias. Queries are projected for new tokens only; the original projects them for the memory
+    too and throws those away.
+    """
+
+    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropatt: float = 0.0) -> None:
+        super().__init__()
+        self.head_shape = (config.n_head, config.d_head)
+        self.pos = pos
+        self.kernel = build_attention_kernel(config, dropatt=dropatt)
+        inner = config.n_head * config.d_head
+        self.q_net = nn.Linear(config.d_model, inner, bias=False)
+        self.k_net = self.q_net if self.kernel.shared_qk else nn.Linear(config.d_model, inner, bias=False)
+        self.v_net = nn.Linear(config.d_model, inner, bias=False)
+        self.o_net = nn.Linear(inner, config.d_model, bias=False)
+
+    def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """What the new tokens gather, (B, T, D). `feats` is what `pos.prepare` returned for `span`."""
+        x_BSD = torch.cat([mem_BMD, x_BTD], dim=1)
+        placed_BSD = self.pos.qk_input(x_BSD, feats, span)
+        q_BNTH = self._heads(self.q_net(placed_BSD[:, span.n_mem :]))
+        k_BNSH, v_BNSH = self._heads(self.k_net(placed_BSD)), self._heads(self.v_net(x_BSD))
+        q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
+        out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
+        return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
+
+    def _heads(self, x_BLE: Tensor) -> Tensor:
+        return x_BLE.unflatten(-1, self.head_shape).transpose(1, 2)

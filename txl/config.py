@@ -1,0 +1,218 @@
+"""What a run is made of, as dataclasses: every flag's name, type, default and help text is written here and nowhere else.
+
+`ModelConfig` is the shape of the weights, `Context` how far a forward pass looks back, `TrainConfig` how the weights
+are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl.cli` turns the fields into flags.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+class UsageError(ValueError):
+    """Something the user can put right. The message names the thing, what is wrong with it and what to do."""
+
+
+def option(default: Any, help: str, *, flag: bool = True) -> Any:
+    """A dataclass field with its help text; `flag=False` keeps it off the command line."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `UsageError` with `message` unless `condition` holds."""
+    if not condition:
+        raise UsageError(message)
+
+
+def _require_at_least(config: Any, minimum: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value >= minimum, f"--{name} {value}: must be at least {minimum}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of the weights. Saved in every checkpoint, where it is authoritative.
+
+    Raises:
+        UsageError: if the sizes do not fit together.
+    """
+
+    n_token: int = option(0, "words in the vocabulary", flag=False)
+    n_layer: int = option(12, "number of layers")
+    n_head: int = option(10, "number of attention heads")
+    d_head: int = option(50, "size of a head")
+    d_model: int = option(500, "size of the hidden states (even)")
+    d_inner: int = option(1000, "inner size of the feed-forward net")
+    d_embed: int = option(-1, "size of the word embeddings (-1: d_model)")
+    adaptive: bool = option(False, "adaptive softmax, with the data set's cutoffs unless --cutoffs is given")
+    cutoffs: tuple[int, ...] = option((), "ranks of the words at which a new cluster of the adaptive softmax begins")
+    div_val: int = option(1, "each cluster's embedding is this many times narrower than the one before")
+    not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
+    tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
+    pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
+    untie_r: bool = option(False, "a pair of u and v biases for each layer instead of one pair for all")
+    position: Literal["rel_sinusoid"] = option("rel_sinusoid", "position encoding")
+    attention: Literal["softmax"] = option("softmax", "attention rule")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
+        if self.d_embed < 0:
+            object.__setattr__(self, "d_embed", self.d_model)
+        _require_at_least(self, 1, "d_embed")
+        require(
+            self.d_model % 2 == 0,
+            f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
+            f"use {self.d_model + 1}",
+        )
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
+        object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
+        object.__setattr__(self, "tie_projs", tuple(self.tie_projs))
+        self._check_cutoffs()
+
+    def _check_cutoffs(self) -> None:
+        given = " ".join(map(str, self.cutoffs))
+        borders = (0, *self.cutoffs)
+        ascending = all(a < b for a, b in zip(borders, borders[1:], strict=False))
+        require(ascending, f"--cutoffs {given}: must be positive and ascending, with no rank named twice")
+        require(
+            not self.cutoffs or self.cutoffs[-1] < self.n_token,
+            f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last cutoff must be below it",
+        )
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """Words per cluster, the shortlist first; one entry where there are no cutoffs."""
+        borders = (0, *self.cutoffs, self.n_token)
+        return tuple(b - a for a, b in zip(borders, borders[1:], strict=False))
+
+    @property
+    def cluster_widths(self) -> tuple[int, ...]:
+        """Embedding size of each cluster: d_embed // div_val^i. May reach 0, as in the original."""
+        return tuple(self.d_embed // self.div_val**i for i in range(len(self.cluster_sizes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """How far a forward pass looks back. Not part of the weights: evaluation may look further than training did.
+
+    All lengths are in tokens.
+
+    Raises:
+        UsageError: on lengths below their minimum, and on `same_length` without memory.
+    """
+
+    tgt_len: int = option(70, "tokens to predict in a segment")
+    mem_len: int = option(0, "tokens of the segments before that are remembered")
+    ext_len: int = option(0, "tokens before the segment that are read again instead of remembered")
+    same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")
+    clamp_len: int = option(-1, "distances beyond this one share its position encoding (-1: off); masks nothing")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "tgt_len")
+        _require_at_least(self, 0, "mem_len", "ext_len")
+        _require_at_least(self, -1, "clamp_len")
+        require(
+            not self.same_length or self.mem_len > 0,
+            "--same_length needs --mem_len > 0: with --mem_len 0 no key at all would be visible; "
+            "give a memory or drop --same_length",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the weights are found.
+
+    Raises:
+        UsageError: on values outside their range.
+    """
+
+    work_dir: str = option("runs/txl", "folder of the run, used as given: checkpoints and TensorBoard logs")
+    overwrite: bool = option(False, "start anew in a folder that holds a run; its checkpoints are lost")
+    batch_size: int = option(60, "streams of text read side by side")
+    max_step: int = option(100000, "number of updates")
+    optim: Literal["adam"] = option("adam", "optimizer")
+    lr: float = option(0.00025, "peak learning rate")
+    scheduler: Literal["cosine"] = option("cosine", "learning rate schedule")
+    warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr")
+    eta_min: float = option(0.0, "learning rate at the end of the cosine")
+    warmup_convention: Literal["txl", "original"] = option(
+        "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
+    )
+    clip: float = option(0.25, "largest norm of the gradient")
+    dropout: float = option(0.0, "dropout of embeddings, positions, sub-layer outputs and the last hidden states")
+    dropatt: float = option(0.0, "dropout of the attention probabilities")
+    init: Literal["normal", "uniform"] = option("normal", "distribution the weights are drawn from")
+    init_range: float = option(0.1, "uniform: weights are drawn from U(-init_range, init_range)")
+    init_std: float = option(0.02, "normal: weights are drawn from N(0, init_std)")
+    proj_init_std: float = option(0.01, "projections of embeddings and softmax are drawn from N(0, proj_init_std)")
+    seed: int = option(1111, "random seed")
+    log_interval: int = option(200, "updates between two lines of the log")
+    eval_interval: int = option(4000, "updates between two evaluations on the valid split")
+    eval_tgt_len: int = option(50, "tgt_len of these evaluations; the memory is longer by what it is shorter")
+    eval_batch_size: int = option(10, "streams of these evaluations; their result does not depend on it")
+    max_eval_steps: int = option(-1, "segments of these evaluations at most (-1: the whole split)")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "batch_size", "max_step", "log_interval", "eval_interval", "eval_tgt_len")
+        _require_at_least(self, 1, "eval_batch_size")
+        _require_at_least(self, 0, "warmup_step", "seed", "eta_min")
+        require(self.lr > 0, f"--lr {self.lr}: must be above 0")
+        require(self.clip > 0, f"--clip {self.clip}: must be above 0")
+        for name in ("dropout", "dropatt"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"--{name} {value}: must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What is measured. Lengths that are not given are those the checkpoint was trained with."""
+
+    work_dir: str = option("runs/txl", "folder of the run, or one checkpoint in it")
+    split: Literal["valid", "test", "all"] = option("all", "which text to evaluate")
+    batch_size: int = option(10, "streams read side by side; the result does not depend on it")
+    tgt_len: int | None = option(None, "tokens to predict in a segment")
+    mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and a plot, context.png")
+    ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
+    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
+    same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
+    json: str | None = option(None, "write the results to this file")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """What is written, and how freely.
+
+    Raises:
+        UsageError: on values outside their range, and on an empty prompt.
+    """
+
+    work_dir: str = option("runs/txl", "folder of the run, or one checkpoint in it")
+    prompt: str | None = option(None, "text to go on from (not given: the beginning of a line)")
+    length: int = option(200, "tokens to generate")
+    temperature: float = option(1.0, "below 1 the likely words become likelier; 0 always takes the likeliest")
+    top_k: int = option(0, "draw from the k likeliest words only (0: off)")
+    top_p: float = option(1.0, "draw from the likeliest words that together hold this probability")
+    no_unk: bool = option(False, "never generate <unk>")
+    seed: int = option(1111, "random seed")
+    mem_len: int | None = option(None, "tokens of memory (not given: as in training)")
+    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
+    same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "length")
+        _require_at_least(self, 0, "top_k", "seed")
+        require(self.temperature >= 0, f"--temperature {self.temperature}: must not be negative")
+        require(0 < self.top_p <= 1, f"--top_p {self.top_p}: must be above 0 and at most 1")
+        require(
+            self.prompt is None or bool(self.prompt.strip()),
+            "--prompt is empty: give some text, or leave the flag out to begin a new line",
+        )
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The fields of a configuration as JSON-ready values."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

@@ -1,0 +1,34 @@
+"""Attention rules: a new one is a new file here and a line in the registry."""
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.kernels.softmax import SoftmaxKernel
+from txl.memory import Span
+from txl.positions import PositionEncoding
+
+
+class AttentionKernel(Protocol):
+    """How queries gather values. Never knows which position encoding it serves; refuses, when it is built, what it
+    cannot serve."""
+
+    shared_qk: bool
+    """Queries and keys are one projection (Reformer)."""
+
+    def __call__(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+    ) -> Tensor:
+        """The attention output, (B, N, T, H)."""
+        ...
+
+
+ATTENTION_KERNELS: dict[str, type[nn.Module]] = {
+    "softmax": SoftmaxKernel,
+}
+
+
+def build_attention_kernel(config: ModelConfig, *, dropatt: float = 0.0) -> AttentionKernel:
+    """The kernel that `config.attention` names."""
+    return ATTENTION_KERNELS[config.attention](config, dropatt=dropatt)

@@ -1,0 +1,35 @@
+"""The attention rule of the paper."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions import PositionEncoding
+
+
+class SoftmaxKernel(nn.Module):
+    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts) v_s, over the keys that `span` lets t see.
+
+    Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout acts on the probabilities, which
+    are not renormalised, as in the original.
+    """
+
+    shared_qk = False
+
+    def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(dropatt)
+
+    def forward(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+    ) -> Tensor:
+        logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
+        if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
+            logit_BNTS = logit_BNTS + term
+        logit_BNTS = logit_BNTS.masked_fill(~span.mask_TS(q_BNTH.device), -torch.inf)
+        prob_BNTS = self.drop(logit_BNTS.softmax(-1))
+        out_BNTH = prob_BNTS @ v_BNSH
+        if (term := pos.value(prob_BNTS, feats, span)) is not None:
+            out_BNTH = out_BNTH + term
+        return out_BNTH

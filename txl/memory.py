@@ -1,0 +1,100 @@
+"""Where tokens stand, how far apart they are, who may see whom; and what is remembered of the segments before.
+
+Shape letters, here and in every file of the model:
+    B batch, T new tokens, M remembered tokens, S = M + T keys, D d_model, N heads, H d_head, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from txl.config import Context
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which tokens one forward pass attends over: `n_mem` remembered ones, then `n_new` new ones.
+
+    The only place where an index becomes a position, a distance or a permission to attend. Query t stands at
+    position n_mem + t, key s at position s; distance = query position - key position, negative in the future.
+    """
+
+    n_mem: int
+    n_new: int
+    clamp_len: int = -1
+    window: int = -1
+
+    @classmethod
+    def of(cls, context: Context, *, n_mem: int, n_new: int) -> "Span":
+        """The span of a forward pass under `context`. `same_length` is a sliding window of mem_len keys."""
+        window = context.mem_len if context.same_length else -1
+        return cls(n_mem, n_new, clamp_len=context.clamp_len, window=window)
+
+    @property
+    def n_key(self) -> int:
+        return self.n_mem + self.n_new
+
+    def key_positions_S(self, device: torch.device) -> Tensor:
+        return torch.arange(self.n_key, device=device)
+
+    def query_positions_T(self, device: torch.device) -> Tensor:
+        return torch.arange(self.n_mem, self.n_key, device=device)
+
+    def distances_TS(self, device: torch.device) -> Tensor:
+        """Clamped distance of every (query, key) pair; negative where the key lies in the future."""
+        return self._clamped(self._distances_TS(device))
+
+    def distances_S(self, device: torch.device) -> Tensor:
+        """S-1, ..., 1, 0 (clamped): the distances of the last query's keys, in the order `rel_shift` expects."""
+        return self._clamped(torch.arange(self.n_key - 1, -1, -1, device=device))
+
+    def mask_TS(self, device: torch.device) -> Tensor:
+        """True where a query may attend: not the future and, if `window` is set, nearer than that."""
+        distance_TS = self._distances_TS(device)
+        keep_TS = distance_TS >= 0
+        return keep_TS & (distance_TS < self.window) if self.window > 0 else keep_TS
+
+    def _distances_TS(self, device: torch.device) -> Tensor:
+        return self.query_positions_T(device)[:, None] - self.key_positions_S(device)[None, :]
+
+    def _clamped(self, distance: Tensor) -> Tensor:
+        return distance.clamp(max=self.clamp_len) if self.clamp_len > 0 else distance
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What each layer read for the last tokens: one detached (B, M, D) tensor per layer, without positions.
+
+    Immutable: `extended` returns a new one. `None` in its place is the empty memory.
+    Differs from kimiyoung/transformer-xl: n_layer tensors, not n_layer + 1, of which the last was never read.
+    """
+
+    layers: tuple[Tensor, ...]
+
+    @classmethod
+    def empty(cls, n_layer: int, batch_size: int, d_model: int, *, like: Tensor) -> "Memory":
+        return cls(tuple(like.new_empty(batch_size, 0, d_model) for _ in range(n_layer)))
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self.layers[0].shape[1]
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].shape[0]
+
+    def extended(self, inputs: Sequence[Tensor], *, mem_len: int, ext_len: int = 0) -> "Memory":
+        """The memory for the next segment: the last `mem_len` tokens of [remembered, just read].
+
+        The last `ext_len` tokens just read are left out, because the next segment reads them again.
+        Differs from kimiyoung/transformer-xl, whose `_update_mems` is called with its two lengths exchanged: there a
+        memory shorter than ext_len keeps tokens that the next segment reads again.
+        """
+        n_new = inputs[0].shape[1]
+        end = self.length + max(0, n_new - ext_len)
+        begin = max(0, end - mem_len)
+        joined = (torch.cat([old, new.detach()], dim=1) for old, new in zip(self.layers, inputs, strict=True))
+        return Memory(tuple(both[:, begin:end] for both in joined))

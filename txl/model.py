@@ -1,0 +1,102 @@
+"""Transformer-XL: the file to read first. It does not know which position encoding or attention rule is in use."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.attention import Attention
+from txl.config import Context, ModelConfig
+from txl.memory import Memory, Span
+from txl.positions import PositionEncoding, build_position_encodings
+
+
+class Layer(nn.Module):
+    """Attention over [memory, segment], then a feed-forward net, each with residual connection and LayerNorm."""
+
+    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
+        super().__init__()
+        self.pre_lnorm = config.pre_lnorm
+        self.attn = Attention(config, pos, dropatt=dropatt)
+        self.attn_drop = nn.Dropout(dropout)
+        self.attn_norm = nn.LayerNorm(config.d_model)
+        self.ff = nn.Sequential(
+            nn.Linear(config.d_model, config.d_inner),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(config.d_inner, config.d_model),
+            nn.Dropout(dropout),
+        )
+        self.ff_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The layer's output (B, T, D). With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
+        if self.pre_lnorm:
+            attended_BTD = self.attn(self.attn_norm(x_BTD), self.attn_norm(mem_BMD), feats, span)
+            x_BTD = x_BTD + self.attn_drop(attended_BTD)
+            return x_BTD + self.ff(self.ff_norm(x_BTD))
+        x_BTD = self.attn_norm(x_BTD + self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span)))
+        return self.ff_norm(x_BTD + self.ff(x_BTD))
+
+
+class Output(NamedTuple):
+    """Hidden states of the last layer (B, T, D), and the memory for the next segment."""
+
+    hidden_BTD: Tensor
+    memory: Memory
+
+
+class TransformerXL(nn.Module):
+    """A language model with a memory of the segments before (Dai et al. 2019, arXiv 1901.02860).
+
+        hidden, memory = model(token_BT, memory, context)
+        nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
+
+    State goes in and comes out; nothing is kept in the module. `memory=None` is the empty memory. `context` says how
+    far to look back, and may change from call to call.
+    With `pre_lnorm` there is no LayerNorm after the last layer, as in the original.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.word_emb = AdaptiveEmbedding(config)
+        encodings = build_position_encodings(config, dropout=dropout)
+        self.layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
+        self.drop = nn.Dropout(dropout)
+        self.softmax = AdaptiveSoftmax(config, self.word_emb)
+
+    def forward(self, token_BT: Tensor, memory: Memory | None, context: Context) -> Output:
+        """Read a segment.
+
+        Raises:
+            ValueError: if the memory belongs to a batch of another size, or an id lies outside the vocabulary.
+        """
+        h_BTD = self.drop(self.word_emb(token_BT))
+        batch_size, n_new = token_BT.shape
+        if memory is None:
+            memory = Memory.empty(len(self.layers), batch_size, self.config.d_model, like=h_BTD)
+        if memory.batch_size != batch_size:
+            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
+        span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        feats = self.layers[0].attn.pos.prepare(span, like=h_BTD)
+        inputs = []
+        for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
+            inputs.append(h_BTD)
+            h_BTD = layer(h_BTD, mem_BMD, feats, span)
+        memory = memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
+        return Output(self.drop(h_BTD), memory)
+
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
+    ) -> tuple[Tensor, Memory]:
+        """Nats of each target, (B, T) in the order of the tokens, and the memory for the next segment.
+
+        The input may be longer than the target (`ext_len`): the targets belong to its last positions.
+        """
+        hidden_BTD, memory = self(input_BT, memory, context)
+        return self.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
+        return self.softmax.log_prob(hidden)

@@ -1,0 +1,83 @@
+"""The interface of all position encodings, and the two pieces of arithmetic several of them share."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+
+
+class PositionEncoding(nn.Module):
+    """Tells attention where tokens are. A subclass overrides the hooks its paper describes and no others.
+
+    The hooks, in the order the data meets them:
+        prepare       once per forward pass, for all layers: what depends on positions only
+        qk_input      the hidden states that queries and keys (never values) are projected from
+        transform_qk  projected queries and keys
+        score         a term added to the scaled logits
+        value         a term added to the attention output
+
+    Memory holds hidden states without positions, so every encoding places remembered tokens anew when it reads them.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Parameters and modules that all layers hold in common."""
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.scale = config.d_head**-0.5  # of q.k, and of whatever a paper puts under the same root
+        self.drop = nn.Dropout(dropout)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """What depends on positions only, computed once for all layers, on the device and in the dtype of `like`."""
+        return like.new_empty(0)
+
+    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The states that queries and keys are projected from."""
+        return x_BSD
+
+    def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they enter the product."""
+        return q_BNTH, k_BNSH
+
+    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor | None:
+        """A term of shape (B, N, T, S), or one that broadcasts to it, added to scale * q.k; None for no term.
+
+        Entries of pairs that `span` does not let attend may hold anything.
+        """
+        return None
+
+    def value(self, prob_BNTS: Tensor, feats: Tensor, span: Span) -> Tensor | None:
+        """A term of shape (B, N, T, H) added to the attention output; None for no term."""
+        return None
+
+    @classmethod
+    def needs_scores(cls) -> bool:
+        """True if the encoding acts on the T x S logits, which linear attention never forms."""
+        return cls.score is not PositionEncoding.score or cls.value is not PositionEncoding.value
+
+
+def rel_shift(x_BNTS: Tensor) -> Tensor:
+    """Turn columns 'distance S-1 ... 0' into columns 'key 0 ... S-1' (Dai et al. 2019, appendix B).
+
+    out[t, s] = x[t, s + (T - 1 - t)]. Entries with s > (S - T) + t, the future, are meaningless and must be masked.
+    """
+    B, N, T, S = x_BNTS.shape
+    padded = F.pad(x_BNTS, (1, 0)).view(B, N, S + 1, T)
+    return padded[:, :, 1:].view(B, N, T, S)
+
+
+def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """[sin(p w_0) ... sin(p w_k), cos(p w_0) ... cos(p w_k)] with w_i = 10000^(-2i/dim), shape (len(position), dim).
+
+    Vaswani et al. 2017, sec. 3.5, with sines and cosines in halves instead of alternating, as the original has them.
+    The frequencies are rounded to float32 whatever the dtype, because the original keeps them in a float32 buffer: a
+    float64 model agrees with the original's only so. Angles are never computed in less than float32.
+    """
+    freq = 1 / (10000 ** (torch.arange(0.0, dim, 2.0, device=position.device, dtype=torch.float32) / dim))
+    at_least_float32 = torch.promote_types(dtype, torch.float32)
+    angle = position.to(at_least_float32)[:, None] * freq.to(at_least_float32)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)

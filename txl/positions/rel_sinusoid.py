@@ -1,0 +1,38 @@
+"""The paper's relative position encoding."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, rel_shift, sinusoid
+
+
+class RelSinusoid(PositionEncoding):
+    """Relative sinusoids with two learned biases.
+
+    logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]          R_d = sinusoid of distance d
+
+    Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for `rel_shift`.
+    u is `r_w_bias` of kimiyoung/transformer-xl, v is `r_r_bias`, W_r is `r_net`.
+    Shared by all layers: u, v, unless `untie_r`. Per layer: W_r. One dropout mask of R for all layers and rows.
+    Beyond the trained length: works, `clamp_len` keeps distances to those met in training.
+    """
+
+    shared = ("u_NH", "v_NH")
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        self.u_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
+        self.v_NH = nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
+        self.r_net = nn.Linear(config.d_model, config.n_head * config.d_head, bias=False)
+        self.d_model = config.d_model
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
+
+    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+        r_NHS = self.r_net(feats).view(len(feats), *self.u_NH.shape).permute(1, 2, 0)
+        content_BN1S = (self.scale * self.u_NH)[:, None] @ k_BNSH.mT
+        distance_BNTS = (self.scale * (q_BNTH + self.v_NH[:, None])) @ r_NHS
+        return content_BN1S + rel_shift(distance_BNTS)

@@ -1,0 +1,81 @@
+"""What an evaluation shows: a table, a picture, a JSON file."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txl.config import Context
+from txl.evaluate import Score
+
+
+@dataclass(frozen=True)
+class Row:
+    """One split scored with one look-back."""
+
+    split: str
+    context: Context
+    score: Score
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; `nats` is the sum over `tokens`."""
+        return {
+            "split": self.split,
+            **dataclasses.asdict(self.context),
+            "perplexity": self.score.perplexity,
+            "nats": self.score.nats,
+            "tokens": self.score.tokens,
+            "nats_per_token": self.score.nats_per_token,
+            "seconds": self.seconds,
+        }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text, in columns."""
+    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9}"]
+    for row in rows:
+        score, context = row.score, row.context
+        lines.append(
+            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
+            f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f}"
+        )
+    return "\n".join(lines)
+
+
+def write_json(path: Path, rows: Sequence[Row], **extra: Any) -> None:
+    """The rows as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps({**extra, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def plot_context(path: Path, rows: Sequence[Row]) -> None:
+    """A picture of perplexity against memory, a curve per split."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for split in dict.fromkeys(row.split for row in rows):
+        points = sorted((row.context.mem_len, row.score.perplexity) for row in rows if row.split == split)
+        axes.plot(*zip(*points, strict=True), marker="o", label=split)
+        for x, y in points:
+            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+    lengths = sorted({row.context.mem_len for row in rows})
+    axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
+    axes.set_xticks(lengths, [str(m) for m in lengths], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.margins(y=0.15)
+    axes.set(xlabel="memory (tokens)", ylabel="perplexity", title="Perplexity as the memory grows")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
