@@ -55,9 +55,7 @@ def main(argv: Sequence[str]) -> None:
     def save(*, step: int, valid_nats: float | None, best: bool) -> Path:
         record = {"train": as_dict(config), "data": as_dict(corpus.config), "valid_nats_per_token": valid_nats}
         attachments = {"vocab.txt": corpus.vocab.to_text()}
-        return save_checkpoint(
-            run_folder, model, context, step=step, best=best, record=record, attachments=attachments
-        )
+        return save_checkpoint(run_folder, model, context, step=step, best=best, record=record, attachments=attachments)
 
     with Scalars(run_folder) as scalars:
         train(model, stream, validate=validate, save=save, config=config, context=context, scalars=scalars)

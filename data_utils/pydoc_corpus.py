@@ -21,7 +21,17 @@ from data_utils.wikitext import tokenise
 SPLITS = ("train", "valid", "test")
 MIN_COUNT = 3
 # tests, programs, other people's packages, and what newer Pythons no longer have
-_LEFT_OUT = {"test", "tests", "idlelib", "turtledemo", "pydoc_data", "site-packages", "dist-packages", "lib2to3", "distutils"}
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "pydoc_data",
+    "site-packages",
+    "dist-packages",
+    "lib2to3",
+    "distutils",
+}
 _HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
 _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
 

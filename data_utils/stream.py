@@ -34,9 +34,7 @@ class SegmentStream:
         DataError: if the text is too short for so many streams.
     """
 
-    def __init__(
-        self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, start: int = 0
-    ) -> None:
+    def __init__(self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, start: int = 0) -> None:
         n_step = len(ids) // batch_size
         if n_step < 2:
             raise DataError(
@@ -74,9 +72,7 @@ class ScoringStream:
         DataError: if there is no token to predict.
     """
 
-    def __init__(
-        self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0
-    ) -> None:
+    def __init__(self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> None:
         if len(ids) < 2:
             raise DataError(f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens")
         self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len

@@ -1,10 +1,11 @@
-"""What a run is made of, as dataclasses: every flag's name, type, default and help text is written here and nowhere else.
+"""What a run is made of, as dataclasses: the one place where a flag has its name, type, default and help text.
 
 `ModelConfig` is the shape of the weights, `Context` how far a forward pass looks back, `TrainConfig` how the weights
 are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl.cli` turns the fields into flags.
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Literal
 
 
@@ -72,7 +73,7 @@ class ModelConfig:
     def _check_cutoffs(self) -> None:
         given = " ".join(map(str, self.cutoffs))
         borders = (0, *self.cutoffs)
-        ascending = all(a < b for a, b in zip(borders, borders[1:], strict=False))
+        ascending = all(a < b for a, b in pairwise(borders))
         require(ascending, f"--cutoffs {given}: must be positive and ascending, with no rank named twice")
         require(
             not self.cutoffs or self.cutoffs[-1] < self.n_token,
@@ -83,7 +84,7 @@ class ModelConfig:
     def cluster_sizes(self) -> tuple[int, ...]:
         """Words per cluster, the shortlist first; one entry where there are no cutoffs."""
         borders = (0, *self.cutoffs, self.n_token)
-        return tuple(b - a for a, b in zip(borders, borders[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(borders))
 
     @property
     def cluster_widths(self) -> tuple[int, ...]:

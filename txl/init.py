@@ -10,14 +10,16 @@ from txl.model import TransformerXL
 def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     """Draw all weights anew, as the original does.
 
-    | weights                                                     | drawn from                                          |
-    |-------------------------------------------------------------|-----------------------------------------------------|
-    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range, init_range)        |
-    | projections of embeddings and softmax                       | N(0, proj_init_std)                                 |
-    | LayerNorm weights                                           | N(1, init_std)                                      |
-    | biases                                                      | 0                                                   |
+    | weights                                                     | drawn from                                   |
+    |-------------------------------------------------------------|----------------------------------------------|
+    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range, init_range) |
+    | projections of embeddings and softmax                       | N(0, proj_init_std)                          |
+    | LayerNorm weights                                           | N(1, init_std)                               |
+    | biases                                                      | 0                                            |
     """
-    projections = {id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs}
+    projections = {
+        id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs
+    }
     norms = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
     for name, parameter in model.named_parameters():
         if id(parameter) in projections:

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Train, evaluate and generate; `demo` does all three on text that every Python carries.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+source "$here/scripts/environment.sh"
+
+usage() {
+    cat >&2 <<'USAGE'
+usage: run_wt103.sh demo                               [flags of train.py]
+       run_wt103.sh train|eval|generate  base|large    [flags of train.py|eval.py|generate.py]
+
+Flags at the end win over those of the published configurations. The text is expected in data/wikitext-103
+(train.txt, valid.txt, test.txt; another folder with --data), the run is kept in runs/wt103_base or runs/wt103_large.
+USAGE
+    exit 2
+}
+
+# the hyper-parameters of kimiyoung/transformer-xl's run_wt103_base.sh and run_wt103_large.sh
+data=(--data "$here/data/wikitext-103" --dataset wt103)
+train_base=(--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 2100 --dropout 0.1 --dropatt 0.0
+    --optim adam --lr 0.00025 --warmup_step 0 --max_step 200000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150
+    --batch_size 60)
+train_large=(--adaptive --div_val 4 --n_layer 18 --d_model 1024 --n_head 16 --d_head 64 --d_inner 4096 --dropout 0.2
+    --dropatt 0.2 --optim adam --lr 0.00025 --warmup_step 16000 --max_step 4000000 --tgt_len 384 --mem_len 384
+    --eval_tgt_len 128 --batch_size 128)
+eval_base=(--tgt_len 64 --mem_len 640 --clamp_len 400 --same_length --split test)
+eval_large=(--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split test)
+generate_base=(--mem_len 640 --clamp_len 400 --same_length)
+generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
+
+demo() {
+    local run=$here/runs/demo
+    local text=(--data "$here/data/pydoc" --dataset pydoc)
+    "$python" "$here/train.py" "${text[@]}" --work_dir "$run" --overwrite \
+        --n_layer 4 --d_model 128 --n_head 4 --d_head 32 --d_inner 512 --dropout 0.15 \
+        --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
+        --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
+    echo
+    "$python" "$here/eval.py" --work_dir "$run" --split test --tgt_len 16 --mem_len 0 8 32 128
+    echo
+    "$python" "$here/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --top_p 0.8 --no_unk
+}
+
+what=${1:-}
+size=${2:-}
+case $what in
+demo)
+    shift
+    txl_python "$here" requirements.txt
+    demo "$@"
+    ;;
+train | eval | generate)
+    [[ $size = base || $size = large ]] || usage
+    shift 2
+    txl_python "$here" requirements.txt
+    published=${what}_$size[@]
+    flags=(--work_dir "$here/runs/wt103_$size" "${!published}")
+    [ "$what" != train ] || flags+=("${data[@]}")
+    exec "$python" "$here/$what.py" "${flags[@]}" "$@"
+    ;;
+*) usage ;;
+esac

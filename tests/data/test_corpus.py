@@ -1,0 +1,157 @@
+"""Text to token files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_utils.corpus import Corpus, DataConfig
+from data_utils.files import DataError
+
+TEXT = "a b c\n\na b <unk>\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(TEXT)
+    return tmp_path
+
+
+def open_text(folder: Path, **settings: object) -> Corpus:
+    return Corpus(DataConfig(data=str(folder), dataset="text", **settings))
+
+
+def words(corpus: Corpus, split: str) -> list[str]:
+    return corpus.vocab.decode(corpus.split(split))
+
+
+def test_every_line_ends_with_eos_blank_ones_too(folder: Path) -> None:
+    assert words(open_text(folder), "train") == "a b c <eos> <eos> a b <unk> <eos>".split()
+
+
+def test_lines_end_at_every_kind_of_line_end_and_nowhere_else(folder: Path) -> None:
+    (folder / "valid.txt").write_bytes("a\r\nb\rc\u2028a\x0bb\x0cc\n".encode())
+    assert words(open_text(folder), "valid") == "a <eos> b <eos> c a b c <eos>".split()
+
+
+def test_a_last_line_without_line_end_counts(folder: Path) -> None:
+    (folder / "valid.txt").write_text("a b")
+    assert words(open_text(folder), "valid") == ["a", "b", "<eos>"]
+
+
+def test_unknown_words_become_unk_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "valid.txt").write_text("a nowhere <unk> b\n")
+    assert words(open_text(folder), "valid") == ["a", "<unk>", "<unk>", "b", "<eos>"]
+    assert "1 of 5 words are not in the vocabulary" in caplog.text
+
+
+def test_min_freq_and_max_size_shape_the_vocabulary(folder: Path) -> None:
+    assert open_text(folder, min_freq=2, cache_dir=str(folder / "1")).vocab.words == ["<eos>", "<unk>", "a", "b"]
+    assert open_text(folder, max_size=1, cache_dir=str(folder / "2")).vocab.words == ["<eos>", "<unk>", "a"]
+
+
+def test_token_files_are_narrow_for_small_and_wide_for_large_vocabularies(folder: Path) -> None:
+    assert open_text(folder).split("train").dtype == np.uint16
+    (folder / "train.txt").write_text(" ".join(f"w{i}" for i in range(2**16)))
+    corpus = open_text(folder)
+    assert corpus.split("train").dtype == np.uint32
+    assert corpus.split("train")[2**16 - 1] == 2**16 + 1
+
+
+def test_ids_are_memory_mapped_and_read_only(folder: Path) -> None:
+    ids = open_text(folder).split("train")
+    assert isinstance(ids, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0] = 1
+
+
+def token_file(folder: Path, split: str = "valid") -> Path:
+    return folder / "txl-cache" / f"text.{split}.tokens"
+
+
+def test_a_token_file_is_used_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_text(folder).split("valid")
+    os.utime(token_file(folder), ns=(1, 1))
+    open_text(folder).split("valid")
+    assert token_file(folder).stat().st_mtime_ns == 1
+    assert caplog.text == ""
+
+
+def test_a_changed_text_makes_its_token_file_anew_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_text(folder).split("valid")
+    stamp = (folder / "valid.txt").stat()
+    (folder / "valid.txt").write_text(TEXT.replace("c", "b"))
+    os.utime(folder / "valid.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time, other text
+    assert words(open_text(folder), "valid") == "a b b <eos> <eos> a b <unk> <eos>".split()
+    assert "text.valid.tokens: stale" in caplog.text
+
+
+def test_a_changed_vocabulary_makes_token_files_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_text(folder).split("valid")
+    (folder / "train.txt").write_text("c c c b b\n")
+    corpus = open_text(folder)
+    assert words(corpus, "valid") == "<unk> b c <eos> <eos> <unk> b <unk> <eos>".split()
+    assert "text.vocab.json: stale" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "empty"])
+def test_a_damaged_token_file_is_made_anew(folder: Path, damage: str) -> None:
+    before = words(open_text(folder), "valid")
+    path = token_file(folder)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:-1], "header": b"x" * len(whole), "empty": b""}[damage])
+    assert words(open_text(folder), "valid") == before
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = open_text(folder)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        corpus.split("valid")
+    assert [path.name for path in (folder / "txl-cache").iterdir()] == ["text.vocab.json"]
+
+
+def test_bytes_that_are_not_utf8_are_named_by_file_and_line(folder: Path) -> None:
+    (folder / "valid.txt").write_bytes(b"a b\nb c\na \xe9\n")
+    with pytest.raises(DataError, match=r"valid.txt, line 3: not UTF-8.*iconv"):
+        open_text(folder).split("valid")
+    assert not token_file(folder).exists()
+
+
+def test_a_missing_split_is_named(folder: Path) -> None:
+    (folder / "valid.txt").unlink()
+    with pytest.raises(DataError, match=r"valid.txt: no such file"):
+        open_text(folder).split("valid")
+
+
+def test_a_vocabulary_from_elsewhere_reads_text_without_train(folder: Path) -> None:
+    vocab = open_text(folder).vocab
+    (folder / "train.txt").unlink()
+    corpus = Corpus(DataConfig(data=str(folder), dataset="text"), vocab)
+    assert not corpus.defines_vocabulary
+    assert words(corpus, "valid") == "a b c <eos> <eos> a b <unk> <eos>".split()
+
+
+def test_wikitext_2_counts_the_words_of_all_splits(folder: Path) -> None:
+    (folder / "test.txt").write_text("only here\n")
+    assert "here" in Corpus(DataConfig(data=str(folder), dataset="wt2")).vocab
+    assert "here" not in Corpus(DataConfig(data=str(folder), dataset="wt103")).vocab
+
+
+def test_ram_does_not_grow_with_the_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenising holds one line at a time: what is written between two lines is on its way to the file."""
+    import tracemalloc
+
+    (folder / "train.txt").write_text("a b c d e f g h\n" * 200_000)
+    corpus = open_text(folder)
+    tracemalloc.start()
+    corpus.split("train")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_500_000

@@ -1,0 +1,62 @@
+"""The corpus that every Python carries."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_utils.files import DataError
+from data_utils.pydoc_corpus import write_pydoc_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("pydoc")
+    write_pydoc_corpus(folder)
+    return {split: (folder / f"{split}.txt").read_text().splitlines() for split in ("train", "valid", "test")}
+
+
+def words(lines: list[str]) -> list[str]:
+    return [word for line in lines for word in line.split()]
+
+
+def test_it_is_large_enough_to_learn_from(corpus: dict[str, list[str]]) -> None:
+    assert 200_000 < len(words(corpus["train"])) < 500_000
+    assert all(5_000 < len(words(corpus[split])) < 60_000 for split in ("valid", "test"))
+
+
+def test_rare_words_of_train_are_unknown_everywhere(corpus: dict[str, list[str]]) -> None:
+    counts = Counter(words(corpus["train"]))
+    assert min(counts.values()) >= 3
+    assert all(word in counts for split in ("valid", "test") for word in words(corpus[split]))
+
+
+def test_most_words_are_known(corpus: dict[str, list[str]]) -> None:
+    for lines in corpus.values():
+        text = words(lines)
+        assert text.count("<unk>") < 0.1 * len(text)
+
+
+def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
+    for n in range(200):
+        marked = f"A paragraph of marker{n} and more. " * 60
+        (tmp_path / f"module{n}.py").write_text(f'"""{marked}"""\n\n\ndef f():\n    """{marked}"""\n')
+    write_pydoc_corpus(tmp_path / "out", stdlib=tmp_path)
+    texts = [(tmp_path / "out" / f"{split}.txt").read_text() for split in ("train", "valid", "test")]
+    found = [[f" marker{n} " in text for text in texts] for n in range(200)]
+    assert {sum(places) for places in found} <= {0, 1}  # a word of valid or test alone is <unk>
+    assert sum(places[0] for places in found) > 150
+    assert all(texts)
+
+
+def test_nothing_is_imported(tmp_path: Path) -> None:
+    before = set(sys.modules)
+    write_pydoc_corpus(tmp_path)
+    assert not {name for name in set(sys.modules) - before if name.startswith(("pydoc_data", "tkinter", "turtle"))}
+
+
+def test_a_python_without_sources_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds only 0 words of documentation.*--dataset text"):
+        write_pydoc_corpus(tmp_path / "out", stdlib=tmp_path)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,86 @@
+"""Streams: what is read, and what counts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from data_utils.files import DataError
+from data_utils.stream import ScoringStream, SegmentStream
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_columns_go_on_where_they_ended(batch_size: int) -> None:
+    segments = list(SegmentStream(np.arange(103), batch_size=batch_size, tgt_len=7))
+    for before, after in pairwise(segments):
+        assert torch.equal(after.input_BT[:, 0], before.target_BT[:, -1])
+    for segment in segments:
+        assert torch.equal(segment.target_BT, segment.input_BT + 1)
+
+
+def test_a_stream_can_be_read_again() -> None:
+    stream = SegmentStream(np.arange(50), batch_size=2, tgt_len=7)
+    assert all(torch.equal(a.input_BT, b.input_BT) for a, b in zip(stream, stream, strict=True))
+
+
+def test_too_many_streams_are_refused_with_the_largest_number() -> None:
+    with pytest.raises(DataError, match=r"--batch_size 6: the text of 10 tokens.*at most 5"):
+        SegmentStream(np.arange(10), batch_size=6, tgt_len=7)
+    assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
+
+
+LENGTHS = [2, 3, 8, 50, 101]
+WARMUPS = [0, 1, 3, 40]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 16, 200])
+@pytest.mark.parametrize("tgt_len", [1, 4, 64])
+@pytest.mark.parametrize("n_warmup", WARMUPS)
+def test_every_token_but_the_first_counts_once(n: int, batch_size: int, tgt_len: int, n_warmup: int) -> None:
+    stream = ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
+    segments = list(stream)
+    assert len(stream) == len(segments)
+    counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
+    assert sorted(counted.tolist()) == list(range(1, n))
+    assert stream.n_counted == n - 1
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("n_warmup", WARMUPS)
+def test_what_counts_is_read_after_its_warmup(n: int, n_warmup: int) -> None:
+    """Every counted token has n_warmup whole segments of the text before its own, or all of the text before it."""
+    for batch_size in (2, 5):
+        read = [0] * 200
+        for segment in ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=3, n_warmup=n_warmup):
+            for row in range(len(segment.input_BT)):
+                counted = segment.counted_BT[row]
+                if counted.any():
+                    assert read[row] >= min(3 * n_warmup, int(segment.input_BT[row, 0]))
+                    assert torch.equal(
+                        segment.target_BT[row][counted], segment.input_BT[row, -len(counted) :][counted] + 1
+                    )
+                read[row] += 3
+
+
+@pytest.mark.parametrize("ext_len", [1, 3, 9])
+@pytest.mark.parametrize("n_warmup", [0, 2])
+def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) -> None:
+    segments = list(ScoringStream(np.arange(40), batch_size=3, tgt_len=4, ext_len=ext_len, n_warmup=n_warmup))
+    for k, segment in enumerate(segments):
+        extra = segment.input_BT.shape[1] - segment.target_BT.shape[1]
+        assert extra == min(ext_len, 4 * k)
+        rows = segment.counted_BT.any(dim=1)
+        first = segment.input_BT[rows, 0]
+        assert torch.equal(segment.target_BT[rows, 0], first + extra + 1)
+
+
+def test_a_text_of_one_token_has_nothing_to_predict() -> None:
+    with pytest.raises(DataError, match="nothing to predict"):
+        ScoringStream(np.arange(1), batch_size=1, tgt_len=4)
+
+
+def test_more_streams_than_are_faster_are_not_made() -> None:
+    stream = ScoringStream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
+    assert (stream.batch_size, len(stream)) == (1, 10)

@@ -1,0 +1,58 @@
+"""Words and ids."""
+
+from collections import Counter
+
+import pytest
+
+from data_utils.vocabulary import Vocab, count_words
+
+
+def test_frequent_words_come_first_and_ties_in_the_order_of_the_text() -> None:
+    counts = count_words(["b a c\n", "c a d\n", "a\n"])
+    assert Vocab.build(counts).words == ["<eos>", "a", "c", "b", "d"]
+
+
+def test_a_special_word_in_the_text_stands_once_and_first() -> None:
+    counts = Counter({"x": 5, "<unk>": 9, "<eos>": 2})
+    assert Vocab.build(counts, special=("<eos>", "<unk>")).words == ["<eos>", "<unk>", "x"]
+
+
+def test_min_freq_is_inclusive() -> None:
+    assert Vocab.build(Counter(a=3, b=2, c=1), min_freq=2).words == ["<eos>", "a", "b"]
+
+
+def test_max_size_does_not_count_special_words() -> None:
+    assert Vocab.build(Counter(a=3, b=2, c=1), max_size=2).words == ["<eos>", "a", "b"]
+
+
+def test_words_are_separated_by_every_kind_of_white_space() -> None:
+    assert list(count_words(["a\u00a0b\u2009c\u3000d\te\n"])) == list("abcde")
+
+
+def test_an_unknown_word_becomes_unk() -> None:
+    vocab = Vocab(["<eos>", "<unk>", "a"])
+    assert vocab.encode(["a", "nowhere", "<eos>"]) == [2, 1, 0]
+
+
+def test_an_unknown_word_without_unk_is_an_error_that_names_it() -> None:
+    with pytest.raises(KeyError, match="nowhere"):
+        Vocab(["<eos>", "a"]).encode(["a", "nowhere"])
+
+
+def test_text_form_is_reversible() -> None:
+    vocab = Vocab(["<eos>", "a", "\u00fc", "a#b", '"'])
+    assert Vocab.from_text(vocab.to_text()).words == vocab.words
+
+
+def test_decode_is_the_inverse_of_encode() -> None:
+    vocab = Vocab(["<eos>", "a", "b"])
+    assert vocab.decode(vocab.encode(["b", "a", "b"])) == ["b", "a", "b"]
+
+
+def test_fingerprints_tell_orders_apart() -> None:
+    assert Vocab(["a", "b"]).fingerprint() != Vocab(["b", "a"]).fingerprint()
+
+
+def test_a_word_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Vocab(["a", "a"])

@@ -1,0 +1,69 @@
+"""The house stays in order: short functions, help for every flag, scripts that parse."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from txl.kernels import ATTENTION_KERNELS
+from txl.positions import POSITION_ENCODINGS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted([*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py")])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
+    long = [f.name for f in functions if f.end_lineno - f.lineno + 1 > 80]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_public_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    public = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
+    bare = [n.name for n in public if not ast.get_docstring(n) and n.name != "main"]
+    assert ast.get_docstring(tree)
+    assert bare == []
+
+
+def test_importing_has_no_effect_but_the_import() -> None:
+    """No optional or slow library is loaded before it is needed, and no device is asked for."""
+    code = (
+        "import sys, train, eval, generate, torch; "
+        "print(torch.cuda.is_initialized(), *(m in sys.modules for m in ('matplotlib', 'tensorboard', 'faiss')))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert out.split() == ["False"] * 4
+
+
+def test_requirements_are_within_the_ranges_of_the_project() -> None:
+    pinned = dict(re.findall(r"^(\w+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    ranges = dict(re.findall(r'"(\w+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text()))
+    assert pinned.keys() <= ranges.keys()
+    for name, version in pinned.items():
+        assert [*map(int, version.split("."))] >= [*map(int, ranges[name].split("."))]
+
+
+def test_every_registered_part_is_named_by_the_configuration() -> None:
+    import typing
+
+    from txl.config import ModelConfig
+
+    hints = typing.get_type_hints(ModelConfig)
+    assert set(typing.get_args(hints["position"])) == set(POSITION_ENCODINGS)
+    assert set(typing.get_args(hints["attention"])) == set(ATTENTION_KERNELS)
+
+
+@pytest.mark.parametrize("script", ["run_wt103.sh", "run_tests.sh", "scripts/environment.sh", ".ci/run"])
+def test_scripts_are_valid_bash(script: str) -> None:
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
+
+
+def test_golden_files_stay_small() -> None:
+    total = sum(path.stat().st_size for path in (ROOT / "tests" / "golden").rglob("*") if path.is_file())
+    assert total <= 6 * 2**20

@@ -1,0 +1,116 @@
+"""What must hold of words in and words out."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from txl import Context, ModelConfig, TransformerXL
+from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+
+
+def softmax_of(**settings: object) -> AdaptiveSoftmax:
+    config = ModelConfig(
+        **{"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4} | settings
+    )
+    softmax = AdaptiveSoftmax(config, AdaptiveEmbedding(config)).double()
+    with torch.no_grad():
+        for parameter in softmax.parameters():
+            parameter.normal_()
+    return softmax
+
+
+CUTS = {
+    "no_cutoffs": {},
+    "one_cutoff": {"cutoffs": (5,)},
+    "one_word_clusters": {"cutoffs": (1, 2, 11)},
+    "narrowing": {"cutoffs": (3, 7), "div_val": 2},
+    "width_zero": {"cutoffs": (3, 7), "div_val": 4},
+    "projected": {"cutoffs": (3, 7), "d_embed": 4},
+    "projected_no_cutoffs": {"d_embed": 4},
+    "narrowing_no_cutoffs": {"div_val": 2},
+}
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_probabilities_sum_to_one(cut: str) -> None:
+    logprob_LV = softmax_of(**CUTS[cut]).log_prob(torch.randn(7, 6).double())
+    assert logprob_LV.shape == (7, 12)
+    torch.testing.assert_close(logprob_LV.exp().sum(-1), torch.ones(7).double())
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_nats_are_those_of_the_full_distribution_in_token_order(cut: str) -> None:
+    softmax = softmax_of(**CUTS[cut])
+    hidden, target_BT = torch.randn(3, 12, 6).double(), torch.stack([torch.randperm(12) for _ in range(3)])
+    full = -softmax.log_prob(hidden).gather(-1, target_BT[..., None]).squeeze(-1)
+    torch.testing.assert_close(softmax.nll(hidden, target_BT), full)
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_the_distribution_is_head_times_cluster(cut: str) -> None:
+    """Written out word by word from Grave et al. 2017, sec. 4.2."""
+    softmax = softmax_of(**CUTS[cut])
+    hidden_D = torch.randn(6).double()
+    sizes = softmax.sizes
+
+    def logits(cluster: int) -> Tensor:
+        projected = hidden_D if not len(softmax.projs) else hidden_D @ softmax.projs[cluster]
+        if len(softmax.tables) > 1:
+            return softmax.tables[cluster] @ projected + softmax.biases[cluster]
+        first = sum(sizes[:cluster])
+        rows = slice(first, first + sizes[cluster])
+        return softmax.tables[0][rows] @ projected + softmax.biases[0][rows]
+
+    head = logits(0)
+    if len(sizes) > 1:
+        projected = hidden_D if not len(softmax.projs) else hidden_D @ softmax.projs[0]
+        head = torch.cat([head, softmax.cluster_weight @ projected + softmax.cluster_bias])
+    head = head.exp() / head.exp().sum()
+    words = [*head[: sizes[0]]]
+    for cluster in range(1, len(sizes)):
+        inside = logits(cluster).exp()
+        words.extend(head[sizes[0] + cluster - 1] * inside / inside.sum())
+    torch.testing.assert_close(softmax.log_prob(hidden_D).exp(), torch.stack(words))
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_a_word_read_beside_others_is_the_word_read_alone(cut: str) -> None:
+    config = ModelConfig(
+        **{"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4} | CUTS[cut]
+    )
+    embedding = AdaptiveEmbedding(config).double()
+    together = embedding(torch.arange(12)[None])[0]
+    alone = torch.stack([embedding(torch.tensor([[word]]))[0, 0] for word in range(12)])
+    torch.testing.assert_close(together, alone)
+
+
+def test_embeddings_are_scaled_by_the_root_of_d_model() -> None:
+    config = ModelConfig(n_token=12, n_layer=1, n_head=1, d_head=4, d_model=6, d_embed=4, d_inner=4)
+    embedding = AdaptiveEmbedding(config).double()
+    expected_D = embedding.projs[0] @ embedding.tables[0][5] * 6**0.5
+    torch.testing.assert_close(embedding(torch.tensor([[5]]))[0, 0], expected_D)
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    def model(**settings: object) -> TransformerXL:
+        sizes = {"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4, "cutoffs": (3, 7)}
+        return TransformerXL(ModelConfig(**sizes | settings))
+
+    tied = model(div_val=2, tie_projs=(False, True, True))
+    assert tied.softmax.tables[1] is tied.word_emb.tables[1]
+    assert tied.softmax.projs[0] is not tied.word_emb.projs[0]
+    assert tied.softmax.projs[2] is tied.word_emb.projs[2]
+    one_table = model(d_embed=4, tie_projs=(False, True, True))
+    assert one_table.softmax.projs[2] is one_table.word_emb.projs[0]
+    assert model(not_tied=True).softmax.tables[0] is not model(not_tied=True).word_emb.tables[0]
+
+
+@pytest.mark.parametrize("ids", [[[12]], [[-1]]])
+def test_ids_outside_the_vocabulary_are_refused(ids: list[list[int]]) -> None:
+    sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4}
+    for settings in ({}, {"cutoffs": (3, 7), "div_val": 2}):
+        model = TransformerXL(ModelConfig(n_token=12, **sizes, **settings))
+        with pytest.raises(ValueError, match=r"must lie in \[0, 12\)"):
+            model(torch.tensor(ids), None, Context())
+        with pytest.raises(ValueError, match=r"must lie in \[0, 12\)"):
+            model.nll(torch.tensor([[1]]), torch.tensor(ids), None, Context())

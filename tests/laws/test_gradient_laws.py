@@ -1,0 +1,48 @@
+"""Every parameter gets a gradient in every step (law 5), and the gradient is right."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.conftest import SHAPES, build
+from txl import Context, TransformerXL
+
+CONTEXT = Context(mem_len=8)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [range(50), range(10), range(30, 50), [10], [0], [49]],
+    ids=["all", "shortlist", "last_cluster", "one_word_tail", "one_word_shortlist", "last_word"],
+)
+@pytest.mark.parametrize("remembered", [True, False])
+def test_every_parameter_gets_a_gradient(model: TransformerXL, ids: object, remembered: bool) -> None:
+    choice = torch.tensor(list(ids))
+    token_BT = choice[torch.randint(0, len(choice), (2, 17))]
+    memory = model(token_BT[:, :8], None, CONTEXT).memory if remembered else None
+    nll_BT, _ = model.train().nll(token_BT[:, 8:16], token_BT[:, 9:], memory, CONTEXT)
+    nll_BT.mean().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+def test_a_segment_of_one_token_gives_every_parameter_a_gradient(model: TransformerXL, token_BT: Tensor) -> None:
+    nll_BT, _ = model.train().nll(token_BT[:, :1], token_BT[:, 1:2], None, CONTEXT)
+    nll_BT.mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_gradients_equal_finite_differences(shape: str) -> None:
+    model = build(shape, n_layer=2, d_model=4, d_inner=6, d_head=3).train()
+    if model.config.d_embed == 16:
+        model = build(shape, n_layer=2, d_model=4, d_inner=6, d_head=3, d_embed=4).train()
+    token_BT = torch.randint(0, 50, (2, 10))
+    memory = model(token_BT[:, :4], None, CONTEXT).memory
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def loss(*values: Tensor) -> Tensor:
+        inputs = (token_BT[:, 4:9], token_BT[:, 5:], memory, CONTEXT)
+        hidden, _ = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (inputs[0], *inputs[2:]))
+        return hidden.square().mean()
+
+    assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)

@@ -1,0 +1,133 @@
+"""What must hold of memory, whatever the model: laws 1 to 4, 6 and 10 of the design."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from txl import Context, Memory, TransformerXL
+
+FAR = Context(mem_len=100)
+
+
+def read(model: TransformerXL, token_BT: Tensor, sizes: list[int], context: Context) -> tuple[Tensor, Memory]:
+    """All hidden states and the last memory of a text read in segments of these sizes."""
+    memory, hiddens = None, []
+    for segment_BT in token_BT.split(sizes, dim=1):
+        hidden_BTD, memory = model(segment_BT, memory, context)
+        hiddens.append(hidden_BTD)
+    assert memory is not None
+    return torch.cat(hiddens, dim=1), memory
+
+
+@pytest.mark.parametrize("sizes", [[8, 16], [16, 8], [1, 23], [23, 1], [7, 5, 12]])
+def test_segments_equal_one_pass(model: TransformerXL, token_BT: Tensor, sizes: list[int]) -> None:
+    torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], read(model, token_BT, [24], FAR)[0])
+
+
+def test_one_token_at_a_time_equals_one_pass(model: TransformerXL, token_BT: Tensor) -> None:
+    torch.testing.assert_close(read(model, token_BT, [1] * 24, FAR)[0], read(model, token_BT, [24], FAR)[0])
+
+
+def test_the_future_is_invisible(model: TransformerXL, token_BT: Tensor) -> None:
+    other_BT = token_BT.clone()
+    other_BT[:, 10:] = (other_BT[:, 10:] + 7) % 50
+    before, after = (read(model, text, [8, 16], FAR)[0] for text in (token_BT, other_BT))
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_what_is_remembered_matters(model: TransformerXL, token_BT: Tensor) -> None:
+    remembered = read(model, token_BT, [8, 16], FAR)[0][:, 8:]
+    assert not torch.allclose(remembered, model(token_BT[:, 8:], None, FAR).hidden_BTD)
+
+
+def test_memory_is_bounded_by_mem_len(model: TransformerXL, token_BT: Tensor) -> None:
+    for mem_len in (0, 1, 5, 8, 11, 24, 30):
+        memory = read(model, token_BT, [8, 8, 8], Context(mem_len=mem_len))[1]
+        assert memory.length == min(mem_len, 24)
+
+
+def test_memory_is_detached(model: TransformerXL, token_BT: Tensor) -> None:
+    memory = model.train()(token_BT, None, FAR).memory
+    assert not any(layer.requires_grad for layer in memory.layers)
+
+
+def test_memory_is_never_written_to(model: TransformerXL, token_BT: Tensor) -> None:
+    memory = model(token_BT[:, :8], None, FAR).memory
+    before = [layer.clone() for layer in memory.layers]
+    for context in (FAR, Context(mem_len=3), Context(mem_len=6, same_length=True)):
+        hidden_BTD = model(token_BT[:, 8:], memory, context).hidden_BTD
+        hidden_BTD.sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, memory.layers, strict=True))
+
+
+def test_memory_keeps_the_last_tokens(model: TransformerXL, token_BT: Tensor) -> None:
+    everything = read(model, token_BT, [8, 16], FAR)[1]
+    first = model(token_BT[:, :8], None, FAR).memory
+    bounded = model(token_BT[:, 8:], first, Context(mem_len=5)).memory
+    for short, long in zip(bounded.layers, everything.layers, strict=True):
+        torch.testing.assert_close(short, long[:, -5:])
+
+
+def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_BT: Tensor) -> None:
+    """Positions are relative: the same remembered states read at other absolute positions give the same result."""
+    late = read(model, token_BT[:, :16], [8, 8], FAR)[1]
+    shifted = Memory(tuple(layer[:, -4:] for layer in late.layers))
+    again = Memory(tuple(layer[:, -4:].clone() for layer in read(model, token_BT[:, :16], [16], FAR)[1].layers))
+    one, two = (model(token_BT[:, 16:], memory, FAR).hidden_BTD for memory in (shifted, again))
+    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("mem_len", [1, 2, 5, 9])
+def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
+    context = Context(mem_len=mem_len, same_length=True)
+    whole = read(model, token_BT, [24], context)[0]
+    for sizes in ([1] * 24, [8] * 3, [5, 5, 5, 5, 4], [17, 7]):
+        torch.testing.assert_close(read(model, token_BT, sizes, context)[0], whole)
+
+
+def test_same_length_shows_exactly_mem_len_keys(token_BT: Tensor, model: TransformerXL) -> None:
+    """In one layer a token sees itself and the mem_len - 1 tokens before it, whether they are remembered or new."""
+    one_layer = TransformerXL(type(model.config)(**{**vars(model.config), "n_layer": 1})).double().eval()
+    context = Context(mem_len=6, same_length=True)
+    base = read(one_layer, token_BT, [8, 16], context)[0]
+    for place in range(24):
+        changed_BT = token_BT.clone()
+        changed_BT[:, place] = (changed_BT[:, place] + 1) % 50
+        difference = (read(one_layer, changed_BT, [8, 16], context)[0] - base).abs().amax(dim=(0, 2))
+        moved = (difference > 1e-12).nonzero().flatten()  # rounding depends on which clusters the batch has
+        assert moved.tolist() == list(range(place, min(24, place + 6)))
+
+
+def test_clamped_distances_are_all_the_same(token_BT: Tensor, model: TransformerXL) -> None:
+    """Beyond clamp_len the order of remembered tokens is lost: in one layer, exchanging two changes nothing."""
+    one_layer = TransformerXL(type(model.config)(**{**vars(model.config), "n_layer": 1})).double().eval()
+    context = Context(mem_len=100, clamp_len=3)
+    exchanged_BT = token_BT.clone()
+    exchanged_BT[:, [0, 1]] = exchanged_BT[:, [1, 0]]
+    one, two = (read(one_layer, text, [8, 16], context)[0][:, 8:] for text in (token_BT, exchanged_BT))
+    torch.testing.assert_close(one, two)
+    unclamped = read(one_layer, exchanged_BT, [8, 16], FAR)[0][:, 8:]
+    assert not torch.allclose(unclamped, read(one_layer, token_BT, [8, 16], FAR)[0][:, 8:])
+
+
+def test_rows_of_a_batch_do_not_mix(model: TransformerXL, token_BT: Tensor) -> None:
+    together = read(model, token_BT, [8, 16], FAR)[0]
+    for row in range(2):
+        torch.testing.assert_close(read(model, token_BT[row : row + 1], [8, 16], FAR)[0][0], together[row])
+
+
+def test_re_read_tokens_are_not_remembered(model: TransformerXL, token_BT: Tensor) -> None:
+    """With ext_len the text reads on without a seam: the memory ends where the next input begins."""
+    context = Context(tgt_len=8, mem_len=100, ext_len=3)
+    first = model(token_BT[:, :8], None, context)
+    second = model(token_BT[:, 5:16], first.memory, context)
+    assert (first.memory.length, second.memory.length) == (5, 13)
+    whole = read(model, token_BT, [24], FAR)[0]
+    torch.testing.assert_close(second.hidden_BTD, whole[:, 5:16])
+
+
+def test_a_memory_of_another_batch_is_refused(model: TransformerXL, token_BT: Tensor) -> None:
+    memory = model(token_BT, None, FAR).memory
+    with pytest.raises(ValueError, match="memory holds 2 rows, the segment 1"):
+        model(token_BT[:1], memory, FAR)
