@@ -76,6 +76,7 @@ class Corpus:
         self.folder = Path(config.data)
         self.cache = Path(config.cache_dir) if config.cache_dir else self.folder / "txl-cache"
         self.recipe = RECIPES[config.dataset]
+        self._fingerprints: dict[str, str] = {}
         if config.dataset == "pydoc" and not all((self.folder / f"{split}.txt").is_file() for split in SPLITS):
             write_pydoc_corpus(self.folder)
         self.vocab = vocab or self._load_vocab()
@@ -88,8 +89,7 @@ class Corpus:
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, one `<eos>` a line, memory-mapped and read-only."""
         text = self._text(name)
-        require_text(text)
-        fingerprint = {"version": VERSION, "text": sha256(text), "vocabulary": self.vocab.fingerprint()}
+        fingerprint = {"version": VERSION, "text": self.fingerprint(name), "vocabulary": self.vocab.fingerprint()}
         path = self.cache / f"{self.config.dataset}.{name}.tokens"
         header = _read_header(path, fingerprint)
         if header is None:
@@ -103,6 +103,13 @@ class Corpus:
             )  # fmt: skip
         return np.memmap(path, dtype=header["dtype"], mode="r", offset=_HEADER_BYTES, shape=(header["n_token"],))
 
+    def fingerprint(self, name: str) -> str:
+        """Hex digest of the text of a split."""
+        if name not in self._fingerprints:
+            require_text(self._text(name))
+            self._fingerprints[name] = sha256(self._text(name))
+        return self._fingerprints[name]
+
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there, before hours are spent on one of them."""
         for name in names:
@@ -115,7 +122,7 @@ class Corpus:
         self.require_splits(*self.recipe.counted)
         fingerprint = {
             "version": VERSION,
-            "texts": [sha256(self._text(split)) for split in self.recipe.counted],
+            "texts": [self.fingerprint(split) for split in self.recipe.counted],
             "special": list(self.recipe.special),
             "min_freq": self.config.min_freq,
             "max_size": self.config.max_size,

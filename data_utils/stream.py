@@ -1,6 +1,7 @@
 """Ids as segments, side by side in a batch: column b of a segment continues column b of the one before."""
 
 from collections.abc import Iterator
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -26,35 +27,84 @@ class SegmentStream:
     """The text cut into batch_size streams of equal length, and those into segments: what training reads.
 
     As kimiyoung/transformer-xl's LMOrderedIterator: what is left over at the end of the text is dropped, and the first
-    token of each stream is never predicted. Iterating begins anew each time.
+    token of each stream is never predicted. Any segment of any epoch can be asked for, so that a run can go on.
 
     Args:
+        columns: the streams to yield, of all batch_size; None: all. Streams do not depend on which are asked for.
         start: tokens of each stream to pass over.
+        varlen: lengths are drawn around tgt_len as the original draws them: one in twenty around half of it, with a
+            standard deviation of 5, at least 5 and at most tgt_len + 15. Each epoch has its own.
+        roll: in every epoch each stream is turned by a number of tokens of its own, as in NVIDIA's code.
+        seed: what `varlen` and `roll` are drawn from, together with the epoch.
     Raises:
         DataError: if the text is too short for so many streams.
     """
 
-    def __init__(self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, start: int = 0) -> None:
+    def __init__(
+        self,
+        ids: np.ndarray,
+        *,
+        batch_size: int,
+        tgt_len: int,
+        ext_len: int = 0,
+        columns: slice | None = None,
+        start: int = 0,
+        varlen: bool = False,
+        roll: bool = False,
+        seed: int = 0,
+    ) -> None:
         n_step = len(ids) // batch_size
         if n_step < 2:
             raise DataError(
                 f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
                 f"use at most {max(1, len(ids) // 2)}"
             )
+        self.columns = columns or slice(0, batch_size)
         self.streams = ids[: batch_size * n_step].reshape(batch_size, n_step)
         self.tgt_len, self.ext_len, self.start = tgt_len, ext_len, start
+        self.varlen, self.roll, self.seed = varlen, roll, seed
 
     def __len__(self) -> int:
-        return -(-(self.streams.shape[1] - 1 - self.start) // self.tgt_len)
+        """Segments of the first epoch; those of others differ with `varlen`."""
+        return sum(1 for _ in self._cuts(1))
 
     def __iter__(self) -> Iterator[Segment]:
-        last = self.streams.shape[1] - 1
-        for begin in range(self.start, last, self.tgt_len):
-            end = min(begin + self.tgt_len, last)
+        return self.epoch(1)
+
+    def epoch(self, epoch: int, *, first: int = 0) -> Iterator[Segment]:
+        """The segments of an epoch, counted from 1, from segment `first` on."""
+        streams = self.streams[self.columns]
+        if self.roll:
+            streams = self._rolled(streams, epoch)
+        for begin, end in islice(self._cuts(epoch), first, None):
             yield Segment(
-                _tensor(self.streams[:, max(0, begin - self.ext_len) : end]),
-                _tensor(self.streams[:, begin + 1 : end + 1]),
+                _tensor(streams[:, max(0, begin - self.ext_len) : end]),
+                _tensor(streams[:, begin + 1 : end + 1]),
             )
+
+    def _cuts(self, epoch: int) -> Iterator[tuple[int, int]]:
+        """Where each segment begins and ends."""
+        last = self.streams.shape[1] - 1
+        lengths = _varying_lengths(self.tgt_len, self._draws(epoch)) if self.varlen else repeat(self.tgt_len)
+        begin = self.start
+        while begin < last - self.varlen:  # with varying lengths the original drops a last token that stands alone
+            end = min(begin + next(lengths), last)
+            yield begin, end
+            begin = end
+
+    def _draws(self, epoch: int) -> np.random.RandomState:
+        return np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
+
+    def _rolled(self, streams: np.ndarray, epoch: int) -> np.ndarray:
+        n_stream, n_step = self.streams.shape
+        shifts = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
+        return np.stack([np.roll(stream, shift) for stream, shift in zip(streams, shifts, strict=True)])
+
+
+def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int]:
+    while True:
+        mean = tgt_len if draws.random_sample() < 0.95 else tgt_len / 2.0
+        yield min(tgt_len + 15, max(5, int(draws.normal(mean, 5))))
 
 
 class ScoringStream:
@@ -68,11 +118,22 @@ class ScoringStream:
     Args:
         batch_size: streams wished for; fewer are used if more would not be faster.
         n_warmup: segments read before the first that counts. See `txl.evaluate.warmup_segments`.
+        rank, world: of the streams, those of one of `world` processes; together they count every token once.
     Raises:
         DataError: if there is no token to predict.
     """
 
-    def __init__(self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> None:
+    def __init__(
+        self,
+        ids: np.ndarray,
+        *,
+        batch_size: int,
+        tgt_len: int,
+        ext_len: int = 0,
+        n_warmup: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         if len(ids) < 2:
             raise DataError(f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens")
         self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
@@ -85,6 +146,7 @@ class ScoringStream:
         self.n_warmup = n_warmup
         self.length = length
         self.batch_size = 1 + max(0, -(-(n_segment - length) // self.stride))
+        self.rows = np.array_split(np.arange(self.batch_size), world)[rank]
 
     @property
     def n_counted(self) -> int:
@@ -92,20 +154,22 @@ class ScoringStream:
         return len(self.ids) - 1
 
     def __len__(self) -> int:
-        return self.length
+        return self.length if len(self.rows) else 0
 
     def __iter__(self) -> Iterator[Segment]:
         last = len(self.ids) - 1
-        first = np.arange(self.batch_size)[:, None] * self.stride * self.tgt_len
-        for k in range(self.length):
+        first = self.rows[:, None] * self.stride * self.tgt_len
+        for k in range(len(self)):
             begin = first + k * self.tgt_len
             width = int(min(self.tgt_len, (last - begin).max()))
+            if width < 1:  # all rows of this process have come to the end
+                return
             context = min(self.ext_len, k * self.tgt_len)
             place = begin + np.arange(-context, width)
             target = place[:, context:] + 1
             counted = target <= last
             if k < self.n_warmup:
-                counted[1:] = False
+                counted[self.rows > 0] = False
             yield Segment(self._at(place), self._at(target), torch.from_numpy(counted))
 
     def _at(self, place: np.ndarray) -> Tensor:

@@ -15,8 +15,9 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError
+from txl.distributed import LostContactError
 from txl.log import show_notices
-from txl.training import Interrupted
+from txl.training import NonFiniteError
 
 Typed = dict[str, Any]
 
@@ -30,28 +31,26 @@ class Retired(typing.NamedTuple):
 
 _NO_EFFECT = {
     "cuda": Retired(0, "a GPU is used where there is one"),
-    "multi_gpu": Retired("?", "one process only so far"),
+    "multi_gpu": Retired("?", "start one process per GPU with: torchrun --nproc_per_node=N train.py"),
     "gpu0_bsz": Retired(1, "all devices get equal shares"),
     "emb_init": Retired(1, "the original never used it; --init covers the embeddings"),
     "emb_init_range": Retired(1, "the original never used it; --init_range covers the embeddings"),
     "clip_nonemb": Retired(0, "the original never used it; --clip covers all weights"),
     "debug": Retired(0, "the run's folder is always written"),
     "no_log": Retired(0, "evaluation writes a file only with --json"),
-    "static_loss_scale": Retired(1, "numbers are float32"),
-    "dynamic_loss_scale": Retired(0, "numbers are float32"),
+    "static_loss_scale": Retired(1, "--dtype float16 finds its scale itself"),
+    "dynamic_loss_scale": Retired(0, "--dtype float16 finds its scale itself"),
 }
 _REFUSED = {
     "sample_softmax": Retired(1, "it never worked in the original; use --adaptive"),
     "finetune_v2": Retired(0, "it did nothing in the original"),
     "finetune_v3": Retired(0, "it did nothing in the original"),
-    "restart": Retired("?", "continuing a run is not built yet; train anew with another --work_dir"),
-    "restart_dir": Retired(1, "continuing a run is not built yet; train anew with another --work_dir"),
-    "fp16": Retired(0, "half precision is not built yet; leave the flag out"),
-    "varlen": Retired(0, "segments of varying length are not built yet; leave the flag out"),
-    "batch_chunk": Retired(1, "gradient accumulation is not built yet; lower --batch_size"),
+    "restart": Retired("?", "use --resume, which goes on exactly where the run in --work_dir was saved"),
+    "restart_dir": Retired(1, "use --resume, which goes on exactly where the run in --work_dir was saved"),
+    "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
     "attn_type": Retired(1, "only attn_type 0, the paper's, is built so far; leave the flag out"),
 }
-_HARMLESS = {"attn_type": "0", "batch_chunk": "1", "sample_softmax": "-1", "restart_dir": ""}
+_HARMLESS = {"attn_type": "0", "sample_softmax": "-1", "restart_dir": ""}
 """Values of refused flags that ask for what is done anyway."""
 
 
@@ -92,27 +91,27 @@ def build(cls: type, typed: Typed, **base: Any) -> Any:
     return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
 
 
-def run(main: Callable[[Sequence[str]], None], *expected: type[Exception]) -> NoReturn:
+def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception]) -> NoReturn:
     """Run an entry point; what the user can put right is one line on stderr and exit status 2.
 
     Args:
+        main: returns its exit status, None for 0.
         expected: further exceptions, besides `UsageError` and those of the file system, whose message is for the user.
     """
     show_notices()
     try:
-        main(sys.argv[1:])
+        status = main(sys.argv[1:]) or 0
         sys.stdout.flush()
-        status = 0
     except (UsageError, *expected) as error:
         status = _complain(str(error), 2)
+    except (NonFiniteError, LostContactError) as error:
+        status = _complain(str(error), 1)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
         name = error.filename2 or error.filename or "writing"
         status = _complain(f"{name}: {error.strerror or error}; make room, or name a folder that can be written", 2)
-    except Interrupted as interrupted:
-        status = _complain(str(interrupted), 130)
     except KeyboardInterrupt:
         status = _complain("interrupted; nothing was left half written", 130)
     sys.exit(status)

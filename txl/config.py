@@ -127,18 +127,32 @@ class TrainConfig:
         UsageError: on values outside their range.
     """
 
-    work_dir: str = option("runs/txl", "folder of the run, used as given: checkpoints and TensorBoard logs")
+    work_dir: str = option("runs/txl", "folder of the run, used as given: checkpoints and logs")
     overwrite: bool = option(False, "start anew in a folder that holds a run; its checkpoints are lost")
-    batch_size: int = option(60, "streams of text read side by side")
+    resume: bool = option(False, "go on from the last checkpoint in --work_dir, if there is one")
+    batch_size: int = option(60, "streams of text read side by side, over all processes")
+    local_batch_size: int | None = option(None, "streams per process; sets --batch_size to this times the processes")
+    batch_chunk: int = option(1, "the batch is computed in so many parts, one after another, to save memory")
     max_step: int = option(100000, "number of updates")
-    optim: Literal["adam"] = option("adam", "optimizer")
+    max_step_scheduler: int | None = option(None, "updates the schedule is made for (not given: --max_step)")
+    max_hours: float | None = option(None, "save and stop after so many hours")
+    varlen: bool = option(False, "segments of varying length, as the original draws them")
+    roll: bool = option(False, "in every epoch each stream begins at another place, drawn from the seed")
+    optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
+        "adam", "optimizer; muon: for the matrices of the layers, adamw for the rest"
+    )
     lr: float = option(0.00025, "peak learning rate")
-    scheduler: Literal["cosine"] = option("cosine", "learning rate schedule")
+    mom: float = option(0.0, "momentum of sgd")
+    weight_decay: float = option(0.0, "weight decay")
+    scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option("cosine", "learning rate schedule")
     warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr")
-    eta_min: float = option(0.0, "learning rate at the end of the cosine")
     warmup_convention: Literal["txl", "original"] = option(
         "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
     )
+    eta_min: float = option(0.0, "cosine: the learning rate at its end")
+    decay_rate: float = option(0.5, "dev_perf: the learning rate is multiplied by this when validation stops improving")
+    patience: int = option(0, "dev_perf: evaluations without improvement that are borne")
+    lr_min: float = option(0.0, "dev_perf: the lowest learning rate")
     clip: float = option(0.25, "largest norm of the gradient")
     dropout: float = option(0.0, "dropout of embeddings, positions, sub-layer outputs and the last hidden states")
     dropatt: float = option(0.0, "dropout of the attention probabilities")
@@ -147,21 +161,47 @@ class TrainConfig:
     init_std: float = option(0.02, "normal: weights are drawn from N(0, init_std)")
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are drawn from N(0, proj_init_std)")
     seed: int = option(1111, "random seed")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "numbers of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
+    )
+    tf32: bool = option(False, "float32 products on a GPU may use TF32")
+    compile: bool = option(False, "compile the layers with torch.compile")
+    recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")
+    swap_mem: bool = option(False, "keep the memory of the segments before in the host's RAM")
+    on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
+    max_nonfinite: int = option(10, "skip: so many updates in a row are skipped at most")
     log_interval: int = option(200, "updates between two lines of the log")
-    eval_interval: int = option(4000, "updates between two evaluations on the valid split")
-    eval_tgt_len: int = option(50, "tgt_len of these evaluations; the memory is longer by what it is shorter")
-    eval_batch_size: int = option(10, "streams of these evaluations; their result does not depend on it")
-    max_eval_steps: int = option(-1, "segments of these evaluations at most (-1: the whole split)")
+    eval_interval: int = option(4000, "updates between two evaluations on the valid split, each with a checkpoint")
+    save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)")
+    keep_last: int = option(1, "checkpoints kept besides the best one")
+    eval_tgt_len: int = option(50, "tgt_len of the evaluations; the memory is longer by what it is shorter")
+    eval_batch_size: int = option(10, "streams of the evaluations; their result does not depend on it")
+    max_eval_steps: int = option(-1, "segments of the evaluations at most (-1: the whole split)")
+    target_perplexity: float | None = option(None, "exit with status 1 if the best valid perplexity is above this")
+    target_throughput: float | None = option(None, "exit with status 1 if training was slower, in tokens per second")
+    timeout_s: float = option(600.0, "several processes: seconds after which one that does not answer is given up")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "batch_size", "max_step", "log_interval", "eval_interval", "eval_tgt_len")
-        _require_at_least(self, 1, "eval_batch_size")
-        _require_at_least(self, 0, "warmup_step", "seed", "eta_min")
-        require(self.lr > 0, f"--lr {self.lr}: must be above 0")
-        require(self.clip > 0, f"--clip {self.clip}: must be above 0")
+        _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
+        _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
+        _require_at_least(self, 0, "warmup_step", "seed", "eta_min", "patience", "lr_min", "weight_decay", "mom")
+        for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
+            if getattr(self, name) is not None:
+                _require_at_least(self, 1, name)
+        for name in ("lr", "clip", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"--{name} {value}: must be above 0")
         for name in ("dropout", "dropatt"):
             value = getattr(self, name)
             require(0 <= value < 1, f"--{name} {value}: must be at least 0 and below 1")
+        require(
+            not (self.resume and self.overwrite), "--resume and --overwrite: go on, or start anew; drop one of them"
+        )
+
+    @property
+    def schedule_length(self) -> int:
+        """Updates the schedule is made for."""
+        return self.max_step_scheduler or self.max_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """How well a model predicts a text."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
+from txl.distributed import Ranks
 from txl.log import perplexity
 from txl.model import TransformerXL
 
@@ -21,6 +23,11 @@ class Score:
 
     nats: float
     tokens: int
+
+    def over(self, ranks: Ranks) -> "Score":
+        """The score of all ranks' shares together."""
+        shares = ranks.gathered((self.nats, self.tokens))
+        return Score(math.fsum(nats for nats, _ in shares), sum(tokens for _, tokens in shares))
 
     @property
     def nats_per_token(self) -> float:

@@ -1,11 +1,14 @@
-"""What a run says: the console line of 2019, notices, TensorBoard."""
+"""What a run says: the console line of 2019, notices, metrics."""
 
+import json
 import logging
 import math
+import platform
+import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -53,23 +56,76 @@ def eval_line(*, index: int, step: int, seconds: float, nats: float) -> str:
     )
 
 
-class Scalars:
-    """Curves for TensorBoard in a run's folder; a context manager."""
+class Metrics:
+    """What is measured in a run, for people and programs; a context manager.
 
-    def __init__(self, work_dir: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only who trains waits
+    Curves go to TensorBoard, and every record to metrics.jsonl, a JSON object a line, with units in the keys. The first
+    record of each start says what was started.
 
-        self._writer: Any = SummaryWriter(str(work_dir / "tensorboard"))
+    Args:
+        work_dir: the run's folder; None writes nothing, as on all ranks but the first.
+    """
 
-    def add(self, step: int, **values: float) -> None:
-        """One point of each curve; a double underscore in a name becomes a slash."""
-        for name, value in values.items():
-            self._writer.add_scalar(name.replace("__", "/"), value, step)
+    def __init__(self, work_dir: Path | None) -> None:
+        self._writer: Any = None
+        self._file: TextIO | None = None
+        if work_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only who trains waits
 
-    def __enter__(self) -> "Scalars":
+            self._writer = SummaryWriter(str(work_dir / "tensorboard"))
+            self._file = (work_dir / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def start(self, **what: Any) -> None:
+        """The first record of a start."""
+        self._write({"kind": "start", **what})
+
+    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+        """A record of measurements, and a point of each curve.
+
+        Args:
+            kind: train or valid.
+            values: by name, for example "train/nll_nats" or "speed/tok_per_s".
+        """
+        self._write({"kind": kind, "step": step, **values})
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def __enter__(self) -> "Metrics":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def provenance() -> dict[str, Any]:
+    """The command line, versions, and the commit of the code, with a flag if it was changed since."""
+    import torch
+
+    def git(*words: str) -> str | None:
+        try:
+            here = Path(__file__).parent
+            return subprocess.run(
+                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "git_commit": git("rev-parse", "HEAD"),
+        "git_dirty": None if status is None else bool(status),
+    }

@@ -86,6 +86,10 @@ class Memory:
     def batch_size(self) -> int:
         return self.layers[0].shape[0]
 
+    def to(self, device: torch.device) -> "Memory":
+        """The same memory on a device, without waiting for the copy."""
+        return Memory(tuple(layer.to(device, non_blocking=True) for layer in self.layers))
+
     def extended(self, inputs: Sequence[Tensor], *, mem_len: int, ext_len: int = 0) -> "Memory":
         """The memory for the next segment: the last `mem_len` tokens of [remembered, just read].
 

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
@@ -65,6 +67,8 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
         self.drop = nn.Dropout(dropout)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
+        self.recompute = False
+        """Compute each layer a second time in the backward pass instead of keeping its activations."""
 
     def forward(self, token_BT: Tensor, memory: Memory | None, context: Context) -> Output:
         """Read a segment.
@@ -83,7 +87,10 @@ class TransformerXL(nn.Module):
         inputs = []
         for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
             inputs.append(h_BTD)
-            h_BTD = layer(h_BTD, mem_BMD, feats, span)
+            if self.recompute and torch.is_grad_enabled():
+                h_BTD = checkpoint(layer, h_BTD, mem_BMD, feats, span, use_reentrant=False)
+            else:
+                h_BTD = layer(h_BTD, mem_BMD, feats, span)
         memory = memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
         return Output(self.drop(h_BTD), memory)
 

@@ -1,165 +1,426 @@
-"""The training loop."""
+"""The training: one step, and the loop around it."""
 
-import signal
+import dataclasses
+import resource
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
+from txl.checkpoint import Snapshot
 from txl.config import Context, TrainConfig
+from txl.distributed import Ranks, Vote, parallel
+from txl.estimate import flops_per_token, measured_peak_flops
 from txl.evaluate import Score
-from txl.log import Scalars, eval_line, perplexity, say, train_line
+from txl.log import Metrics, eval_line, perplexity, say, train_line
 from txl.memory import Memory
 from txl.model import TransformerXL
-from txl.optim import build_optimizer, learning_rate, set_learning_rate
+from txl.optim import Optimizers, Plateau, learning_rate
+from txl.signals import STATUS, StopNow, StopRequest
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""(input, target, ignored), as the text library yields them."""
+
+
+class Stream(Protocol):
+    """Segments of this process's streams, in order; any of any epoch can be asked for."""
+
+    def epoch(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
+        """The segments of an epoch, counted from 1, from segment `first` on."""
+        ...
 
 
 class Save(Protocol):
-    """Writes a checkpoint of the model as it is now and says where."""
+    """Writes a checkpoint of the model as it is now and says where. All ranks call it together."""
 
-    def __call__(self, *, step: int, valid_nats: float | None, best: bool) -> object: ...
+    def __call__(self, snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> object: ...
 
 
-class Interrupted(Exception):
-    """Ctrl-C, after the run was saved."""
+class NonFiniteError(RuntimeError):
+    """A gradient was not finite. The weights are as before the update it would have made."""
+
+
+@dataclass
+class Progress:
+    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss."""
+
+    step: int = 0
+    epoch: int = 1
+    batch: int = 0
+    n_eval: int = 0
+    best_nats: float = float("inf")
+    n_skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended.
+
+    Attributes:
+        best_nats: the lowest validation loss, in nats per token.
+        tok_per_s: tokens trained on per second, over all processes; evaluations and checkpoints do not count.
+        status: the exit status that whoever asked for the end expects; 0 where it ended by itself.
+        reason: why it ended before its time, and where it is saved; None: it did not.
+    """
+
+    best_nats: float
+    tok_per_s: float
+    status: int = 0
+    reason: str | None = None
+
+
+class _Nats(nn.Module):
+    """`model.nll` as a forward pass, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
+    ) -> tuple[Tensor, Memory]:
+        return self.model.nll(input_BT, target_BT, memory, context)
+
+
+class TrainState:
+    """All that changes from step to step, and the step itself. `train` is the loop around it.
+
+    A process computes its share of the streams in `batch_chunk` parts, one after another, each with its own memory;
+    gradients are averaged over processes once, after the last part.
+    """
+
+    def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
+        self.model, self.config, self.context, self.ranks = model, config, context, ranks
+        self.nats = parallel(_Nats(model), ranks)
+        self.optimizers = Optimizers(model.named_parameters(), config)
+        self.plateau = Plateau(config)
+        self.progress = Progress()
+        self.memories: list[Memory | None] = [None] * config.batch_chunk
+        self.dtype = autocast_dtype(config, ranks.device)
+        self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
+        self.lr = 0.0
+        self.grad_norm = torch.zeros((), device=ranks.device)
+        self.n_skipped_in_a_row = 0
+        # on a GPU to look at a number is to wait for it: there a bad step is noted on the device and looked for later
+        self.looks_later = (
+            ranks.device.type != "cpu" and config.on_nonfinite == "stop" and self.optimizers.can_skip_on_device
+        )
+        self.bad_step = torch.full((), -1, device=ranks.device)
+        self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
+
+    def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+        """Read a segment and update the weights.
+
+        Returns:
+            The nats of its tokens, detached.
+        Raises:
+            NonFiniteError: if the gradient is not finite; before the update, on all ranks.
+        """
+        self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config))
+        self.optimizers.set_learning_rate(self.lr)
+        remembered = self.memories
+        nll_BT = self._backward(input_BT, target_BT)
+        if self.scaler is not None:
+            self.optimizers.unscale_with(self.scaler)
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if self.scaler is not None:  # which looks for overflow itself, then skips the update and lowers its scale
+            self.optimizers.step_with(self.scaler)
+        elif self.looks_later:
+            self._note_bad_step(nll_BT)
+            self.optimizers.step(skip=(self.bad_step >= 0).float())
+        elif bool(self.grad_norm.isfinite()):
+            self.n_skipped_in_a_row = 0
+            self.optimizers.step()
+        else:
+            self._skip_or_stop(nll_BT)
+            self.memories = remembered
+        self.optimizers.zero_grad()
+        self.progress.step += 1
+        self.progress.batch += 1
+        return nll_BT
+
+    def next_epoch(self) -> None:
+        """The text begins anew, and so does the memory."""
+        self.progress.epoch += 1
+        self.progress.batch = 0
+        self.memories = [None] * self.config.batch_chunk
+
+    def look(self) -> None:
+        """Look whether a step has been bad; this waits for the device.
+
+        Raises:
+            NonFiniteError: if one has; no update has been made since.
+        """
+        if self.looks_later and int(self.bad_step) >= 0:
+            raise NonFiniteError(self._where_bad(int(self.bad_step), bool(self.bad_here)) + _STOPPED)
+
+    def snapshot(self) -> Snapshot:
+        """What has to be kept besides the weights."""
+        parts = [memory for memory in self.memories if memory is not None]
+        memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
+        progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
+        progress["best_nats"] = None if self.progress.best_nats == float("inf") else self.progress.best_nats
+        if self.scaler is not None:
+            progress["scaler"] = self.scaler.state_dict()
+        rng = {"cpu": torch.get_rng_state()}
+        if self.ranks.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
+        return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on where a snapshot was taken. The weights are restored elsewhere."""
+        saved = dict(snapshot.progress)
+        self.plateau.load(saved.pop("plateau"))
+        scaler = saved.pop("scaler", None)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
+        self.progress = Progress(**saved)
+        self.optimizers.load(snapshot.optimizer)
+        if snapshot.memory is not None:
+            where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
+            parts = zip(
+                *(layer.to(where).chunk(self.config.batch_chunk) for layer in snapshot.memory.layers), strict=True
+            )
+            self.memories = [Memory(layers) for layers in parts]
+        if snapshot.rng:
+            torch.set_rng_state(snapshot.rng["cpu"])
+            if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
+                torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
+        else:  # another number of processes: dropout cannot go on as it was, but must differ between them
+            torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+
+    def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+        n_chunk = self.config.batch_chunk
+        memories: list[Memory | None] = []
+        nlls = []
+        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), self.memories, strict=True)
+        for i, (input_part, target_part, memory) in enumerate(parts):
+            with self._without_sync() if i < n_chunk - 1 else nullcontext():
+                if memory is not None and self.config.swap_mem:
+                    memory = memory.to(self.ranks.device)
+                with torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    nll, memory = self.nats(input_part, target_part, memory, self.context)
+                loss = nll.mean() / n_chunk
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            nlls.append(nll.detach())
+            memories.append(memory.to(torch.device("cpu")) if self.config.swap_mem else memory)
+        self.memories = memories
+        return torch.cat(nlls)
+
+    def _without_sync(self) -> AbstractContextManager[None]:
+        return self.nats.no_sync() if self.ranks.world > 1 else nullcontext()
+
+    def _note_bad_step(self, nll_BT: Tensor) -> None:
+        is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
+        self.bad_here = torch.where(is_first, ~nll_BT.mean().isfinite(), self.bad_here)
+        self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
+
+    def _skip_or_stop(self, nll_BT: Tensor) -> None:
+        where = self._where_bad(self.progress.step + 1, not bool(nll_BT.mean().isfinite()))
+        if self.config.on_nonfinite == "stop":
+            raise NonFiniteError(where + _STOPPED)
+        self.n_skipped_in_a_row += 1
+        self.progress.n_skipped += 1
+        if self.n_skipped_in_a_row > self.config.max_nonfinite:
+            raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
+        if self.ranks.is_main:
+            say(f"| skipped: {where}")
+
+    def _where_bad(self, step: int, here: bool) -> str:
+        """Names the step, the ranks and their streams; the gradient is bad on all ranks if a loss is on one."""
+        each = self.config.batch_size // self.ranks.world
+        ranks = [rank for rank, bad in enumerate(self.ranks.gathered(here)) if bad]
+        streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
+        batch = self.progress.batch + 1 + step - (self.progress.step + 1)
+        what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
+        return f"step {step}, epoch {self.progress.epoch}, segment {batch}: {what}"
+
+
+_STOPPED = "; the update was not made; lower --lr, or go on from the last checkpoint with --resume --on_nonfinite skip"
+
+
+def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The numbers of the matrix products: what --dtype says, and for auto bfloat16 on a GPU that has it."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if fast else torch.float32
 
 
 def train(
-    model: TransformerXL,
-    stream: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+    state: TrainState,
+    stream: Stream,
     *,
     validate: Callable[[], Score],
     save: Save,
-    config: TrainConfig,
-    context: Context,
-    scalars: Scalars,
-) -> float:
-    """Train for `config.max_step` updates; each epoch reads `stream` from the start with an empty memory.
+    metrics: Metrics,
+) -> Outcome:
+    """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
 
     Args:
-        stream: segments (input, target, ...), in order; can be iterated again and again.
-        validate: scores the valid split with the model as it is.
-        save: called after every evaluation, and on Ctrl-C.
-    Returns:
-        The lowest validation loss, in nats per token.
+        validate: scores the valid split with the model as it is, the same on all ranks.
+        save: called after every evaluation, every save_interval, and when someone asks for the end.
     Raises:
-        Interrupted: on Ctrl-C, once the last whole update is saved.
+        NonFiniteError: see `TrainState.step`.
     """
-    device = next(model.parameters()).device
-    optimizer = build_optimizer(model.parameters(), config)
-    step, n_eval, best = 0, 0, float("inf")
-    meter = _Meter(device)
-    model.train()
-    bar = tqdm(total=config.max_step, desc="training", unit="step", disable=None)
-    try:
-        for epoch, batch, (input_BT, target_BT, _), memory in _endless(stream):
-            lr = learning_rate(step, config)
-            set_learning_rate(optimizer, lr)
-            with uninterrupted():
-                nll_BT, memory.now = model.nll(input_BT.to(device), target_BT.to(device), memory.now, context)
-                nll_BT.mean().backward()
-                grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-                step += 1
-            meter.add(nll_BT)
+    config, progress, ranks = state.config, state.progress, state.ranks
+    meter, vote = _Meter(state), Vote(ranks)
+    save_interval = config.save_interval or config.eval_interval
+    asked, where = 0, None
+    state.model.train()
+    bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
+    with StopRequest(config.max_hours) as request, bar:
+        for input_BT, target_BT, *_ in _remaining(stream, state):
+            meter.add(state.step(input_BT.to(ranks.device), target_BT.to(ranks.device)))
             bar.update()
-            if step % config.log_interval == 0:
-                nats, ms_per_batch, tok_per_s = meter.read()
-                say(train_line(epoch=epoch, step=step, batch=batch, lr=lr, ms_per_batch=ms_per_batch, nats=nats))
-                bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {tok_per_s:.0f} tok/s")
-                scalars.add(step, train__nll_nats=nats, train__lr=lr, train__grad_norm=float(grad_norm))
-                scalars.add(step, speed__tok_per_s=tok_per_s)
-            if step % config.eval_interval == 0 or step == config.max_step:
-                n_eval += 1
+            if progress.step % config.log_interval == 0:
+                state.look()
+                meter.report(bar, metrics)
+            asked = vote.result()
+            vote.cast(request.noted)
+            evaluation_is_due = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
+            if evaluation_is_due or asked or progress.step % save_interval == 0:
+                state.look()
                 with meter.paused():
-                    start = time.perf_counter()
-                    nats = validate().nats_per_token
-                    seconds = time.perf_counter() - start
-                    say(eval_line(index=n_eval, step=step, seconds=seconds, nats=nats))
-                    scalars.add(step, valid__nll_nats=nats, valid__ppl=perplexity(nats))
-                    with uninterrupted():
-                        save(step=step, valid_nats=nats, best=nats < best)
-                    best = min(best, nats)
-            if step == config.max_step:
-                return best
-    except KeyboardInterrupt:
-        bar.close()
-        where = save(step=step, valid_nats=None, best=False)
-        raise Interrupted(f"interrupted after step {step}; saved in {where}") from None
-    finally:
-        bar.close()
-    raise AssertionError("an endless stream has ended")
+                    nats = _evaluate(state, validate, metrics, request) if evaluation_is_due else None
+                    if evaluation_is_due and nats is None:
+                        asked = request.noted
+                    best = nats is not None and nats == progress.best_nats
+                    where = save(state.snapshot(), step=progress.step, valid_nats=nats, best=best)
+            if asked:
+                break
+        vote.result()
+    if asked:
+        reason = f"stopped after step {progress.step}, as asked; saved in {where}; go on with --resume"
+        return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
+    return Outcome(progress.best_nats, meter.tok_per_s)
 
 
-class _Carried:
-    """The memory that goes from one segment to the next."""
-
-    def __init__(self) -> None:
-        self.now: Memory | None = None
+def _no_bar(ranks: Ranks) -> bool | None:
+    return None if ranks.is_main else True  # None: where there is a terminal
 
 
-def _endless(
-    stream: Iterable[tuple[Tensor, Tensor, Tensor | None]],
-) -> Iterator[tuple[int, int, tuple[Tensor, Tensor, Tensor | None], _Carried]]:
-    """(epoch, batch of the epoch, segment, memory): the stream over and over, each time with an empty memory."""
-    epoch = 0
+def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
+    """The stream from where the training is, over and over, each time with an empty memory, up to max_step."""
     while True:
-        epoch += 1
-        memory = _Carried()
-        for batch, segment in enumerate(stream, 1):
-            yield epoch, batch, segment, memory
+        for batch in stream.epoch(state.progress.epoch, first=state.progress.batch):
+            if state.progress.step >= state.config.max_step:
+                return
+            yield batch
+        state.next_epoch()
+
+
+def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics, request: StopRequest) -> float | None:
+    """Nats per token of the valid split; None if a process that is alone was asked to stop meanwhile."""
+    progress = state.progress
+    start = time.perf_counter()
+    try:
+        request.at_once = state.ranks.world == 1
+        nats = validate().nats_per_token
+    except StopNow:
+        return None
+    finally:
+        request.at_once = False
+        state.model.train()
+    progress.n_eval += 1
+    progress.best_nats = min(nats, progress.best_nats)
+    state.plateau.see(nats)
+    if state.ranks.is_main:
+        seconds = time.perf_counter() - start
+        say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
+        metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)})
+    return nats
 
 
 class _Meter:
-    """Mean loss and speed since it was last read. Adds up on the device, so that only reading waits for it."""
+    """Loss and speed since the last report. Adds up on the device, so that only a report waits for it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._nats = torch.zeros((), dtype=torch.float64, device=device)
-        self._reset()
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._nats = torch.zeros((), dtype=torch.float64, device=state.ranks.device)
+        self._flops_per_token = flops_per_token(state.model, state.context)
+        self._peak = measured_peak_flops(state.ranks.device, state.dtype)
+        self._tokens = self._batches = 0
+        self._all_tokens, self._all_seconds = 0, 0.0
+        self._start = time.perf_counter()
 
-    def _reset(self) -> None:
+    @property
+    def tok_per_s(self) -> float:
+        """Over the whole training and all processes."""
+        seconds = self._all_seconds + time.perf_counter() - self._start
+        return (self._all_tokens + self._tokens) * self._state.ranks.world / seconds
+
+    def add(self, nll_BT: Tensor) -> None:
+        self._nats += nll_BT.double().sum()
+        self._tokens += nll_BT.numel()
+        self._batches += 1
+
+    def paused(self) -> AbstractContextManager[None]:
+        return _Paused(self)
+
+    def shift(self, seconds: float) -> None:
+        self._start += seconds
+
+    def report(self, bar: tqdm, metrics: Metrics) -> None:
+        state, progress = self._state, self._state.progress
+        total = state.ranks.total(self._nats.clone())
+        nats = float(total) / (self._tokens * state.ranks.world)
+        seconds = time.perf_counter() - self._start
+        speed = self._tokens * state.ranks.world / seconds
+        if state.ranks.is_main:
+            ms_per_batch = 1000 * seconds / self._batches
+            say(
+                train_line(
+                    epoch=progress.epoch,
+                    step=progress.step,
+                    batch=progress.batch,
+                    lr=state.lr,
+                    ms_per_batch=ms_per_batch,
+                    nats=nats,
+                )
+            )
+            bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {speed:.0f} tok/s")
+            mfu = speed / state.ranks.world * self._flops_per_token / self._peak
+            values = {
+                "train/nll_nats": nats,
+                "train/lr": state.lr,
+                "train/grad_norm": float(state.grad_norm),
+                "speed/tok_per_s": speed,
+                "speed/ms_per_step": ms_per_batch,
+                "speed/mfu_share": mfu,
+                "mem/peak_gib": peak_bytes(state.ranks.device) / 2**30,
+            }
+            metrics.add("train", progress.step, values)
+        self._all_tokens += self._tokens
+        self._all_seconds += seconds
         self._nats.zero_()
         self._tokens = self._batches = 0
         self._start = time.perf_counter()
 
-    def add(self, nll_BT: Tensor) -> None:
-        self._nats += nll_BT.detach().double().sum()
-        self._tokens += nll_BT.numel()
-        self._batches += 1
 
-    def read(self) -> tuple[float, float, float]:
-        """Nats per token, milliseconds per batch, tokens per second."""
-        nats = float(self._nats) / self._tokens
-        seconds = time.perf_counter() - self._start
-        result = nats, 1000 * seconds / self._batches, self._tokens / seconds
-        self._reset()
-        return result
+class _Paused:
+    """The meter's clock stands still meanwhile."""
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The clock stands still meanwhile."""
-        start = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - start
+    def __init__(self, meter: _Meter) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._meter.shift(time.perf_counter() - self._since)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block, so that no update and no file is left half done."""
-    pending = []
-    try:
-        before = signal.signal(signal.SIGINT, lambda *_: pending.append(True))
-    except ValueError:  # not the main thread: Ctrl-C does not arrive here anyway
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pending:
-        raise KeyboardInterrupt
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held: of the GPU, or its resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -8,13 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [
-    {"config", "log"},
+    {"config", "log", "signals"},
+    {"distributed"},
     {"memory"},
     {"positions", "adaptive"},
     {"kernels"},
     {"attention"},
     {"model", "init"},
-    {"optim", "checkpoint", "convert"},
+    {"optim", "checkpoint", "convert", "estimate"},
     {"evaluate", "sampling"},
     {"training", "report"},
     {"cli"},

@@ -1,0 +1,175 @@
+"""One process or many: the same program. torchrun starts the processes, this file joins them."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+class LostContactError(RuntimeError):
+    """Another process of the run has gone or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run; without torchrun the only one."""
+
+    rank: int
+    world: int
+    device: torch.device
+    control: dist.ProcessGroup | None = None
+    """Over gloo, for what the host decides; never waits for a GPU."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks, on each of them."""
+        if self.world > 1:
+            with telling_lost_contact(self.rank):
+                dist.all_reduce(value)
+        return value
+
+    def gathered(self, value: T) -> list[T]:
+        """An object of every rank, by rank, on each of them."""
+        if self.world == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world
+        with telling_lost_contact(self.rank):
+            dist.all_gather_object(values, value, group=self.control)
+        return values  # type: ignore[return-value]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.gathered(None)
+
+    def main_first(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0, then on the others, who find in place what it has written.
+
+        The others wait as long as it takes: tokenising a large corpus takes longer than any timeout of a collective.
+        """
+        if self.world == 1:
+            return work()
+        store = dist.distributed_c10d._get_default_store()
+        _count[0] += 1
+        key = f"main_first/{_count[0]}"
+        if self.is_main:
+            result = work()
+            store.set(key, "done")
+            return result
+        with telling_lost_contact(self.rank):
+            store.wait([key], timedelta(days=7))
+        return work()
+
+    def columns(self, batch_size: int) -> slice:
+        """The columns of a global batch that this rank computes."""
+        each = batch_size // self.world
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+
+_count = [0]
+
+
+@contextmanager
+def joined(*, timeout_s: float) -> Iterator[Ranks]:
+    """Join the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs, and leave at the end.
+
+    Args:
+        timeout_s: seconds after which a process that does not answer is given up.
+    Raises:
+        LostContactError: if the others cannot be reached.
+    """
+    on_gpu = torch.cuda.is_available()
+    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+        yield Ranks(0, 1, torch.device("cuda" if on_gpu else "cpu"))
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
+    with telling_lost_contact(rank):
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    try:
+        yield Ranks(rank, world, device, control)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def telling_lost_contact(rank: int) -> Iterator[None]:
+    """Turn what a collective raises when a peer is gone into one sentence."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        if isinstance(error, LostContactError) or not _speaks_of_peers(error):
+            raise
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LostContactError(f"rank {rank} has lost contact with the other processes ({first[:200]})") from error
+
+
+def _speaks_of_peers(error: Exception) -> bool:
+    """Gloo raises plain RuntimeErrors; they name the connection or the wait."""
+    text = str(error).lower()
+    signs = (
+        "connection",
+        "timed out",
+        "timeout",
+        "gloo",
+        "socket",
+        "nccl",
+        "peer",
+        "store",
+        "read error",
+        "write error",
+    )
+    return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
+
+
+def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
+    """The module with gradients averaged over ranks; itself where there is one rank only.
+
+    Every parameter gets a gradient in every step, so nothing has to look for unused ones.
+    """
+    if ranks.world == 1:
+        return module
+    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+
+
+class Vote:
+    """Agrees over ranks on the largest of a small number, one step late, without anybody waiting.
+
+    `cast` sends this rank's number, `result` the agreed number of the cast before. All ranks call both in every step.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._flag = torch.zeros(1, dtype=torch.int64)
+        self._pending: dist.Work | None = None
+
+    def cast(self, value: int) -> None:
+        self._flag.fill_(value)
+        if self._ranks.world > 1:
+            with telling_lost_contact(self._ranks.rank):
+                self._pending = dist.all_reduce(
+                    self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True
+                )
+
+    def result(self) -> int:
+        if self._pending is not None:
+            with telling_lost_contact(self._ranks.rank):
+                self._pending.wait()
+            self._pending = None
+        return int(self._flag)

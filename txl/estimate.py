@@ -1,0 +1,60 @@
+"""What a training step will take, before it is taken: memory and floating-point operations."""
+
+import time
+
+import torch
+
+from txl.config import Context, TrainConfig
+from txl.model import TransformerXL
+
+_OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
+
+
+def training_bytes(model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int) -> dict[str, int]:
+    """An estimate of the bytes a process needs, by what they are for. Activations are rough: the largest tensors only.
+
+    Args:
+        n_stream: streams that this process computes at a time, a chunk of its share of the batch.
+    """
+    shape = model.config
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    n_token, n_key = n_stream * context.tgt_len, context.tgt_len + context.ext_len + context.mem_len
+    size = 4 if config.dtype in ("float32", "auto") else 2
+    inner = shape.n_head * shape.d_head
+    per_layer = n_token * (6 * shape.d_model + 3 * inner + 3 * shape.d_inner + 5 * shape.n_head * n_key)
+    per_layer += n_stream * n_key * (shape.d_model + 2 * inner)
+    layers = per_layer if config.recompute else shape.n_layer * per_layer
+    head = 3 * n_token * (shape.cluster_sizes[0] + len(shape.cutoffs))
+    copies = _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
+    remembered = config.batch_chunk * n_stream * context.mem_len
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": copies * weights,
+        "memory": remembered * shape.d_model * shape.n_layer * 4,
+        "activations": (layers + head) * size,
+    }
+
+
+def flops_per_token(model: TransformerXL, context: Context) -> float:
+    """Multiplications and additions of forward and backward pass per trained token: 6 per weight of a matrix product,
+    and the two products of attention and the one with positions; embeddings are looked up, not multiplied."""
+    shape = model.config
+    n_key = context.tgt_len + context.ext_len + context.mem_len
+    in_layers = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
+    head = (shape.cluster_sizes[0] + len(shape.cutoffs)) * shape.d_embed
+    attention = 3 * shape.n_layer * shape.n_head * shape.d_head * n_key
+    return 6.0 * (in_layers + head + attention)
+
+
+def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of one large matrix product on this device, the ceiling that MFU is a share of."""
+    n = 4096 if device.type == "cuda" else 768
+    a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
+    best = 0.0
+    for _ in range(4):
+        start = time.perf_counter()
+        c = a @ b
+        float(c[0, 0])  # waits for the device
+        best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
+    return best
