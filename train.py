@@ -6,7 +6,6 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,20 @@ import torch
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
 from data_utils.stream import ScoringStream, SegmentStream
-from txl.checkpoint import (
-    Checkpoint,
-    Snapshot,
-    has_checkpoint,
-    last_checkpoint,
-    load_model,
-    load_snapshot,
-    remove_checkpoints,
-    save_checkpoint,
-)
+from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.distributed import Ranks, joined
 from txl.estimate import training_bytes
 from txl.evaluate import Score, evaluate, evaluation_context, warmup_segments
 from txl.init import init_weights
-from txl.log import Metrics, perplexity, provenance, say
+from txl.log import Metrics, provenance, say
 from txl.model import TransformerXL
+from txl.run import checkpoint_to_resume, conclude, describe, describe_bytes, device_name, open_run, require_shares
 from txl.training import Outcome, TrainState, train
 
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
-FREE_WHEN_RESUMING = {
-    *("work_dir", "resume", "overwrite", "max_step", "max_hours", "log_interval", "eval_interval", "save_interval"),
-    *("keep_last", "max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput"),
-    *("timeout_s", "swap_mem", "recompute", "compile", "local_batch_size", "data", "cache_dir"),
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,28 +62,14 @@ def run_training(
     checkpoint: Checkpoint | None,
 ) -> Outcome:
     """Join the streams, the evaluation and the checkpoints to the training loop."""
-    columns = ranks.columns(config.batch_size)
-    stream = SegmentStream(
-        corpus.split("train"),
-        batch_size=config.batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        columns=columns,
-        varlen=config.varlen,
-        roll=config.roll,
-        seed=config.seed,
-    )
     eval_context = evaluation_context(context, config.eval_tgt_len)
-    valid_stream = ScoringStream(
-        corpus.split("valid"),
-        batch_size=config.eval_batch_size,
-        tgt_len=eval_context.tgt_len,
-        ext_len=eval_context.ext_len,
-        n_warmup=warmup_segments(model.config.n_layer, eval_context),
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-    texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
+    stream = training_stream(corpus, config, context, ranks)
+    valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
+    record = {
+        "train": as_dict(config),
+        "data": as_dict(corpus.config),
+        "texts": {split: corpus.fingerprint(split) for split in ("train", "valid")},
+    }
 
     def validate() -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
@@ -110,115 +82,65 @@ def run_training(
             context,
             step=step,
             best=best,
-            record={
-                "train": as_dict(config),
-                "data": as_dict(corpus.config),
-                "texts": texts,
-                "valid_nats_per_token": valid_nats,
-            },
+            record=record | {"valid_nats_per_token": valid_nats},
             attachments={"vocab.txt": corpus.vocab.to_text()},
             snapshot=snapshot,
-            streams=columns,
+            streams=stream.columns,
             ranks=ranks,
             keep_last=config.keep_last,
         )
 
     state = TrainState(model, config, context, ranks)
     if checkpoint:
-        require_same_texts(checkpoint, texts)
-        state.restore(load_snapshot(checkpoint, columns))
+        require_same_texts(checkpoint, record["texts"])
+        state.restore(load_snapshot(checkpoint, stream.columns))
     else:
         torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
     with Metrics(run_folder if ranks.is_main else None) as metrics:
         if ranks.is_main:
-            say(describe(model, corpus, ranks, len(stream)))
-            say(describe_bytes(training_bytes(model, config, context, n_stream=len_of(columns) // config.batch_chunk)))
+            n_stream = config.batch_size // ranks.world // config.batch_chunk
+            say(describe(model, ranks, len(stream)))
+            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream)))
             metrics.start(
                 **provenance(),
                 device=device_name(ranks.device),
                 world_size=ranks.world,
                 parameters=sum(p.numel() for p in model.parameters()),
                 resumed_from_step=state.progress.step if checkpoint else None,
-                config={name: as_dict(part) for name, part in (("model", model.config), ("context", context))}
-                | {"train": as_dict(config), "data": as_dict(corpus.config)},
+                model=as_dict(model.config),
+                context=as_dict(context),
+                **record,
             )
         return train(state, stream, validate=validate, save=save, metrics=metrics)
 
 
-def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ranks) -> int:
-    """Say how the training ended; the exit status."""
-    if not ranks.is_main:
-        return outcome.status
-    if outcome.reason:
-        say(f"| {outcome.reason}")
-        return outcome.status
-    best = perplexity(outcome.best_nats)
-    say(f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s | checkpoints in {run_folder}")
-    missed = []
-    if config.target_perplexity is not None and not best <= config.target_perplexity:
-        missed.append(f"valid perplexity {best:.3f} is above --target_perplexity {config.target_perplexity}")
-    if config.target_throughput is not None and outcome.tok_per_s < config.target_throughput:
-        missed.append(f"{outcome.tok_per_s:.0f} tokens/s are below --target_throughput {config.target_throughput}")
-    for line in missed:
-        say(f"| missed: {line}")
-    return 1 if missed else 0
-
-
-def checkpoint_to_resume(folder: Path, typed: Typed) -> Checkpoint | None:
-    """The last checkpoint if the run is to go on, None if it is new.
-
-    A restart by torchrun goes on, whatever was typed.
-
-    Raises:
-        UsageError: if a typed flag contradicts the checkpoint.
-    """
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if restarted:
-        typed.pop("overwrite", None)
-    if not (restarted or typed.get("resume")) or not has_checkpoint(folder):
-        return None
-    checkpoint = last_checkpoint(folder)
-    record = checkpoint.record
-    was = {**record["data"], **record["train"], **record["context"], **record["model"]}
-    for name, asked in typed.items():
-        asked = list(asked) if isinstance(asked, tuple) else asked
-        if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
-            raise UsageError(
-                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the flag, or start a new "
-                f"run in another --work_dir"
-            )
-    return checkpoint
-
-
-def require_shares(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` unless the streams can be shared out evenly over processes and chunks."""
-    parts, streams = ranks.world * config.batch_chunk, config.batch_size
-    require(
-        streams >= ranks.world,
-        f"--batch_size {streams}: fewer streams than the {ranks.world} processes; give at least {ranks.world}",
-    )
-    near = sorted({max(parts, streams // parts * parts), -(-streams // parts) * parts})
-    require(
-        streams % parts == 0,
-        f"--batch_size {streams}: does not divide into {ranks.world} processes times --batch_chunk "
-        f"{config.batch_chunk}; nearest: {' or '.join(map(str, near))}",
+def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
+    """This process's streams of the train split."""
+    return SegmentStream(
+        corpus.split("train"),
+        batch_size=config.batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        columns=ranks.columns(config.batch_size),
+        varlen=config.varlen,
+        roll=config.roll,
+        seed=config.seed,
     )
 
 
-def open_run(folder: Path, config: TrainConfig) -> None:
-    """Make the run's folder where it is missing; it must be writable and hold no other run."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if has_checkpoint(folder) and not config.resume and not restarted:
-        require(
-            config.overwrite or int(os.environ.get("RANK", "0")) > 0,
-            f"--work_dir {folder}: holds the checkpoints of a run already; go on with --resume, name another folder, "
-            f"or add --overwrite to lose them",
-        )
-        remove_checkpoints(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".writable.{os.getpid()}"
-    probe.write_bytes(b"")
-    probe.unlink()
+def validation_stream(
+    corpus: Corpus, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
+) -> ScoringStream:
+    """This process's share of the valid split."""
+    return ScoringStream(
+        corpus.split("valid"),
+        batch_size=config.eval_batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        n_warmup=warmup_segments(n_layer, context),
+        rank=ranks.rank,
+        world=ranks.world,
+    )
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -273,30 +195,6 @@ def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
         widths = " ".join(map(str, config.cluster_widths))
         raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
     return config
-
-
-def describe(model: TransformerXL, corpus: Corpus, ranks: Ranks, n_segment: int) -> str:
-    """What is about to be trained on what."""
-    n_all = sum(p.numel() for p in model.parameters())
-    n_layers = sum(p.numel() for p in model.layers.parameters())
-    return (
-        f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x {device_name(ranks.device)} | "
-        f"{len(corpus.vocab):,} words | cutoffs {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
-    )
-
-
-def describe_bytes(needed: dict[str, int]) -> str:
-    """The estimate of memory, in one line."""
-    parts = ", ".join(f"{name} {n / 2**30:.2f}" for name, n in needed.items())
-    return f"| about {sum(needed.values()) / 2**30:.2f} GiB per process: {parts}"
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def len_of(columns: slice) -> int:
-    return columns.stop - columns.start
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def save_checkpoint(
         for pointer in ("latest", "best") if best else ("latest",):
             _point(run / pointer, folder.name)
         _remove_old(run, keep_last)
+    ranks.barrier()  # nobody returns before it is there
     return folder
 
 

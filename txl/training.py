@@ -1,8 +1,6 @@
 """The training: one step, and the loop around it."""
 
 import dataclasses
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +14,10 @@ from tqdm import tqdm
 from txl.checkpoint import Snapshot
 from txl.config import Context, TrainConfig
 from txl.distributed import Ranks, Vote, parallel
-from txl.estimate import flops_per_token, measured_peak_flops
 from txl.evaluate import Score
 from txl.log import Metrics, eval_line, perplexity, say, train_line
 from txl.memory import Memory
+from txl.meter import Meter, Reading
 from txl.model import TransformerXL
 from txl.optim import Optimizers, Plateau, learning_rate
 from txl.signals import STATUS, StopNow, StopRequest
@@ -113,6 +111,8 @@ class TrainState:
         )
         self.bad_step = torch.full((), -1, device=ranks.device)
         self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
+        self.not_looked_at: list[tuple[int, int]] = []
+        """(epoch, segment) of the steps since the last look."""
 
     def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
         """Read a segment and update the weights.
@@ -157,8 +157,13 @@ class TrainState:
         Raises:
             NonFiniteError: if one has; no update has been made since.
         """
-        if self.looks_later and int(self.bad_step) >= 0:
-            raise NonFiniteError(self._where_bad(int(self.bad_step), bool(self.bad_here)) + _STOPPED)
+        if not self.looks_later:
+            return
+        bad_step, positions = int(self.bad_step), self.not_looked_at
+        self.not_looked_at = []
+        if bad_step >= 0:
+            epoch, segment = positions[bad_step - self.progress.step - 1]
+            raise NonFiniteError(self._where_bad(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
 
     def snapshot(self) -> Snapshot:
         """What has to be kept besides the weights."""
@@ -221,26 +226,27 @@ class TrainState:
         is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
         self.bad_here = torch.where(is_first, ~nll_BT.mean().isfinite(), self.bad_here)
         self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
+        self.not_looked_at.append((self.progress.epoch, self.progress.batch + 1))
 
     def _skip_or_stop(self, nll_BT: Tensor) -> None:
-        where = self._where_bad(self.progress.step + 1, not bool(nll_BT.mean().isfinite()))
+        progress, here = self.progress, not bool(nll_BT.mean().isfinite())
+        where = self._where_bad(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
         if self.config.on_nonfinite == "stop":
             raise NonFiniteError(where + _STOPPED)
         self.n_skipped_in_a_row += 1
-        self.progress.n_skipped += 1
+        progress.n_skipped += 1
         if self.n_skipped_in_a_row > self.config.max_nonfinite:
             raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
         if self.ranks.is_main:
             say(f"| skipped: {where}")
 
-    def _where_bad(self, step: int, here: bool) -> str:
+    def _where_bad(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
         """Names the step, the ranks and their streams; the gradient is bad on all ranks if a loss is on one."""
         each = self.config.batch_size // self.ranks.world
         ranks = [rank for rank, bad in enumerate(self.ranks.gathered(here)) if bad]
         streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
-        batch = self.progress.batch + 1 + step - (self.progress.step + 1)
         what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
-        return f"step {step}, epoch {self.progress.epoch}, segment {batch}: {what}"
+        return f"step {step}, epoch {epoch}, segment {segment}: {what}"
 
 
 _STOPPED = "; the update was not made; lower --lr, or go on from the last checkpoint with --resume --on_nonfinite skip"
@@ -271,7 +277,7 @@ def train(
         NonFiniteError: see `TrainState.step`.
     """
     config, progress, ranks = state.config, state.progress, state.ranks
-    meter, vote = _Meter(state), Vote(ranks)
+    meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
     save_interval = config.save_interval or config.eval_interval
     asked, where = 0, None
     state.model.train()
@@ -282,7 +288,7 @@ def train(
             bar.update()
             if progress.step % config.log_interval == 0:
                 state.look()
-                meter.report(bar, metrics)
+                _report(state, meter.read(), bar, metrics)
             asked = vote.result()
             vote.cast(request.noted)
             evaluation_is_due = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
@@ -301,6 +307,33 @@ def train(
         reason = f"stopped after step {progress.step}, as asked; saved in {where}; go on with --resume"
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
+
+
+def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) -> None:
+    if not state.ranks.is_main:
+        return
+    progress = state.progress
+    say(
+        train_line(
+            epoch=progress.epoch,
+            step=progress.step,
+            batch=progress.batch,
+            lr=state.lr,
+            ms_per_batch=reading.ms_per_step,
+            nats=reading.nats,
+        )
+    )
+    bar.set_postfix_str(f"loss {reading.nats:.2f}, ppl {perplexity(reading.nats):.1f}, {reading.tok_per_s:.0f} tok/s")
+    values = {
+        "train/nll_nats": reading.nats,
+        "train/lr": state.lr,
+        "train/grad_norm": float(state.grad_norm),
+        "speed/tok_per_s": reading.tok_per_s,
+        "speed/ms_per_step": reading.ms_per_step,
+        "speed/mfu_share": reading.mfu_share,
+        "mem/peak_gib": reading.peak_gib,
+    }
+    metrics.add("train", progress.step, values)
 
 
 def _no_bar(ranks: Ranks) -> bool | None:
@@ -337,90 +370,3 @@ def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics
         say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
         metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)})
     return nats
-
-
-class _Meter:
-    """Loss and speed since the last report. Adds up on the device, so that only a report waits for it."""
-
-    def __init__(self, state: TrainState) -> None:
-        self._state = state
-        self._nats = torch.zeros((), dtype=torch.float64, device=state.ranks.device)
-        self._flops_per_token = flops_per_token(state.model, state.context)
-        self._peak = measured_peak_flops(state.ranks.device, state.dtype)
-        self._tokens = self._batches = 0
-        self._all_tokens, self._all_seconds = 0, 0.0
-        self._start = time.perf_counter()
-
-    @property
-    def tok_per_s(self) -> float:
-        """Over the whole training and all processes."""
-        seconds = self._all_seconds + time.perf_counter() - self._start
-        return (self._all_tokens + self._tokens) * self._state.ranks.world / seconds
-
-    def add(self, nll_BT: Tensor) -> None:
-        self._nats += nll_BT.double().sum()
-        self._tokens += nll_BT.numel()
-        self._batches += 1
-
-    def paused(self) -> AbstractContextManager[None]:
-        return _Paused(self)
-
-    def shift(self, seconds: float) -> None:
-        self._start += seconds
-
-    def report(self, bar: tqdm, metrics: Metrics) -> None:
-        state, progress = self._state, self._state.progress
-        total = state.ranks.total(self._nats.clone())
-        nats = float(total) / (self._tokens * state.ranks.world)
-        seconds = time.perf_counter() - self._start
-        speed = self._tokens * state.ranks.world / seconds
-        if state.ranks.is_main:
-            ms_per_batch = 1000 * seconds / self._batches
-            say(
-                train_line(
-                    epoch=progress.epoch,
-                    step=progress.step,
-                    batch=progress.batch,
-                    lr=state.lr,
-                    ms_per_batch=ms_per_batch,
-                    nats=nats,
-                )
-            )
-            bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {speed:.0f} tok/s")
-            mfu = speed / state.ranks.world * self._flops_per_token / self._peak
-            values = {
-                "train/nll_nats": nats,
-                "train/lr": state.lr,
-                "train/grad_norm": float(state.grad_norm),
-                "speed/tok_per_s": speed,
-                "speed/ms_per_step": ms_per_batch,
-                "speed/mfu_share": mfu,
-                "mem/peak_gib": peak_bytes(state.ranks.device) / 2**30,
-            }
-            metrics.add("train", progress.step, values)
-        self._all_tokens += self._tokens
-        self._all_seconds += seconds
-        self._nats.zero_()
-        self._tokens = self._batches = 0
-        self._start = time.perf_counter()
-
-
-class _Paused:
-    """The meter's clock stands still meanwhile."""
-
-    def __init__(self, meter: _Meter) -> None:
-        self._meter = meter
-
-    def __enter__(self) -> None:
-        self._since = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._meter.shift(time.perf_counter() - self._since)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held: of the GPU, or its resident set."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -53,6 +53,16 @@ def test_ordered_batches(corpus: Corpus, split: str, ext_len: int, batches: str)
     assert np.array_equal(torch.cat([s.target_BT for s in segments], dim=1).T, golden[f"{key}/target"])
 
 
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_batches_of_varying_length(corpus: Corpus, ext_len: int) -> None:
+    golden, key = golden_of(corpus)[1], f"train_ext{ext_len}/var_seed1111"
+    ids = corpus.split("train")
+    segments = list(SegmentStream(ids, batch_size=4, tgt_len=7, ext_len=ext_len, varlen=True, seed=1111))
+    assert [s.target_BT.shape[1] for s in segments] == golden[f"{key}/seq_len"].tolist()
+    assert np.array_equal(torch.cat([s.input_BT for s in segments], dim=1).T, golden[f"{key}/data"])
+    assert np.array_equal(torch.cat([s.target_BT for s in segments], dim=1).T, golden[f"{key}/target"])
+
+
 def test_an_unknown_word_without_unk_is_named(tmp_path: Path) -> None:
     """The original stops with a bare assertion there."""
     for split in ("train", "valid", "test"):

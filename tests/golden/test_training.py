@@ -1,99 +1,85 @@
 """Twelve updates, the learning rates and the parameter counts of the original."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-import txl.training
 from txl import ModelConfig, TransformerXL
 from txl.config import TrainConfig
 from txl.convert import from_kimiyoung, to_kimiyoung
-from txl.evaluate import Score
-from txl.optim import build_optimizer, learning_rate
-from txl.training import train
+from txl.distributed import Ranks
+from txl.optim import Plateau, learning_rate
+from txl.training import TrainState
 
 FOLDER = Path(__file__).parent / "train"
 
 
-@dataclass
-class Curves:
-    """Stands in for TensorBoard and keeps what it is told."""
-
-    values: dict[str, list[float]]
-
-    def add(self, step: int, **values: float) -> None:
-        for name, value in values.items():
-            self.values.setdefault(name, []).append(value)
-
-
-def adam_that_skips_what_no_token_reached(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Optimizer:
-    """The optimizer of the golden run.
+def skip_what_no_token_reached(parameters: dict[str, nn.Parameter]) -> None:
+    """Do as the golden run did.
 
     In segments 5 and 7 no input token falls in the shortlist. There the original gives `emb_projs.0` no gradient at
     all, and Adam, in the torch of the golden run, leaves such a parameter alone. Ours gets a gradient of zeros in every
     step, which DistributedDataParallel needs, and Adam's momentum moves it on, as it did in the torch of 2019.
     """
-    optimizer = build_optimizer(parameters, config)
-
-    @optimizer.register_step_pre_hook
-    def skip(optimizer: Optimizer, *_: object) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if not parameter.grad.any():
-                    parameter.grad = None
-
-    return optimizer
+    for parameter in parameters.values():
+        if not parameter.grad.any():
+            parameter.grad = None
 
 
 def test_twelve_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txl.training, "build_optimizer", adam_that_skips_what_no_token_reached)
     file = np.load(FOLDER / "trajectory.npz")
-    config = json.loads(str(file["config"]))
-    start = {
-        k.removeprefix("param0/"): torch.from_numpy(file[k]).double() for k in file.files if k.startswith("param0/")
-    }
-    model, context = from_kimiyoung(start, config["model"])
+    golden = json.loads(str(file["config"]))
+    names = [key.removeprefix("param0/") for key in file.files if key.startswith("param0/")]
+    start = {name: torch.from_numpy(file[f"param0/{name}"]).double() for name in names}
+    model, context = from_kimiyoung(start, golden["model"])
+    settings = {name: golden[name] for name in ("lr", "warmup_step", "max_step", "clip")}
+    config = TrainConfig(warmup_convention="original", **settings)
+    state = TrainState(model.train(), config, context, Ranks(0, 1, torch.device("cpu")))
+    update = state.optimizers.step
+
+    def update_as_in_the_golden_run() -> None:
+        skip_what_no_token_reached(dict(model.named_parameters()))
+        update()
+
+    monkeypatch.setattr(state.optimizers, "step", update_as_in_the_golden_run)
     stream_BL = torch.from_numpy(file["stream"]).T.long()
-    pieces = [stream_BL[:, i : i + context.tgt_len + 1] for i in range(0, 96, context.tgt_len)]
-    segments = [(piece[:, :-1], piece[:, 1:], None) for piece in pieces]
-    curves = Curves({})
-    train(
-        model,
-        segments,
-        validate=lambda: Score(1.0, 1),
-        save=lambda **_: None,
-        config=TrainConfig(
-            max_step=config["max_step"],
-            lr=config["lr"],
-            warmup_step=config["warmup_step"],
-            clip=config["clip"],
-            warmup_convention="original",
-            log_interval=1,
-        ),
-        context=context,
-        scalars=curves,
-    )
-    for ours, theirs in (("train__nll_nats", "loss"), ("train__grad_norm", "grad_norm"), ("train__lr", "lr_used")):
-        np.testing.assert_allclose(curves.values[ours], file[theirs], rtol=0, atol=1e-9)
+    losses, norms, rates = [], [], []
+    for begin in range(0, 96, context.tgt_len):
+        piece = stream_BL[:, begin : begin + context.tgt_len + 1]
+        losses.append(float(state.step(piece[:, :-1], piece[:, 1:]).mean()))
+        norms.append(float(state.grad_norm))
+        rates.append(state.lr)
+    for ours, theirs in ((losses, "loss"), (norms, "grad_norm"), (rates, "lr_used")):
+        np.testing.assert_allclose(ours, file[theirs], rtol=0, atol=1e-9)
     for name, weight in to_kimiyoung(model).items():
         np.testing.assert_allclose(weight.detach().numpy(), file[f"param12/{name}"], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("cosine_w0", {}), ("cosine_w5", {"warmup_step": 5}), ("cosine_w5_eta", {"warmup_step": 5, "eta_min": 1e-5})],
-)
-def test_learning_rates_by_the_original_convention(name: str, settings: dict) -> None:
+SCHEDULES = {
+    "cosine_w0": {},
+    "cosine_w5": {"warmup_step": 5},
+    "cosine_w5_eta": {"warmup_step": 5, "eta_min": 1e-5},
+    "inv_sqrt_w0": {"scheduler": "inv_sqrt"},
+    "inv_sqrt_w5": {"scheduler": "inv_sqrt", "warmup_step": 5},
+    "constant_w5": {"scheduler": "constant", "warmup_step": 5},
+    "dev_perf_w5": {"scheduler": "dev_perf", "warmup_step": 5},
+}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_learning_rates_by_the_original_convention(name: str) -> None:
     golden = np.load(FOLDER / "lr_schedules.npz")[f"lr_used/{name}"]
-    config = TrainConfig(lr=0.00025, max_step=20, warmup_convention="original", **settings)
-    np.testing.assert_allclose([learning_rate(k, config) for k in range(20)], golden, rtol=0, atol=1e-15)
+    config = TrainConfig(lr=0.00025, max_step=20, warmup_convention="original", **SCHEDULES[name])
+    plateau, valid, rates = Plateau(config), iter([5, 4, 4.5, 4.2, 4.1, 3.9]), []
+    for update in range(20):
+        rates.append(plateau.apply(learning_rate(update, config)))
+        if (update + 1) % 3 == 0:
+            plateau.see(next(valid))
+    np.testing.assert_allclose(rates, golden, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ FLOORS = [
     {"attention"},
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate"},
-    {"evaluate", "sampling"},
+    {"evaluate", "sampling", "meter"},
     {"training", "report"},
-    {"cli"},
+    {"run", "cli"},
 ]
 FLOOR = {name: i for i, floor in enumerate(FLOORS) for name in floor}
 WITHIN_A_FLOOR = {("init", "model")}

@@ -1,0 +1,135 @@
+"""Small trainings, in one process or two."""
+
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from data_utils.stream import SegmentStream
+from txl import Context, ModelConfig, TransformerXL
+from txl.checkpoint import Snapshot, last_checkpoint, load_model, load_snapshot, save_checkpoint
+from txl.config import TrainConfig
+from txl.distributed import Ranks, joined
+from txl.evaluate import Score
+from txl.init import init_weights
+from txl.log import Metrics
+from txl.training import Outcome, TrainState, train
+
+N_TOKEN = 40
+ALONE = Ranks(0, 1, torch.device("cpu"))
+SHAPE = {"n_token": N_TOKEN, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 12}
+ADAPTIVE = {"cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)}
+CONTEXT = Context(tgt_len=6, mem_len=9)
+IDS = np.random.default_rng(3).integers(0, N_TOKEN, 4 * 25)  # 4 streams of 25: 4 segments of 6 an epoch
+
+
+@dataclass
+class Run:
+    """A training that can be stopped, saved, loaded and gone on with."""
+
+    config: TrainConfig
+    ranks: Ranks = ALONE
+    dtype: torch.dtype = torch.float32
+    ids: np.ndarray = field(default_factory=lambda: IDS)
+    shape: dict[str, Any] = field(default_factory=lambda: SHAPE | ADAPTIVE)
+    folder: Path | None = None
+    losses: list[Tensor] = field(default_factory=list)
+    state: TrainState = field(init=False)
+
+    def begin(self) -> "Run":
+        """With weights drawn from the seed."""
+        torch.manual_seed(self.config.seed)
+        model = TransformerXL(ModelConfig(**self.shape), dropout=self.config.dropout, dropatt=self.config.dropatt)
+        init_weights(model, self.config)
+        self.state = TrainState(model.to(self.dtype), self.config, CONTEXT, self.ranks)
+        torch.manual_seed(self.config.seed + self.ranks.rank)
+        return self
+
+    def resume(self) -> "Run":
+        """From the last checkpoint in the folder."""
+        checkpoint = last_checkpoint(self.folder)
+        model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
+        self.state = TrainState(model, self.config, CONTEXT, self.ranks)
+        self.state.restore(load_snapshot(checkpoint, self.columns))
+        return self
+
+    @property
+    def columns(self) -> slice:
+        return self.ranks.columns(self.config.batch_size)
+
+    def train(self) -> Outcome:
+        """To max_step, noting the nats of every step."""
+        step = self.state.step
+
+        def noted(*batch: Tensor) -> Tensor:
+            nll_BT = step(*batch)
+            self.losses.append(nll_BT)
+            return nll_BT
+
+        self.state.step = noted  # type: ignore[method-assign]
+        stream = SegmentStream(
+            self.ids,
+            batch_size=self.config.batch_size,
+            tgt_len=CONTEXT.tgt_len,
+            columns=self.columns,
+            varlen=self.config.varlen,
+            roll=self.config.roll,
+            seed=self.config.seed,
+        )
+        return train(self.state, stream, validate=self.validate, save=self.save, metrics=Metrics(None))
+
+    def validate(self) -> Score:
+        """Losses that fall and rise, so that dev_perf has something to do."""
+        return Score([3.0, 2.0, 2.5, 1.9, 2.4, 2.3, 2.2][self.state.progress.n_eval % 7], 1)
+
+    def save(self, snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path | None:
+        if self.folder is None:
+            return None
+        return save_checkpoint(
+            self.folder,
+            self.state.model,
+            CONTEXT,
+            step=step,
+            best=best,
+            record={},
+            attachments={},
+            snapshot=snapshot,
+            streams=self.columns,
+            ranks=self.ranks,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.state.model.named_parameters()}
+
+
+def config(**settings: Any) -> TrainConfig:
+    """Six updates of four streams, quiet."""
+    given = {"batch_size": 4, "max_step": 6, "max_step_scheduler": 6, "lr": 0.01, "log_interval": 1000, "clip": 1.0}
+    return TrainConfig(**given | {"eval_interval": 1000, "seed": 7} | settings)
+
+
+def on_two_ranks(work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work(ranks, *args)` returns on each of two processes joined over gloo."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (port, work, args, folder), nprocs=2, start_method="spawn")
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(2)]
+
+
+def _rank(rank: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with joined(timeout_s=60) as ranks:
+        (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))

@@ -1,0 +1,76 @@
+"""Stop and go on equals never stopped (law 8), bitwise."""
+
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+
+from tests.training.runs import Run, config
+from txl.config import TrainConfig
+
+HINTS = get_type_hints(TrainConfig)
+EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}
+
+
+def assert_resuming_changes_nothing(folder: Path, stop_at: int, **settings: Any) -> None:
+    whole = Run(config(**settings)).begin()
+    whole.train()
+    first = Run(config(**settings | {"max_step": stop_at}), folder=folder).begin()
+    first.train()
+    torch.manual_seed(999)  # whatever happens between the two starts
+    second = Run(config(**settings), folder=folder).resume()
+    second.train()
+    losses = first.losses + second.losses
+    assert len(losses) == len(whole.losses)
+    assert all(torch.equal(a, b) for a, b in zip(losses, whole.losses, strict=True))
+    assert all(torch.equal(w, second.weights()[name]) for name, w in whole.weights().items())
+    theirs = second.state.optimizers.state()
+    assert all(torch.equal(value, theirs[key]) for key, value in whole.state.optimizers.state().items())
+
+
+@pytest.mark.parametrize("optim", get_args(HINTS["optim"]))
+@pytest.mark.parametrize("scheduler", get_args(HINTS["scheduler"]))
+def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(tmp_path: Path, optim: str, scheduler: str) -> None:
+    settings = EVERYTHING | {"optim": optim, "scheduler": scheduler, "mom": 0.5, "eval_interval": 1}
+    assert_resuming_changes_nothing(tmp_path, 3, **settings)
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 5])
+@pytest.mark.parametrize(
+    "settings", [{}, {"varlen": True}, {"roll": True}, {"batch_chunk": 2}, {"swap_mem": True}], ids=str
+)
+def test_stopping_anywhere_in_an_epoch_or_at_its_end_changes_nothing(
+    tmp_path: Path, stop_at: int, settings: dict[str, Any]
+) -> None:
+    assert_resuming_changes_nothing(tmp_path, stop_at, dropout=0.2, **settings)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_goes_on_as_if_never_stopped(tmp_path: Path, dtype: str) -> None:
+    assert_resuming_changes_nothing(tmp_path, 3, dtype=dtype, dropout=0.1)
+
+
+def test_a_finished_run_goes_on_to_a_larger_max_step(tmp_path: Path) -> None:
+    assert_resuming_changes_nothing(tmp_path, 6, max_step=9, max_step_scheduler=9)
+
+
+def test_another_split_into_chunks_goes_on_with_the_same_memory(tmp_path: Path) -> None:
+    whole = Run(config(batch_chunk=1), dtype=torch.float64).begin()
+    whole.train()
+    Run(config(batch_chunk=2, max_step=3), dtype=torch.float64, folder=tmp_path).begin().train()
+    second = Run(config(batch_chunk=4), dtype=torch.float64, folder=tmp_path).resume()
+    second.train()
+    for name, weight in whole.weights().items():
+        torch.testing.assert_close(second.weights()[name], weight, rtol=0, atol=1e-12)
+
+
+def test_without_its_memory_a_run_would_go_on_differently(tmp_path: Path) -> None:
+    """The comparison above sees the memory."""
+    whole = Run(config()).begin()
+    whole.train()
+    Run(config(max_step=2), folder=tmp_path).begin().train()
+    second = Run(config(), folder=tmp_path).resume()
+    second.state.memories = [None]
+    second.train()
+    assert not torch.equal(second.losses[0], whole.losses[2])

@@ -1,0 +1,124 @@
+"""One step: chunks, precision, recomputation, what is not finite."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.runs import IDS, Run, config
+from txl.optim import Lamb
+from txl.training import NonFiniteError
+
+
+def weights_after(**settings: Any) -> dict[str, torch.Tensor]:
+    run = Run(config(**settings), dtype=torch.float64).begin()
+    run.train()
+    return run.weights()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_chunk": 2}, {"batch_chunk": 4}, {"recompute": True}, {"swap_mem": True}], ids=str
+)
+def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> None:
+    plain, other = weights_after(), weights_after(**settings)
+    for name, weight in plain.items():
+        torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-12)
+
+
+def test_recomputation_draws_the_same_dropout() -> None:
+    runs = [Run(config(dropout=0.3, dropatt=0.2, recompute=recompute)) for recompute in (False, True)]
+    for run in runs:
+        run.begin().train()
+    assert all(torch.equal(w, runs[1].weights()[name]) for name, w in runs[0].weights().items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near_float32(dtype: str) -> None:
+    full, half = Run(config(max_step=30)).begin(), Run(config(max_step=30, dtype=dtype)).begin()
+    full.train()
+    half.train()
+    assert half.losses[-1].float().mean() == pytest.approx(float(full.losses[-1].mean()), rel=0.01)
+    assert all(weight.dtype == torch.float32 for weight in half.weights().values())
+
+
+def poison(run: Run, *at: int) -> None:
+    """Let the loss of some steps not be finite."""
+    forward, calls = run.state.nats.forward, []
+
+    def poisoned(*args: Any) -> Any:
+        nll_BT, memory = forward(*args)
+        calls.append(None)
+        return (nll_BT * float("nan") if len(calls) in at else nll_BT), memory
+
+    run.state.nats.forward = poisoned  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("looks_later", [False, True])
+@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "lamb"])
+def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, looks_later: bool) -> None:
+    before = Run(config(optim=optim, mom=0.9, max_step=3)).begin()
+    before.train()
+    run = Run(config(optim=optim, mom=0.9)).begin()
+    run.state.looks_later = looks_later
+    poison(run, 4)
+    with pytest.raises(
+        NonFiniteError, match=r"step 4, epoch 1, segment 4: the loss is not finite on rank 0 \(streams 0 to 3\)"
+    ):
+        run.train()
+    assert all(torch.equal(w, run.weights()[name]) for name, w in before.weights().items())
+
+
+@pytest.mark.parametrize("optim", ["adagrad", "muon"])
+def test_optimizers_that_cannot_skip_on_the_device_are_asked_first(optim: str) -> None:
+    assert not Run(config(optim=optim)).begin().state.optimizers.can_skip_on_device
+
+
+def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(config(on_nonfinite="skip")).begin()
+    poison(run, 3)
+    run.train()
+    assert run.state.progress.n_skipped == 1
+    assert all(weight.isfinite().all() for weight in run.weights().values())
+    assert all(loss.isfinite().all() for i, loss in enumerate(run.losses) if i != 2)
+    assert "skipped: step 3" in capsys.readouterr().out
+
+
+def test_skipping_has_a_bound() -> None:
+    run = Run(config(on_nonfinite="skip", max_nonfinite=2)).begin()
+    poison(run, 2, 3, 4)
+    with pytest.raises(NonFiniteError, match="more than --max_nonfinite 2 in a row"):
+        run.train()
+
+
+def test_lamb_is_its_paper() -> None:
+    """You et al. 2020, algorithm 2, in numbers."""
+    x = torch.nn.Parameter(torch.tensor([3.0, 4.0]).double())
+    optimizer = Lamb([x], lr=0.1, weight_decay=0.5)
+    m, v, expected = np.zeros(2), np.zeros(2), np.array([3.0, 4.0])
+    for t in range(1, 4):
+        gradient = np.array([1.0, -2.0]) * t
+        x.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        r = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6) + 0.5 * expected
+        expected = expected - 0.1 * np.linalg.norm(expected) / np.linalg.norm(r) * r
+        np.testing.assert_allclose(x.detach().numpy(), expected, rtol=1e-12)
+
+
+def test_muon_turns_the_matrices_of_the_layers_only() -> None:
+    run = Run(config(optim="muon")).begin()
+    muon, rest = run.state.optimizers._all
+    names = {parameter: name for name, parameter in run.state.model.named_parameters()}
+    turned = {names[p] for group in muon.param_groups for p in group["params"]}
+    assert turned == {
+        n for n, p in run.state.model.named_parameters() if n.startswith("layers.") and p.ndim == 2 and "_NH" not in n
+    }
+    assert {names[p] for group in rest.param_groups for p in group["params"]} == set(names.values()) - turned
+
+
+def test_training_ends_with_the_step_asked_for() -> None:
+    run = Run(config(max_step=5)).begin()
+    run.train()
+    assert len(run.losses) == run.state.progress.step == 5
+    assert len(IDS) == 100
