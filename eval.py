@@ -14,7 +14,7 @@ from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
 from data_utils.stream import ScoringStream
 from data_utils.vocabulary import Vocab
-from txl.checkpoint import Checkpoint, load_model, open_checkpoint
+from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, EvalConfig, UsageError
 from txl.evaluate import evaluate, warmup_segments
@@ -65,7 +65,11 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         UsageError: if the text has a vocabulary of its own and it is another one.
     """
     vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    corpus = Corpus(build(DataConfig, typed, **checkpoint.record["data"]), vocab)
+    try:
+        trained_on = DataConfig(**checkpoint.record["data"])
+    except (KeyError, TypeError, DataError):
+        raise damaged(checkpoint.folder / "config.json") from None
+    corpus = Corpus(build(DataConfig, typed, **dataclasses.asdict(trained_on)), vocab)
     if corpus.defines_vocabulary:
         own = Corpus(corpus.config).vocab
         if own.fingerprint() != vocab.fingerprint():

@@ -24,7 +24,16 @@ from txl.evaluate import Score, evaluate, evaluation_context, warmup_segments
 from txl.init import init_weights
 from txl.log import Metrics, provenance, say
 from txl.model import TransformerXL
-from txl.run import checkpoint_to_resume, conclude, describe, describe_bytes, device_name, open_run, require_shares
+from txl.run import (
+    begin_anew,
+    checkpoint_to_resume,
+    conclude,
+    describe,
+    describe_bytes,
+    device_name,
+    open_run,
+    require_shares,
+)
 from txl.training import Outcome, TrainState, train
 
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
@@ -95,6 +104,7 @@ def run_training(
         require_same_texts(checkpoint, record["texts"])
         state.restore(load_snapshot(checkpoint, stream.columns))
     else:
+        begin_anew(run_folder, ranks)
         torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
     with Metrics(run_folder if ranks.is_main else None) as metrics:
         if ranks.is_main:
@@ -188,6 +198,8 @@ def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
         published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
         shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
         decided["cutoffs"] = published if published[-1] < n_token else shares
+        if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
+            raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
     n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
     decided["tie_projs"] = (False,) + (True,) * n_cluster
     config = build(ModelConfig, typed, **decided)

@@ -8,6 +8,7 @@ grow with the corpus.
 import json
 import logging
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -56,6 +57,8 @@ class DataConfig:
     max_size: int | None = _option(None, "dataset text: so many words at most, the rest become <unk>")
 
     def __post_init__(self) -> None:
+        if self.dataset not in RECIPES:
+            raise DataError(f"--dataset {self.dataset}: not known; one of {', '.join(RECIPES)}")
         if (self.min_freq or self.max_size is not None) and self.dataset != "text":
             raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
         if self.min_freq < 0 or (self.max_size is not None and self.max_size < 1):
@@ -142,10 +145,9 @@ class Corpus:
         return vocab
 
     def _count(self, fingerprint: dict[str, Any]) -> Vocab:
-        lines = (line for split in self.recipe.counted for line in read_lines(self._text(split), task="counting"))
-        counts = count_words(lines)
-        if not counts:
-            raise DataError(f"{self.folder}: the text holds white space only; every split needs some words")
+        counts: Counter[str] = Counter()
+        for split in self.recipe.counted:
+            counts.update(count_words(read_lines(self._text(split), task="counting")))
         return Vocab.build(
             counts,
             special=fingerprint["special"],
@@ -161,6 +163,7 @@ class Corpus:
         n_token = n_unknown = 0
         with written_whole(path) as file:
             file.write(bytes(_HEADER_BYTES))
+            n = 0
             for n, line in enumerate(read_lines(text, task="tokenising"), 1):
                 words = line.split()
                 ids = self._encode(words, text, n)
@@ -168,6 +171,8 @@ class Corpus:
                 ids.append(eos)
                 n_token += len(ids)
                 array("I" if wide else "H", ids).tofile(file)
+            if n_token == n:
+                raise DataError(f"{text}: holds white space only; every split needs some words")
             header = {
                 "fingerprint": fingerprint,
                 "dtype": "uint32" if wide else "uint16",

@@ -12,8 +12,8 @@ A checkpoint is written under a temporary name, flushed and renamed, so that a f
 and `best` move afterwards. Memory is kept by stream, not by process: another number of processes can go on.
 """
 
+import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, as_dict
+from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.distributed import Ranks
+from txl.files import flush, naming, written_whole
 from txl.memory import Memory
 from txl.model import TransformerXL
 
@@ -62,11 +63,18 @@ class Checkpoint:
     context: Context
 
     def attachment(self, name: str) -> str:
-        """The text that was attached under this name when the checkpoint was saved."""
+        """The text that was attached under this name when the checkpoint was saved.
+
+        Raises:
+            UsageError: if it is no longer that text.
+        """
         try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except (FileNotFoundError, UnicodeDecodeError):
-            raise _damaged(self.folder / name) from None
+            text = (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise damaged(self.folder / name) from None
+        if _digest(text) != self.record["attachments"].get(name):
+            raise damaged(self.folder / name)
+        return text.decode()
 
 
 def save_checkpoint(
@@ -103,12 +111,13 @@ def save_checkpoint(
         if not folder.is_dir():
             _write_streams(temporary, snapshot, streams)
             if ranks.is_main:
-                _write_main(temporary, model, _full_record(model, context, step, record), attachments, snapshot)
+                full = _full_record(model, context, step, record, attachments)
+                _write_main(temporary, model, full, attachments, snapshot)
         ranks.barrier()
         if ranks.is_main and not folder.is_dir():
-            _flush(temporary)
+            flush(temporary)
             temporary.rename(folder)
-            _flush(run)
+            flush(run)
     except BaseException:
         if ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -166,7 +175,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     """The model with its trained weights, in evaluation mode.
 
     Raises:
-        UsageError: if the weights are damaged or do not fit the configuration.
+        UsageError: if the weights are damaged, not finite, or do not fit the configuration.
     """
     path = checkpoint.folder / _WEIGHTS
     saved = _load(path)
@@ -174,6 +183,8 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     parameters = dict(model.named_parameters())
     if {n: p.shape for n, p in parameters.items()} != {n: t.shape for n, t in saved.items()}:
         raise UsageError(f"{path}: the weights do not fit {_RECORD} beside them; use another checkpoint")
+    if not all(tensor.isfinite().all() for tensor in saved.values()):
+        raise UsageError(f"{path}: holds weights that are not finite numbers; use another checkpoint")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.data = parameter.data.to(saved[name].dtype)
@@ -193,7 +204,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
     try:
         progress = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        raise _damaged(folder / _PROGRESS) from None
+        raise damaged(folder / _PROGRESS) from None
     layers: dict[int, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
     for path in sorted(folder.glob("streams_*.safetensors")):
@@ -209,7 +220,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
                 rng[key] = tensor
     memory = Memory(tuple(torch.cat(layers[i]) for i in range(len(layers)))) if layers else None
     if memory is not None and memory.batch_size != streams.stop - streams.start:
-        raise _damaged(folder / "streams_*.safetensors")
+        raise damaged(folder / "streams_*.safetensors")
     return Snapshot(progress, _load(folder / _OPTIMIZER), memory, rng)
 
 
@@ -233,32 +244,37 @@ def _write_main(
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library writes files that only their owner may read
-    _flush(path)
+    with naming(path):
+        save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # the library writes files that only their owner may read
+    flush(path)
 
 
 def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    _flush(path)
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
+    flush(path)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (FileNotFoundError, SafetensorError):
-        raise _damaged(path) from None
+        raise damaged(path) from None
 
 
 def _open(folder: Path) -> Checkpoint:
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        require(isinstance(record["attachments"], dict), "attachments")
         return Checkpoint(folder, record, ModelConfig(**record["model"]), Context(**record["context"]))
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        raise _damaged(folder / _RECORD) from None
+    except (FileNotFoundError, KeyError, TypeError, ValueError):  # UsageError is a ValueError
+        raise damaged(folder / _RECORD) from None
 
 
-def _full_record(model: TransformerXL, context: Context, step: int, record: Mapping[str, Any]) -> dict[str, Any]:
+def _full_record(
+    model: TransformerXL, context: Context, step: int, record: Mapping[str, Any], attachments: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "step": step,
@@ -266,11 +282,17 @@ def _full_record(model: TransformerXL, context: Context, step: int, record: Mapp
         "context": as_dict(context),
         "parameters": sum(p.numel() for p in model.parameters()),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "attachments": {name: _digest(text.encode()) for name, text in attachments.items()},
         **record,
     }
 
 
-def _damaged(path: Path) -> UsageError:
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def damaged(path: Path) -> UsageError:
+    """The error for a file of a checkpoint that does not hold what it should."""
     return UsageError(f"{path}: missing, truncated or damaged; use another checkpoint of the run, or train again")
 
 
@@ -294,20 +316,11 @@ def _pointed(pointer: Path) -> str | None:
     """The checkpoint that a pointer names, if it is there."""
     try:
         name = pointer.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
     return name if name and (pointer.parent / name).is_dir() else None
 
 
 def _point(pointer: Path, name: str) -> None:
-    temporary = pointer.with_name(f".{pointer.name}.tmp")
-    _write_text(temporary, name + "\n")
-    temporary.replace(pointer)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with written_whole(pointer) as temporary:
+        temporary.write_text(name + "\n", encoding="utf-8")

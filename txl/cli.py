@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError
 from txl.distributed import LostContactError
-from txl.log import show_notices
+from txl.log import complain, show_notices
 from txl.training import NonFiniteError
 
 Typed = dict[str, Any]
@@ -62,7 +62,13 @@ def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
     Raises:
         UsageError: on flags that are misspelt or refused, and on values of the wrong type.
     """
-    parser = _Parser(description=description, allow_abbrev=False, add_help=False, usage="%(prog)s [--flag value] ...")
+    parser = _Parser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+        usage="%(prog)s [--flag value] ...",
+    )
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
     for cls in classes:
         group = parser.add_argument_group(cls.__name__, (cls.__doc__ or "").split("\n\n")[0])
@@ -118,7 +124,7 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
 
 
 def _complain(message: str, status: int) -> int:
-    print(f"{os.path.basename(sys.argv[0])}: {' '.join(message.split())}", file=sys.stderr)
+    complain(message)
     return status
 
 

@@ -6,6 +6,7 @@ are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl
 
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from math import inf
 from typing import Any, Literal
 
 
@@ -28,6 +29,10 @@ def _require_at_least(config: Any, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(value >= minimum, f"--{name} {value}: must be at least {minimum}")
+
+
+def _require_seed(seed: int) -> None:
+    require(0 <= seed < 2**32, f"--seed {seed}: must be at least 0 and below 2^32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +189,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
         _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
-        _require_at_least(self, 0, "warmup_step", "seed", "eta_min", "patience", "lr_min", "weight_decay", "mom")
+        _require_at_least(self, 0, "warmup_step", "eta_min", "patience", "lr_min", "weight_decay", "mom")
+        _require_at_least(self, 0, "init_std", "proj_init_std", "init_range")
+        _require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
             if getattr(self, name) is not None:
                 _require_at_least(self, 1, name)
@@ -244,8 +251,9 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "length")
-        _require_at_least(self, 0, "top_k", "seed")
-        require(self.temperature >= 0, f"--temperature {self.temperature}: must not be negative")
+        _require_at_least(self, 0, "top_k")
+        _require_seed(self.seed)
+        require(0 <= self.temperature < inf, f"--temperature {self.temperature}: must not be negative, and must be finite")
         require(0 < self.top_p <= 1, f"--top_p {self.top_p}: must be above 0 and at most 1")
         require(
             self.prompt is None or bool(self.prompt.strip()),

@@ -149,27 +149,29 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 class Vote:
-    """Agrees over ranks on the largest of a small number, one step late, without anybody waiting.
-
-    `cast` sends this rank's number, `result` the agreed number of the cast before. All ranks call both in every step.
-    """
+    """Agrees over ranks on the largest of a small number, without anybody waiting: several ranks learn of it at the
+    next call, one rank at once. All ranks call it in every step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._flag = torch.zeros(1, dtype=torch.int64)
         self._pending: dist.Work | None = None
 
-    def cast(self, value: int) -> None:
+    def agree(self, value: int) -> int:
+        """Send this rank's number; returns what was agreed on of those sent in the call before."""
+        if self._ranks.world == 1:
+            return value
+        agreed = self.close()
         self._flag.fill_(value)
-        if self._ranks.world > 1:
-            with telling_lost_contact(self._ranks.rank):
-                self._pending = dist.all_reduce(
-                    self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True
-                )
+        with telling_lost_contact(self._ranks.rank):
+            self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True)
+        return agreed
 
-    def result(self) -> int:
-        if self._pending is not None:
-            with telling_lost_contact(self._ranks.rank):
-                self._pending.wait()
-            self._pending = None
+    def close(self) -> int:
+        """What was agreed on of the numbers sent last; nothing is under way afterwards."""
+        if self._pending is None:
+            return 0
+        with telling_lost_contact(self._ranks.rank):
+            self._pending.wait()
+        self._pending = None
         return int(self._flag)

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from txl.files import naming
+
 
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
@@ -30,6 +32,11 @@ def say(line: str) -> None:
     """Print a line of results to stdout, above any progress bar."""
     tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
+
+
+def complain(line: str) -> None:
+    """Print why the program ends to stderr, in one line with the program's name."""
+    print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
 
 
 def perplexity(nats_per_token: float) -> float:
@@ -69,6 +76,7 @@ class Metrics:
     def __init__(self, work_dir: Path | None) -> None:
         self._writer: Any = None
         self._file: TextIO | None = None
+        self._work_dir = work_dir
         if work_dir is not None:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only who trains waits
 
@@ -87,14 +95,16 @@ class Metrics:
             values: by name, for example "train/nll_nats" or "speed/tok_per_s".
         """
         self._write({"kind": kind, "step": step, **values})
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+        if self._writer is not None and self._work_dir is not None:
+            with naming(self._work_dir / "tensorboard"):
+                for name, value in values.items():
+                    self._writer.add_scalar(name, value, step)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
+            with naming(Path(self._file.name)):
+                self._file.write(json.dumps(record) + "\n")
+                self._file.flush()
 
     def __enter__(self) -> "Metrics":
         return self
@@ -102,8 +112,9 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._writer is not None and self._work_dir is not None:
+            with naming(self._work_dir / "tensorboard"):
+                self._writer.close()
         if self._file is not None:
             self._file.close()
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from txl.config import Context
 from txl.evaluate import Score
+from txl.files import written_whole
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def write_json(path: Path, rows: Sequence[Row], **extra: Any) -> None:
     """The rows as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(path) as temporary:
         temporary.write_text(json.dumps({**extra, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:
@@ -77,5 +71,5 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     axes.set(xlabel="memory (tokens)", ylabel="perplexity", title="Perplexity as the memory grows")
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, dpi=120)

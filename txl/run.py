@@ -9,7 +9,7 @@ import torch
 from txl.checkpoint import Checkpoint, has_checkpoint, last_checkpoint, remove_checkpoints
 from txl.config import TrainConfig, UsageError, require
 from txl.distributed import Ranks
-from txl.log import perplexity, say
+from txl.log import complain, perplexity, say
 from txl.model import TransformerXL
 from txl.training import Outcome
 
@@ -26,18 +26,27 @@ def restarted_by_torchrun() -> bool:
 
 
 def open_run(folder: Path, config: TrainConfig) -> None:
-    """Make the run's folder where it is missing; it must be writable and hold no other run."""
+    """Make the run's folder where it is missing; it must be writable, and hold no other run that is not to be lost.
+
+    What is to be lost is removed by `begin_anew`, when nothing can go wrong with the new run any more.
+    """
     if has_checkpoint(folder) and not config.resume and not restarted_by_torchrun():
         require(
-            config.overwrite or int(os.environ.get("RANK", "0")) > 0,
+            config.overwrite,
             f"--work_dir {folder}: holds the checkpoints of a run already; go on with --resume, name another folder, "
             f"or add --overwrite to lose them",
         )
-        remove_checkpoints(folder)
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".writable.{os.getpid()}"
     probe.write_bytes(b"")
     probe.unlink()
+
+
+def begin_anew(folder: Path, ranks: Ranks) -> None:
+    """Forget the run that was in the folder."""
+    if ranks.is_main:
+        remove_checkpoints(folder)
+    ranks.barrier()
 
 
 def checkpoint_to_resume(folder: Path, typed: dict[str, Any]) -> Checkpoint | None:
@@ -86,7 +95,7 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     if not ranks.is_main:
         return outcome.status
     if outcome.reason:
-        say(f"| {outcome.reason}")
+        complain(outcome.reason)
         return outcome.status
     best = perplexity(outcome.best_nats)
     say(f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s | checkpoints in {run_folder}")

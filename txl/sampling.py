@@ -62,7 +62,7 @@ def next_probabilities(logprob_V: Tensor, *, temperature: float = 1.0, top_k: in
     """
     if temperature == 0:
         return torch.zeros_like(logprob_V).index_fill(0, logprob_V.argmax(), 1.0)
-    logprob_V = logprob_V / temperature
+    logprob_V = (logprob_V - logprob_V.max()) / temperature  # from 0 downward: no temperature makes them overflow
     if 0 < top_k < len(logprob_V):
         logprob_V = logprob_V.masked_fill(logprob_V < logprob_V.topk(top_k).values[-1], -torch.inf)
     prob_V = logprob_V.softmax(-1)

@@ -19,7 +19,7 @@ class StopNow(Exception):
 class StopRequest:
     """Notes SIGTERM, SIGUSR1, Ctrl-C and the end of the time allowed, for the training to act on between two steps.
 
-    A context manager; outside it signals do what they did before. A second Ctrl-C is not put off.
+    A context manager; outside it signals do what they did before.
 
     Args:
         max_hours: the time allowed, from now.
@@ -53,9 +53,6 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        request = _SIGNALS[signal.Signals(number)]
-        if request == INTERRUPT == self._noted:
-            raise KeyboardInterrupt
-        self._noted = max(self._noted, request)
+        self._noted = max(self._noted, _SIGNALS[signal.Signals(number)])
         if self.at_once:
             raise StopNow

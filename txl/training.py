@@ -20,7 +20,7 @@ from txl.memory import Memory
 from txl.meter import Meter, Reading
 from txl.model import TransformerXL
 from txl.optim import Optimizers, Plateau, learning_rate
-from txl.signals import STATUS, StopNow, StopRequest
+from txl.signals import INTERRUPT, STATUS, StopNow, StopRequest
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """(input, target, ignored), as the text library yields them."""
@@ -289,22 +289,22 @@ def train(
             if progress.step % config.log_interval == 0:
                 state.look()
                 _report(state, meter.read(), bar, metrics)
-            asked = vote.result()
-            vote.cast(request.noted)
+            asked = vote.agree(request.noted)
             evaluation_is_due = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
             if evaluation_is_due or asked or progress.step % save_interval == 0:
                 state.look()
                 with meter.paused():
                     nats = _evaluate(state, validate, metrics, request) if evaluation_is_due else None
-                    if evaluation_is_due and nats is None:
+                    if ranks.world == 1:  # alone, what came meanwhile need not wait for the next step
                         asked = request.noted
                     best = nats is not None and nats == progress.best_nats
                     where = save(state.snapshot(), step=progress.step, valid_nats=nats, best=best)
             if asked:
                 break
-        vote.result()
+        vote.close()
     if asked:
-        reason = f"stopped after step {progress.step}, as asked; saved in {where}; go on with --resume"
+        verb = "interrupted" if asked == INTERRUPT else "stopped"
+        reason = f"{verb} after step {progress.step}; saved in {where}; go on with --resume"
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
 

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [
-    {"config", "log", "signals"},
+    {"config", "files", "signals"},
+    {"log"},
     {"distributed"},
     {"memory"},
     {"positions", "adaptive"},

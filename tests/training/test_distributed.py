@@ -107,8 +107,8 @@ def other_duties(ranks: Ranks) -> dict[str, Any]:
     ]
     vote, agreed = Vote(ranks), []
     for asked in (0, 3 * ranks.rank, 0):
-        vote.cast(asked)
-        agreed.append(vote.result())
+        agreed.append(vote.agree(asked))
+    agreed.append(vote.close())
     if ranks.rank == 1:
         run.state.nats.module.model.softmax.biases[0].data[0] = torch.nan  # only this rank's loss is bad
     try:
@@ -132,6 +132,6 @@ def test_two_ranks_evaluate_agree_and_stop_together() -> None:
     for nats, tokens in results[0]["nats"]:
         assert tokens == len(IDS) - 1
         assert nats == pytest.approx(alone.nats, rel=1e-9)
-    assert results[0]["agreed"] == [0, 3, 0]
+    assert results[0]["agreed"] == [0, 0, 3, 0]
     assert "step 1, epoch 1, segment 1: the loss is not finite on rank 1 (streams 2 to 3)" in results[0]["message"]
     assert N_TOKEN > 10
