@@ -12,6 +12,10 @@ usage: run_wt103.sh demo                               [flags of train.py]
 
 Flags at the end win over those of the published configurations. The text is expected in data/wikitext-103
 (train.txt, valid.txt, test.txt; another folder with --data), the run is kept in runs/wt103_base or runs/wt103_large.
+
+train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
+  NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
+and a run folder that all of them see. Processes that are lost are started again MAX_RESTARTS times (3).
 USAGE
     exit 2
 }
@@ -42,6 +46,24 @@ demo() {
     "$python" "$here/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --top_p 0.8 --no_unk
 }
 
+# exec the training: in this process, or in many under torchrun
+launch() {
+    local nnodes=${NNODES:-1} nproc=${NPROC:-$(nvidia-smi -L 2>/dev/null | wc -l)}
+    [ "$nproc" -ge 1 ] || nproc=1
+    if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
+        exec "$python" "$@"
+    fi
+    local rendezvous=(--standalone)
+    if [ "$nnodes" -gt 1 ]; then
+        local is_host=false
+        [ "${NODE_RANK:?NNODES is set: NODE_RANK must say which host this is}" -ne 0 ] || is_host=true
+        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}" --rdzv_conf "is_host=$is_host"
+            --rdzv_endpoint "${MASTER_ADDR:?NNODES is set: MASTER_ADDR must name the first host}:${MASTER_PORT:-29500}")
+    fi
+    exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
+        --max_restarts "${MAX_RESTARTS:-3}" "$@"
+}
+
 what=${1:-}
 size=${2:-}
 case $what in
@@ -56,7 +78,9 @@ train | eval | generate)
     txl_python "$here" requirements.txt
     published=${what}_$size[@]
     flags=(--work_dir "$here/runs/wt103_$size" "${!published}")
-    [ "$what" != train ] || flags+=("${data[@]}")
+    if [ "$what" = train ]; then
+        launch "$here/train.py" "${flags[@]}" "${data[@]}" "$@"
+    fi
     exec "$python" "$here/$what.py" "${flags[@]}" "$@"
     ;;
 *) usage ;;
