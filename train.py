@@ -43,6 +43,7 @@ CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other
 def main(argv: Sequence[str]) -> int:
     typed = read_flags(argv, TrainConfig, ModelConfig, Context, DataConfig, description=__doc__ or "")
     with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
+        build(TrainConfig, typed)  # bad values are named as they were typed
         if "local_batch_size" in typed:
             typed["batch_size"] = typed["local_batch_size"] * ranks.world
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))

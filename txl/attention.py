@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.kernels import build_attention_kernel
-from txl.memory import Span
+from txl.memory import KeyValue, Span
 from txl.positions import PositionEncoding
 
 
@@ -33,8 +33,23 @@ class Attention(nn.Module):
         placed_BSD = self.pos.qk_input(x_BSD, feats, span)
         q_BNTH = self._heads(self.q_net(placed_BSD[:, span.n_mem :]))
         k_BNSH, v_BNSH = self._heads(self.k_net(placed_BSD)), self._heads(self.v_net(x_BSD))
+        return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
+
+    def with_key_values(
+        self, x_BTD: Tensor, remembered: KeyValue, place: Tensor, span: Span
+    ) -> tuple[Tensor, KeyValue]:
+        """The same from remembered keys and values, and the keys and values of [remembered, new].
+
+        `place` is what `pos.project` returned for `span`.
+        """
+        q_BNTH = self._heads(self.q_net(x_BTD))
+        k_BNSH = torch.cat([remembered.k_BNMH, self._heads(self.k_net(x_BTD))], dim=2)
+        v_BNSH = torch.cat([remembered.v_BNMH, self._heads(self.v_net(x_BTD))], dim=2)
+        return self._attend(q_BNTH, k_BNSH, v_BNSH, place, span), KeyValue(k_BNSH, v_BNSH)
+
+    def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, place: Tensor, span: Span) -> Tensor:
         q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
-        out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
+        out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=place, span=span)
         return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
 
     def _heads(self, x_BLE: Tensor) -> Tensor:

@@ -253,7 +253,9 @@ class GenerateConfig:
         _require_at_least(self, 1, "length")
         _require_at_least(self, 0, "top_k")
         _require_seed(self.seed)
-        require(0 <= self.temperature < inf, f"--temperature {self.temperature}: must not be negative, and must be finite")
+        require(
+            0 <= self.temperature < inf, f"--temperature {self.temperature}: must not be negative, and must be finite"
+        )
         require(0 < self.top_p <= 1, f"--top_p {self.top_p}: must be above 0 and at most 1")
         require(
             self.prompt is None or bool(self.prompt.strip()),

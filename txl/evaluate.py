@@ -51,6 +51,8 @@ def evaluate(model: TransformerXL, segments: Segments, context: Context) -> Scor
     memory = None
     with torch.inference_mode():
         for input_BT, target_BT, counted_BT in segments:
+            if memory is None:
+                memory = model.fresh_memory(len(input_BT))
             nll_BT, memory = model.nll(input_BT.to(device), target_BT.to(device), memory, context)
             if counted_BT is not None:
                 nll_BT = nll_BT[counted_BT.to(device)]

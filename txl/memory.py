@@ -6,6 +6,7 @@ Shape letters, here and in every file of the model:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,3 +103,49 @@ class Memory:
         begin = max(0, end - mem_len)
         joined = (torch.cat([old, new.detach()], dim=1) for old, new in zip(self.layers, inputs, strict=True))
         return Memory(tuple(both[:, begin:end] for both in joined))
+
+
+class KeyValue(NamedTuple):
+    """Projected keys and values of one layer, (B, N, M, H) each, before any encoding has touched them."""
+
+    k_BNMH: Tensor
+    v_BNMH: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueMemory:
+    """The memory of a model whose weights no longer change: keys and values instead of what they are projected from.
+
+    Gives the same numbers as `Memory`, and projects each remembered token once instead of once per segment. Immutable,
+    without gradients, and only for encodings that do not place hidden states (`PositionEncoding.qk_input`).
+
+    Attributes:
+        places: per layer what the encoding makes of distances (`PositionEncoding.project`), one row per distance,
+            farthest first, for the longest span so far; shorter spans use the last rows.
+        clamp_len: the one that `places` was made with.
+    """
+
+    layers: tuple[KeyValue, ...]
+    places: tuple[Tensor, ...] = ()
+    clamp_len: int = -1
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self.layers[0].k_BNMH.shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].k_BNMH.shape[0]
+
+    def kept(self, seen: Sequence[KeyValue], *, n_new: int, mem_len: int, ext_len: int = 0) -> "KeyValueMemory":
+        """The memory for the next segment.
+
+        Args:
+            seen: per layer the keys and values of [remembered, just read].
+            n_new: tokens just read. The last `ext_len` of them are left out, see `Memory.extended`.
+        """
+        end = self.length + max(0, n_new - ext_len)
+        begin = max(0, end - mem_len)
+        layers = tuple(KeyValue(k[:, :, begin:end], v[:, :, begin:end]) for k, v in seen)
+        return KeyValueMemory(layers, self.places, self.clamp_len)

@@ -1,5 +1,6 @@
 """Transformer-XL: the file to read first. It does not know which position encoding or attention rule is in use."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
 from txl.config import Context, ModelConfig
-from txl.memory import Memory, Span
+from txl.memory import KeyValue, KeyValueMemory, Memory, Span
 from txl.positions import PositionEncoding, build_position_encodings
 
 
@@ -34,18 +35,34 @@ class Layer(nn.Module):
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The layer's output (B, T, D). With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
         if self.pre_lnorm:
-            attended_BTD = self.attn(self.attn_norm(x_BTD), self.attn_norm(mem_BMD), feats, span)
-            x_BTD = x_BTD + self.attn_drop(attended_BTD)
+            return self._after(x_BTD, self.attn(self.attn_norm(x_BTD), self.attn_norm(mem_BMD), feats, span))
+        return self._after(x_BTD, self.attn(x_BTD, mem_BMD, feats, span))
+
+    def with_key_values(
+        self, x_BTD: Tensor, remembered: KeyValue, place: Tensor, span: Span
+    ) -> tuple[Tensor, KeyValue]:
+        """The same from remembered keys and values; see `Attention.with_key_values`."""
+        read_BTD = self.attn_norm(x_BTD) if self.pre_lnorm else x_BTD
+        attended_BTD, seen = self.attn.with_key_values(read_BTD, remembered, place, span)
+        return self._after(x_BTD, attended_BTD), seen
+
+    def _after(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attn_drop(attended_BTD)
+        if self.pre_lnorm:
             return x_BTD + self.ff(self.ff_norm(x_BTD))
-        x_BTD = self.attn_norm(x_BTD + self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span)))
+        x_BTD = self.attn_norm(x_BTD)
         return self.ff_norm(x_BTD + self.ff(x_BTD))
+
+
+AnyMemory = Memory | KeyValueMemory
+"""What a model remembers; it returns the kind that it was given."""
 
 
 class Output(NamedTuple):
     """Hidden states of the last layer (B, T, D), and the memory for the next segment."""
 
     hidden_BTD: Tensor
-    memory: Memory
+    memory: AnyMemory
 
 
 class TransformerXL(nn.Module):
@@ -70,7 +87,7 @@ class TransformerXL(nn.Module):
         self.recompute = False
         """Compute each layer a second time in the backward pass instead of keeping its activations."""
 
-    def forward(self, token_BT: Tensor, memory: Memory | None, context: Context) -> Output:
+    def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
         """Read a segment.
 
         Raises:
@@ -83,6 +100,13 @@ class TransformerXL(nn.Module):
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        if isinstance(memory, KeyValueMemory):
+            h_BTD, memory = self._with_key_values(h_BTD, memory, span, context)
+        else:
+            h_BTD, memory = self._with_hidden_states(h_BTD, memory, span, context)
+        return Output(self.drop(h_BTD), memory)
+
+    def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
         feats = self.layers[0].attn.pos.prepare(span, like=h_BTD)
         inputs = []
         for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
@@ -91,12 +115,44 @@ class TransformerXL(nn.Module):
                 h_BTD = checkpoint(layer, h_BTD, mem_BMD, feats, span, use_reentrant=False)
             else:
                 h_BTD = layer(h_BTD, mem_BMD, feats, span)
-        memory = memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
-        return Output(self.drop(h_BTD), memory)
+        return h_BTD, memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
+
+    def _with_key_values(
+        self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
+    ) -> tuple[Tensor, KeyValueMemory]:
+        memory = self._with_places(memory, span, context, like=h_BTD)
+        seen = []
+        for layer, remembered, place in zip(self.layers, memory.layers, memory.places, strict=True):
+            place = place[-span.n_key :] if layer.attn.pos.by_distance else place
+            h_BTD, both = layer.with_key_values(h_BTD, remembered, place, span)
+            seen.append(both)
+        n_new, ext_len = span.n_new, context.ext_len
+        return h_BTD, memory.kept(seen, n_new=n_new, mem_len=context.mem_len, ext_len=ext_len)
+
+    def _with_places(self, memory: KeyValueMemory, span: Span, context: Context, *, like: Tensor) -> KeyValueMemory:
+        """The memory with positions projected for this span: made once for the longest span there will be."""
+        encodings = [layer.attn.pos for layer in self.layers]
+        by_distance = encodings[0].by_distance
+        is_for_this_clamp = by_distance and bool(memory.places) and memory.clamp_len == span.clamp_len
+        if is_for_this_clamp and len(memory.places[0]) >= span.n_key:
+            return memory
+        if by_distance:
+            longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
+            span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
+        feats = encodings[0].prepare(span, like=like)
+        return replace(memory, places=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
+
+    def fresh_memory(self, batch_size: int) -> AnyMemory:
+        """An empty memory for evaluation and generation, of the faster kind where the encoding allows it."""
+        weight = self.layers[0].attn.k_net.weight
+        if self.layers[0].attn.pos.places_hidden_states():
+            return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)
+        nothing = weight.new_empty(batch_size, self.config.n_head, 0, self.config.d_head)
+        return KeyValueMemory(tuple(KeyValue(nothing, nothing) for _ in self.layers))
 
     def nll(
-        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
-    ) -> tuple[Tensor, Memory]:
+        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
+    ) -> tuple[Tensor, AnyMemory]:
         """Nats of each target, (B, T) in the order of the tokens, and the memory for the next segment.
 
         The input may be longer than the target (`ext_len`): the targets belong to its last positions.

@@ -37,7 +37,7 @@ def generate(
     device = next(model.parameters()).device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     segments = torch.tensor([list(prompt)], device=device).split(context.tgt_len, dim=1)
-    memory = None
+    memory = model.fresh_memory(1)
     for _ in range(length):
         with torch.inference_mode():
             for segment_BT in segments:

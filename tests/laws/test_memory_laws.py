@@ -127,6 +127,57 @@ def test_re_read_tokens_are_not_remembered(model: TransformerXL, token_BT: Tenso
     torch.testing.assert_close(second.hidden_BTD, whole[:, 5:16])
 
 
+@pytest.mark.parametrize(
+    "context",
+    [
+        FAR,
+        Context(tgt_len=8, mem_len=0),
+        Context(tgt_len=2, mem_len=5),
+        Context(tgt_len=8, mem_len=11, clamp_len=4),
+        Context(tgt_len=8, mem_len=7, same_length=True),
+        Context(tgt_len=8, mem_len=9, ext_len=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [3, 16, 5]], ids=str)
+def test_remembered_keys_and_values_equal_remembered_hidden_states(
+    model: TransformerXL, token_BT: Tensor, context: Context, sizes: list[int]
+) -> None:
+    hidden, cached = None, model.fresh_memory(2)
+    with torch.inference_mode():
+        for segment_BT in token_BT.split(sizes, dim=1):
+            one, hidden = model(segment_BT, hidden, context)
+            two, cached = model(segment_BT, cached, context)
+            torch.testing.assert_close(two, one)
+            assert cached.length == hidden.length
+
+
+def test_remembered_keys_and_values_serve_another_look_back(model: TransformerXL, token_BT: Tensor) -> None:
+    """Positions are projected anew when clamp_len changes or the span grows."""
+    hidden, cached = None, model.fresh_memory(2)
+    contexts = [
+        Context(tgt_len=4, mem_len=6),
+        Context(tgt_len=4, mem_len=20),
+        Context(tgt_len=4, mem_len=20, clamp_len=2),
+    ]
+    with torch.inference_mode():
+        for context, segment_BT in zip(contexts * 2, token_BT.split(4, dim=1), strict=True):
+            one, hidden = model(segment_BT, hidden, context)
+            two, cached = model(segment_BT, cached, context)
+            torch.testing.assert_close(two, one)
+
+
+def test_remembered_positions_are_projected_once(model: TransformerXL, token_BT: Tensor) -> None:
+    context, calls = Context(tgt_len=8, mem_len=16), []
+    for layer in model.layers:
+        layer.attn.pos.r_net.register_forward_hook(lambda *_: calls.append(None))
+    memory = model.fresh_memory(2)
+    with torch.inference_mode():
+        for segment_BT in token_BT.split(8, dim=1):
+            _, memory = model(segment_BT, memory, context)
+    assert len(calls) == len(model.layers)
+
+
 def test_a_memory_of_another_batch_is_refused(model: TransformerXL, token_BT: Tensor) -> None:
     memory = model(token_BT, None, FAR).memory
     with pytest.raises(ValueError, match="memory holds 2 rows, the segment 1"):

@@ -15,6 +15,7 @@ class PositionEncoding(nn.Module):
 
     The hooks, in the order the data meets them:
         prepare       once per forward pass, for all layers: what depends on positions only
+        project       once per layer: what this layer's weights make of it; kept in evaluation, where they do not change
         qk_input      the hidden states that queries and keys (never values) are projected from
         transform_qk  projected queries and keys
         score         a term added to the scaled logits
@@ -25,6 +26,8 @@ class PositionEncoding(nn.Module):
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Parameters and modules that all layers hold in common."""
+    by_distance: ClassVar[bool] = False
+    """`prepare` and `project` return one row per distance, S-1 ... 0, so that a shorter span uses the last rows."""
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -34,6 +37,10 @@ class PositionEncoding(nn.Module):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """What depends on positions only, computed once for all layers, on the device and in the dtype of `like`."""
         return like.new_empty(0)
+
+    def project(self, feats: Tensor) -> Tensor:
+        """What this layer makes of the positions; `score` and `value` receive it."""
+        return feats
 
     def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The states that queries and keys are projected from."""
@@ -53,6 +60,11 @@ class PositionEncoding(nn.Module):
     def value(self, prob_BNTS: Tensor, feats: Tensor, span: Span) -> Tensor | None:
         """A term of shape (B, N, T, H) added to the attention output; None for no term."""
         return None
+
+    @classmethod
+    def places_hidden_states(cls) -> bool:
+        """True if keys depend on where they are read, so that they cannot be remembered."""
+        return cls.qk_input is not PositionEncoding.qk_input
 
     @classmethod
     def needs_scores(cls) -> bool:

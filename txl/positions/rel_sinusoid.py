@@ -20,6 +20,7 @@ class RelSinusoid(PositionEncoding):
     """
 
     shared = ("u_NH", "v_NH")
+    by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
@@ -31,8 +32,12 @@ class RelSinusoid(PositionEncoding):
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         return self.drop(sinusoid(span.distances_S(like.device), self.d_model, like.dtype))
 
+    def project(self, feats: Tensor) -> Tensor:
+        """W_r R, (S, N, H)."""
+        return self.r_net(feats).view(len(feats), *self.u_NH.shape)
+
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        r_NHS = self.r_net(feats).view(len(feats), *self.u_NH.shape).permute(1, 2, 0)
+        r_NHS = feats.permute(1, 2, 0)
         content_BN1S = (self.scale * self.u_NH)[:, None] @ k_BNSH.mT
         distance_BNTS = (self.scale * (q_BNTH + self.v_NH[:, None])) @ r_NHS
         return content_BN1S + rel_shift(distance_BNTS)
