@@ -20,7 +20,7 @@ from txl.config import Context, EvalConfig, UsageError
 from txl.evaluate import evaluate, warmup_segments
 from txl.log import perplexity, say
 from txl.model import TransformerXL
-from txl.report import Row, plot_context, table, write_json
+from txl.report import Row, plot_context, require_writable, table, write_json
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,6 +31,8 @@ def main(argv: Sequence[str]) -> None:
     corpus = open_corpus(typed, checkpoint)
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
+    if config.json:
+        require_writable(Path(config.json))
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
 
     rows = []
@@ -69,7 +71,10 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         trained_on = DataConfig(**checkpoint.record["data"])
     except (KeyError, TypeError, DataError):
         raise damaged(checkpoint.folder / "config.json") from None
-    corpus = Corpus(build(DataConfig, typed, **dataclasses.asdict(trained_on)), vocab)
+    as_trained = dataclasses.asdict(trained_on)
+    if typed.get("dataset", trained_on.dataset) != trained_on.dataset:  # its own rules, not those of the run
+        del as_trained["min_freq"], as_trained["max_size"]
+    corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
     if corpus.defines_vocabulary:
         own = Corpus(corpus.config).vocab
         if own.fingerprint() != vocab.fingerprint():

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, as_dict, require
+from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.distributed import Ranks
 from txl.files import flush, naming, written_whole
 from txl.memory import Memory
@@ -266,9 +266,12 @@ def _load(path: Path) -> dict[str, Tensor]:
 def _open(folder: Path) -> Checkpoint:
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        require(isinstance(record["attachments"], dict), "attachments")
+        if record["format"] != FORMAT:
+            raise UsageError(f"{folder}: of format {record['format']}, this is {FORMAT}; use the txl that wrote it")
         return Checkpoint(folder, record, ModelConfig(**record["model"]), Context(**record["context"]))
-    except (FileNotFoundError, KeyError, TypeError, ValueError):  # UsageError is a ValueError
+    except UsageError:
+        raise
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(folder / _RECORD) from None
 
 

@@ -120,7 +120,7 @@ class Context:
         require(
             not self.same_length or self.mem_len > 0,
             "--same_length needs --mem_len > 0: with --mem_len 0 no key at all would be visible; "
-            "give a memory or drop --same_length",
+            "give a memory, or --no_same_length",
         )
 
 

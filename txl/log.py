@@ -3,9 +3,11 @@
 import json
 import logging
 import math
+import os
 import platform
 import subprocess
 import sys
+import time
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,9 @@ from typing import Any
 from tqdm import tqdm
 
 from txl.files import naming
+
+RECORDS, CURVES = "metrics.jsonl", "tensorboard"
+"""A file and a folder in a run's folder."""
 
 
 class _AboveTheBar(logging.Handler):
@@ -75,18 +80,19 @@ class Metrics:
     """
 
     def __init__(self, work_dir: Path | None) -> None:
-        self._writer: Any = None
-        self._file: FileIO | None = None
-        self._work_dir = work_dir
+        self._records: FileIO | None = None
+        self._curves: FileIO | None = None
         if work_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only who trains waits
-
-            self._writer = SummaryWriter(str(work_dir / "tensorboard"))
-            self._file = (work_dir / "metrics.jsonl").open("ab", buffering=0)  # nothing pends if the disk is full
+            # no buffers: nothing pends when the disk is full or the process is killed
+            self._records = (work_dir / RECORDS).open("ab", buffering=0)
+            (work_dir / CURVES).mkdir(exist_ok=True)
+            name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}"
+            self._curves = (work_dir / CURVES / name).open("ab", buffering=0)
+            self._event(file_version="brain.Event:2")
 
     def start(self, **what: Any) -> None:
         """The first record of a start."""
-        self._write({"kind": "start", **what})
+        self._record({"kind": "start", **what})
 
     def add(self, kind: str, step: int, values: dict[str, float]) -> None:
         """A record of measurements, and a point of each curve.
@@ -95,16 +101,26 @@ class Metrics:
             kind: train or valid.
             values: by name, for example "train/nll_nats" or "speed/tok_per_s".
         """
-        self._write({"kind": kind, "step": step, **values})
-        if self._writer is not None and self._work_dir is not None:
-            with naming(self._work_dir / "tensorboard"):
-                for name, value in values.items():
-                    self._writer.add_scalar(name, value, step)
+        self._record({"kind": kind, "step": step, **values})
+        if self._curves is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            with naming(Path(self._file.name)):
-                self._file.write(json.dumps(record).encode() + b"\n")
+            points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._event(step=step, summary=Summary(value=points))
+
+    def _record(self, record: dict[str, Any]) -> None:
+        if self._records is not None:
+            with naming(Path(self._records.name)):
+                self._records.write(json.dumps(record).encode() + b"\n")
+
+    def _event(self, **fields: Any) -> None:
+        """Without torch's SummaryWriter, whose thread cannot tell us that the disk is full."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        assert self._curves is not None
+        with naming(Path(self._curves.name)):
+            RecordWriter(self._curves).write(Event(wall_time=time.time(), **fields).SerializeToString())
 
     def __enter__(self) -> "Metrics":
         return self
@@ -112,11 +128,9 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None and self._work_dir is not None:
-            with naming(self._work_dir / "tensorboard"):
-                self._writer.close()
-        if self._file is not None:
-            self._file.close()
+        for file in (self._records, self._curves):
+            if file is not None:
+                file.close()
 
 
 def provenance() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from txl.config import Context
 from txl.evaluate import Score
-from txl.files import written_whole
+from txl.files import naming, written_whole
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,22 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write_json(path: Path, rows: Sequence[Row], **extra: Any) -> None:
-    """The rows as JSON, whole or not at all."""
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps({**extra, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
+    """The rows as JSON, whole or not at all; what is no regular file, /dev/stdout for one, is written to as it is."""
+    text = json.dumps({**extra, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n"
+    if path.exists() and not path.is_file():
+        with naming(path):
+            path.write_text(text)
+        return
+    with written_whole(path.resolve()) as temporary:
+        temporary.write_text(text)
+
+
+def require_writable(path: Path) -> None:
+    """Raise `OSError` unless a file can be written there, before an hour is spent on what it shall hold."""
+    if not path.exists() or path.is_file():
+        with written_whole(path.resolve().with_name(f".{path.name}.writable")) as temporary:
+            temporary.touch()
+        path.resolve().with_name(f".{path.name}.writable").unlink()
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:

@@ -1,6 +1,7 @@
 """A run's folder: how a run begins in it, goes on in it, and ends."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from txl.checkpoint import Checkpoint, has_checkpoint, last_checkpoint, remove_checkpoints
 from txl.config import TrainConfig, UsageError, require
 from txl.distributed import Ranks
-from txl.log import complain, perplexity, say
+from txl.log import CURVES, RECORDS, complain, perplexity, say
 from txl.model import TransformerXL
 from txl.training import Outcome
 
@@ -46,6 +47,8 @@ def begin_anew(folder: Path, ranks: Ranks) -> None:
     """Forget the run that was in the folder."""
     if ranks.is_main:
         remove_checkpoints(folder)
+        (folder / RECORDS).unlink(missing_ok=True)
+        shutil.rmtree(folder / CURVES, ignore_errors=True)
     ranks.barrier()
 
 

@@ -95,6 +95,11 @@ class TrainState:
 
     def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
         self.model, self.config, self.context, self.ranks = model, config, context, ranks
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
+        model.recompute = config.recompute
+        if config.compile:
+            for layer in model.layers:
+                layer.compile()
         self.nats = parallel(_Nats(model), ranks)
         self.optimizers = Optimizers(model.named_parameters(), config)
         self.plateau = Plateau(config)

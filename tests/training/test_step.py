@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.runs import IDS, Run, config
+from tests.training.runs import IDS, SHAPE, Run, config
 from txl.optim import Lamb
 from txl.training import NonFiniteError
 
@@ -24,6 +24,33 @@ def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> Non
     plain, other = weights_after(), weights_after(**settings)
     for name, weight in plain.items():
         torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("recompute", "n_forward"), [(False, 1), (True, 2)])
+def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int) -> None:
+    run = Run(config(max_step=1, recompute=recompute)).begin()
+    calls = []
+    run.state.model.layers[0].ff.register_forward_hook(lambda *_: calls.append(None))
+    run.train()
+    assert len(calls) == n_forward
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
+def test_compiled_layers_train_alike() -> None:
+    shape = SHAPE | {"n_layer": 1}
+    plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin() for c in (False, True))
+    plain.train()
+    compiled.train()
+    for one, two in zip(plain.losses, compiled.losses, strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
+
+
+def test_tf32_is_asked_for_only_by_its_flag() -> None:
+    for tf32 in (True, False):
+        Run(config(tf32=tf32)).begin()
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
 
 
 def test_recomputation_draws_the_same_dropout() -> None:

@@ -1,0 +1,172 @@
+"""A tiny text, a tiny trained model, and the entry points called in this process."""
+
+import contextlib
+import importlib
+import io
+import random
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from data_utils.files import DataError
+from txl.cli import run
+
+WORDS = [
+    a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in ("b", "d", "f", "k", "l", "n", "r", "s")
+]
+N_WORD = {"train": 800, "valid": 120, "test": 90}
+# weights so large that memory and batch boundaries show in the loss
+TINY = (
+    "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
+    "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2"
+).split()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def notes(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("note: ")]
+
+    @property
+    def complaints(self) -> list[str]:
+        return [line for line in self.err.splitlines() if not line.startswith("note: ")]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run, the text it was trained on, and what the training printed. Not to be written to."""
+
+    run: Path
+    text: Path
+    out: str
+
+
+@pytest.fixture(scope="session")
+def entry_points() -> dict[str, ModuleType]:
+    return {name: importlib.import_module(name) for name in ("train", "eval", "generate")}
+
+
+@pytest.fixture(scope="session")
+def write_text() -> Callable[..., Path]:
+    """Writes a folder of text in which every word of `words` occurs; another seed, other words or another text."""
+
+    def write(folder: Path, *, seed: int = 0, words: list[str] = WORDS) -> Path:
+        dice = random.Random(seed)
+        folder.mkdir(parents=True)
+        for split, n in N_WORD.items():
+            drawn = [*words, *dice.choices(words, k=n - len(words))]
+            lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
+            (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Path], entry_points: dict[str, ModuleType]
+) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    text = write_text(folder / "text")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        entry_points["train"].main(["--data", str(text), "--work_dir", str(folder / "run"), *TINY])
+    return Trained(folder / "run", text, out.getvalue())
+
+
+@pytest.fixture
+def text(trained: Trained, tmp_path: Path) -> Path:
+    """The text of the trained model with its token files, to be damaged at will."""
+    return shutil.copytree(trained.text, tmp_path / "text")
+
+
+@pytest.fixture
+def run_folder(trained: Trained, tmp_path: Path) -> Path:
+    """The run of the trained model, to be damaged at will."""
+    return shutil.copytree(trained.run, tmp_path / "run")
+
+
+@pytest.fixture
+def training(text: Path, tmp_path: Path) -> list[str]:
+    """Flags of a training that would succeed; later flags win over them."""
+    return ["--data", str(text), "--work_dir", str(tmp_path / "new_run"), *TINY]
+
+
+@pytest.fixture
+def call(
+    entry_points: dict[str, ModuleType], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Outcome]:
+    """Calls an entry point as the console would; an exception that would be a traceback there is raised here."""
+
+    def call(entry: str, *flags: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [f"{entry}.py", *map(str, flags)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            run(entry_points[entry].main, DataError)
+        return Outcome(int(stop.value.code or 0), *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(call: Callable[..., Outcome], tmp_path: Path) -> Callable[..., str]:
+    """Calls an entry point that must refuse, and returns the line it says why in."""
+
+    def refused(entry: str, *flags: object) -> str:
+        outcome = call(entry, *flags)
+        assert outcome.status == 2, outcome
+        assert len(outcome.complaints) == 1, outcome.err
+        assert "Traceback" not in outcome.err
+        assert half_written(tmp_path) == []
+        return outcome.complaints[0]
+
+    return refused
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path) -> Callable[[], list[Path]]:
+    """Lists what a program that was stopped has left half written."""
+    return lambda: half_written(tmp_path)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """Makes every file end at so many bytes, for compiled code too: the system refuses to write on."""
+
+    @contextlib.contextmanager
+    def limited(n_byte: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_byte, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Presses Ctrl-C; works too where the tests were started with SIGINT ignored, as shells start background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name.startswith(".")]

@@ -1,0 +1,732 @@
+"""Bad input: one line that names the thing and the remedy, exit status 2, no traceback, nothing half written."""
+
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+ROOT = Path(__file__).parents[2]
+
+Refused = Callable[..., str]
+FullDisk = Callable[[int], AbstractContextManager[None]]
+
+
+def cut(path: Path, *, keep: float) -> None:
+    """Truncate a file to a share of its size."""
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+
+def weights_of(run: Path) -> list[tuple[str, bytes]]:
+    return sorted((str(path), path.read_bytes()) for path in run.rglob("model.safetensors"))
+
+
+# text
+
+
+def test_a_missing_folder_of_text_is_named(refused: Refused, training: list[str], tmp_path: Path) -> None:
+    line = refused("train", *training, "--data", tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere'}: no such folder" in line
+    assert "give the folder of the text files with --data" in line
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_missing_split_is_named_before_training(
+    refused: Refused, training: list[str], text: Path, split: str
+) -> None:
+    (text / f"{split}.txt").unlink()
+    line = refused("train", *training)
+    assert f"{text / split}.txt: no such file" in line
+    assert "needs train.txt, valid.txt and test.txt" in line
+
+
+def test_a_missing_split_is_named_before_the_others_are_tokenised(
+    refused: Refused, training: list[str], text: Path
+) -> None:
+    shutil.rmtree(text / "txl-cache")
+    (text / "valid.txt").unlink()
+    refused("train", *training)
+    assert list((text / "txl-cache").glob("*.tokens")) == []
+
+
+def test_a_missing_split_is_named_before_evaluating(refused: Refused, run_folder: Path, text: Path) -> None:
+    (text / "test.txt").unlink()
+    line = refused("eval", "--work_dir", run_folder, "--data", text)
+    assert f"{text / 'test.txt'}: no such file" in line
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_an_empty_split_is_named_before_training(refused: Refused, training: list[str], text: Path, split: str) -> None:
+    (text / f"{split}.txt").write_bytes(b"")
+    line = refused("train", *training)
+    assert f"{text / split}.txt: is empty" in line
+    assert "needs some text" in line
+
+
+def test_an_empty_split_is_named_before_evaluating(refused: Refused, run_folder: Path, text: Path) -> None:
+    (text / "test.txt").write_bytes(b"")
+    line = refused("eval", "--work_dir", run_folder, "--data", text)
+    assert f"{text / 'test.txt'}: is empty" in line
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_split_of_white_space_is_named(refused: Refused, training: list[str], text: Path, split: str) -> None:
+    (text / f"{split}.txt").write_text(" \t \n")
+    line = refused("train", *training)
+    assert f"{text / split}.txt" in line
+    assert "needs" in line
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_bytes_that_are_not_utf8_are_named_by_file_and_line(
+    refused: Refused, training: list[str], text: Path, split: str
+) -> None:
+    lines = (text / f"{split}.txt").read_bytes().splitlines(keepends=True)
+    lines[2] = " caf\xe9 \n".encode("latin1")
+    (text / f"{split}.txt").write_bytes(b"".join(lines))
+    line = refused("train", *training)
+    assert f"{text / split}.txt, line 3: not UTF-8" in line
+    assert "iconv -f latin1 -t utf-8" in line
+
+
+def test_a_character_cut_at_the_end_of_the_file_is_not_utf8(refused: Refused, training: list[str], text: Path) -> None:
+    (text / "valid.txt").write_bytes("bab\ndek\ncafé".encode()[:-1])
+    assert f"{text / 'valid.txt'}, line 3: not UTF-8" in refused("train", *training)
+
+
+def test_no_token_file_is_made_of_text_that_is_not_utf8(refused: Refused, training: list[str], text: Path) -> None:
+    shutil.rmtree(text / "txl-cache")
+    (text / "train.txt").write_bytes(b"bab \xff\n")
+    refused("train", *training)
+    assert list((text / "txl-cache").glob("*")) == []
+
+
+def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
+    refused: Refused, training: list[str], text: Path
+) -> None:
+    (text / "valid.txt").write_text("bab ded\nbab unheard\n")
+    line = refused("train", *training, "--dataset", "wt103")
+    assert f"{text / 'valid.txt'}, line 2: the word 'unheard' is not in the vocabulary" in line
+    assert "use --dataset text" in line
+
+
+def test_more_streams_than_text_are_refused_with_the_number_that_fits(refused: Refused, training: list[str]) -> None:
+    n_token = 800 + 80  # words and ends of lines
+    line = refused("train", *training, "--batch_size", n_token)
+    assert f"--batch_size {n_token}: the text of {n_token} tokens is too short" in line
+    assert f"use at most {n_token // 2}" in line
+
+
+def test_the_number_of_streams_that_fits_does_fit(call: Callable[..., Any], training: list[str]) -> None:
+    assert call("train", *training, "--batch_size", (800 + 80) // 2, "--max_step", 1).status == 0
+
+
+# sizes and other values
+
+TRAIN_VALUES = [
+    ("--n_layer 0", "--n_layer 0", "at least 1"),
+    ("--n_head 0", "--n_head 0", "at least 1"),
+    ("--n_head -2", "--n_head -2", "at least 1"),
+    ("--d_head 0", "--d_head 0", "at least 1"),
+    ("--d_inner 0", "--d_inner 0", "at least 1"),
+    ("--d_model 0", "--d_model 0", "at least 1"),
+    ("--d_model 17", "--d_model 17", "use 18"),
+    ("--d_embed 0", "--d_embed 0", "at least 1"),
+    ("--div_val 0", "--div_val 0", "at least 1"),
+    ("--div_val 100 --cutoffs 20 40", "--div_val 100", "raise --d_embed"),
+    ("--cutoffs 40 20", "--cutoffs 40 20", "ascending"),
+    ("--cutoffs 20 20", "--cutoffs 20 20", "ascending"),
+    ("--cutoffs 0 20", "--cutoffs 0 20", "positive"),
+    ("--cutoffs -5 20", "--cutoffs -5 20", "positive"),
+    ("--cutoffs 20 66", "--cutoffs 20 66: beyond the vocabulary of 66 words", "must be below"),
+    ("--tgt_len 0", "--tgt_len 0", "at least 1"),
+    ("--tgt_len -8", "--tgt_len -8", "at least 1"),
+    ("--mem_len -1", "--mem_len -1", "at least 0"),
+    ("--ext_len -1", "--ext_len -1", "at least 0"),
+    ("--clamp_len -2", "--clamp_len -2", "at least -1"),
+    ("--eval_tgt_len 0", "--eval_tgt_len 0", "at least 1"),
+    ("--same_length --mem_len 0", "--same_length needs --mem_len > 0", "give a memory or --no_same_length"),
+    ("--batch_size 0", "--batch_size 0", "at least 1"),
+    ("--eval_batch_size 0", "--eval_batch_size 0", "at least 1"),
+    ("--max_step 0", "--max_step 0", "at least 1"),
+    ("--log_interval 0", "--log_interval 0", "at least 1"),
+    ("--eval_interval 0", "--eval_interval 0", "at least 1"),
+    ("--warmup_step -1", "--warmup_step -1", "at least 0"),
+    ("--lr 0", "--lr 0.0", "above 0"),
+    ("--batch_chunk 0", "--batch_chunk 0", "at least 1"),
+    ("--batch_chunk 3", "--batch_size 4: does not divide", "nearest: 3 or 6"),
+    ("--local_batch_size 0", "--local_batch_size 0", "at least 1"),
+    ("--save_interval 0", "--save_interval 0", "at least 1"),
+    ("--keep_last 0", "--keep_last 0", "at least 1"),
+    ("--max_step_scheduler 0", "--max_step_scheduler 0", "at least 1"),
+    ("--max_hours 0", "--max_hours 0.0", "above 0"),
+    ("--patience -1", "--patience -1", "at least 0"),
+    ("--weight_decay -1", "--weight_decay -1.0", "at least 0"),
+    ("--resume --overwrite", "--resume and --overwrite", "drop one of them"),
+    ("--lr nan", "--lr nan", "above 0"),
+    ("--clip 0", "--clip 0.0", "above 0"),
+    ("--eta_min -1", "--eta_min -1.0", "at least 0"),
+    ("--dropout 1.5", "--dropout 1.5", "below 1"),
+    ("--dropout -0.1", "--dropout -0.1", "at least 0"),
+    ("--dropatt 1", "--dropatt 1.0", "below 1"),
+    ("--init_std -1", "--init_std -1", "must"),
+    ("--proj_init_std -1", "--proj_init_std -1", "must"),
+    ("--init uniform --init_range -1", "--init_range -1", "must"),
+    ("--seed -1", "--seed -1", "at least 0"),
+    ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
+    ("--min_freq -1", "--min_freq", "not be negative"),
+    ("--max_size 0", "--max_size", "at least 1"),
+    ("--dataset wt2 --min_freq 3", "--min_freq", "use --dataset text"),
+    ("--n_layer abc", "--n_layer", "int"),
+    ("--n_layer 2.5", "--n_layer", "int"),
+    ("--n_layer", "--n_layer", "expected one argument"),
+    ("--lr fast", "--lr", "float"),
+    ("--cutoffs 10 x", "--cutoffs", "int"),
+    ("--init xavier", "--init: invalid choice: 'xavier'", "uniform"),
+    ("--dataset novels", "--dataset: invalid choice: 'novels'", "wt103"),
+    ("--n_layr 2", "--n_layr: no such flag", "did you mean --n_layer?"),
+    ("--n-layr 2", "--n_layr: no such flag", "did you mean --n_layer?"),
+    ("--mem_lenn=2", "--mem_lenn: no such flag", "did you mean --mem_len?"),
+    ("--no_overwrit", "--no_overwrit: no such flag", "did you mean --no_overwrite?"),
+    ("--n_lay 2", "--n_lay: no such flag", "did you mean --n_layer?"),
+    ("--xyzzy", "--xyzzy: no such flag", "see --help"),
+    ("stray", "stray: not a flag", "see --help"),
+]
+
+
+@pytest.mark.parametrize(("flags", "thing", "remedy"), TRAIN_VALUES, ids=[flags for flags, _, _ in TRAIN_VALUES])
+def test_training_refuses_a_bad_value(
+    refused: Refused, training: list[str], flags: str, thing: str, remedy: str
+) -> None:
+    line = refused("train", *training, *flags.split())
+    assert thing in line
+    assert remedy in line
+
+
+def test_a_vocabulary_too_small_for_clusters_is_blamed_on_the_flag_that_was_typed(
+    refused: Refused, training: list[str], tmp_path: Path, write_text: Callable[..., Path]
+) -> None:
+    small = write_text(tmp_path / "small", words=["only", "four", "words", "here"])
+    assert "--adaptive" in refused("train", *training, "--data", small, "--adaptive")
+
+
+EVAL_VALUES = [
+    ("--tgt_len 0", "--tgt_len 0", "at least 1"),
+    ("--mem_len 8 -1", "--mem_len -1", "at least 0"),
+    ("--mem_len many", "--mem_len", "int"),
+    ("--ext_len -1", "--ext_len -1", "at least 0"),
+    ("--clamp_len -2", "--clamp_len -2", "at least -1"),
+    ("--mem_len 8 0 --same_length", "--same_length needs --mem_len > 0", "--no_same_length"),
+    ("--batch_size 0", "--batch_size 0", "at least 1"),
+    ("--split train", "--split: invalid choice: 'train'", "valid"),
+    ("--splits valid", "--splits: no such flag", "did you mean --split?"),
+]
+
+
+@pytest.mark.parametrize(("flags", "thing", "remedy"), EVAL_VALUES, ids=[flags for flags, _, _ in EVAL_VALUES])
+def test_evaluation_refuses_a_bad_value(
+    refused: Refused, run_folder: Path, text: Path, flags: str, thing: str, remedy: str
+) -> None:
+    line = refused("eval", "--work_dir", run_folder, "--data", text, *flags.split())
+    assert thing in line
+    assert remedy in line
+
+
+GENERATE_VALUES = [
+    ("--temperature -1", "--temperature -1.0", "must not be negative"),
+    ("--temperature nan", "--temperature nan", "must not be negative"),
+    ("--top_p 0", "--top_p 0.0", "above 0"),
+    ("--top_p 1.5", "--top_p 1.5", "at most 1"),
+    ("--top_k -1", "--top_k -1", "at least 0"),
+    ("--top_k few", "--top_k", "int"),
+    ("--length 0", "--length 0", "at least 1"),
+    ("--mem_len -1", "--mem_len -1", "at least 0"),
+    ("--seed -1", "--seed -1", "at least 0"),
+    ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
+    ("--promt x", "--promt: no such flag", "did you mean --prompt?"),
+    ("--prompt one two", "two: not a flag", "quote values with spaces"),
+]
+
+
+@pytest.mark.parametrize(("flags", "thing", "remedy"), GENERATE_VALUES, ids=[flags for flags, _, _ in GENERATE_VALUES])
+def test_generation_refuses_a_bad_value(
+    refused: Refused, run_folder: Path, flags: str, thing: str, remedy: str
+) -> None:
+    line = refused("generate", "--work_dir", run_folder, *flags.split())
+    assert thing in line
+    assert remedy in line
+
+
+@pytest.mark.parametrize("temperature", ["1e-40", "inf"])
+def test_an_extreme_temperature_is_honoured_or_refused(
+    call: Callable[..., Any], run_folder: Path, temperature: str
+) -> None:
+    outcome = call("generate", "--work_dir", run_folder, "--length", 3, "--no_unk", "--temperature", temperature)
+    assert (outcome.status, "--temperature" in outcome.err) in [(0, False), (2, True)]
+
+
+@pytest.mark.parametrize("prompt", ["", "  ", "\n", "\u00a0"])
+def test_an_empty_prompt_is_refused(refused: Refused, run_folder: Path, prompt: str) -> None:
+    line = refused("generate", "--work_dir", run_folder, "--prompt", prompt)
+    assert "--prompt is empty" in line
+    assert "give some text, or leave the flag out" in line
+
+
+def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
+    refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
+) -> None:
+    call("train", *training, "--dataset", "wt103", "--max_step", 1)
+    line = refused("generate", "--work_dir", tmp_path / "new_run", "--prompt", "bab unheard")
+    assert "--prompt: 'unheard' is not in the vocabulary" in line
+    assert "use other words" in line
+
+
+# the run's folder
+
+
+@pytest.mark.parametrize("entry", ["eval", "generate"])
+def test_a_missing_run_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
+    line = refused(entry, "--work_dir", tmp_path / "nowhere")
+    assert f"--work_dir {tmp_path / 'nowhere'}: no such folder" in line
+    assert "give the folder of a run" in line
+
+
+@pytest.mark.parametrize("entry", ["eval", "generate"])
+def test_a_folder_without_checkpoint_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
+    line = refused(entry, "--work_dir", tmp_path)
+    assert f"--work_dir {tmp_path}: holds no checkpoint" in line
+    assert "train first" in line
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
+@pytest.mark.parametrize("entry", ["eval", "generate"])
+def test_a_truncated_checkpoint_is_named(
+    refused: Refused, run_folder: Path, text: Path, entry: str, name: str, keep: float
+) -> None:
+    checkpoint = run_folder / (run_folder / "best").read_text().strip()
+    cut(checkpoint / name, keep=keep)
+    line = refused(entry, "--work_dir", run_folder, *(["--data", text] if entry == "eval" else []))
+    assert str(checkpoint / name) in line
+    assert "use another checkpoint" in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
+def test_a_checkpoint_with_a_missing_file_is_named(refused: Refused, run_folder: Path, name: str) -> None:
+    checkpoint = run_folder / (run_folder / "best").read_text().strip()
+    (checkpoint / name).unlink()
+    line = refused("generate", "--work_dir", run_folder)
+    assert str(checkpoint / name) in line
+    assert "use another checkpoint" in line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda record: record.pop("data"), lambda record: record["data"].update(dataset="?")],
+    ids=["not said", "not known"],
+)
+def test_a_checkpoint_that_does_not_say_what_text_it_was_trained_on_is_named(
+    refused: Refused, run_folder: Path, damage: Callable[[dict[str, Any]], None]
+) -> None:
+    path = run_folder / (run_folder / "best").read_text().strip() / "config.json"
+    record = json.loads(path.read_text())
+    damage(record)
+    path.write_text(json.dumps(record))
+    assert str(path) in refused("eval", "--work_dir", run_folder)
+
+
+@pytest.mark.parametrize("content", [b"step_00000099\n", b"\xff\xfe", b""])
+@pytest.mark.parametrize("pointer", ["best", "latest"])
+def test_a_pointer_to_no_checkpoint_is_passed_over(
+    call: Callable[..., Any], run_folder: Path, pointer: str, content: bytes
+) -> None:
+    (run_folder / pointer).write_bytes(content)
+    assert call("generate", "--work_dir", run_folder, "--length", 1).status == 0
+
+
+def test_weights_that_are_not_numbers_are_named(refused: Refused, run_folder: Path) -> None:
+    path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}, path)
+    assert str(path.parent) in refused("generate", "--work_dir", run_folder)
+
+
+def test_weights_of_another_shape_are_named(refused: Refused, run_folder: Path) -> None:
+    checkpoint = run_folder / (run_folder / "best").read_text().strip()
+    record = json.loads((checkpoint / "config.json").read_text())
+    record["model"]["n_layer"] = 3
+    (checkpoint / "config.json").write_text(json.dumps(record))
+    line = refused("generate", "--work_dir", run_folder)
+    assert f"{checkpoint / 'model.safetensors'}: the weights do not fit" in line
+    assert "use another checkpoint" in line
+
+
+def test_a_text_with_another_vocabulary_is_refused(
+    refused: Refused, run_folder: Path, tmp_path: Path, write_text: Callable[..., Path]
+) -> None:
+    other = write_text(tmp_path / "other", words=["other", "words", "than", "those"])
+    line = refused("eval", "--work_dir", run_folder, "--data", other)
+    assert f"{other}: its vocabulary (6 words) is not the one" in line
+    assert "give the --data and --dataset of the training run" in line
+
+
+def test_a_run_is_not_written_over(refused: Refused, training: list[str], run_folder: Path) -> None:
+    line = refused("train", *training, "--work_dir", run_folder)
+    assert f"--work_dir {run_folder}: holds the checkpoints of a run already" in line
+    assert "go on with --resume, name another folder, or add --overwrite" in line
+
+
+@pytest.mark.parametrize("mistake", ["--data nowhere", "--d_model 17", "--cutoffs 99999", "--batch_size 99999"])
+def test_a_run_outlives_a_mistake_in_the_command_that_was_to_replace_it(
+    refused: Refused, training: list[str], run_folder: Path, mistake: str
+) -> None:
+    before = weights_of(run_folder)
+    refused("train", *training, "--work_dir", run_folder, "--overwrite", *mistake.split())
+    assert weights_of(run_folder) == before
+
+
+@pytest.mark.parametrize(("flag", "was"), [("--d_model 32", "16"), ("--tgt_len 4", "8"), ("--lr 0.1", "0.00025")])
+def test_a_flag_that_contradicts_the_run_to_go_on_with_is_named(
+    refused: Refused, training: list[str], run_folder: Path, flag: str, was: str
+) -> None:
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", *flag.split())
+    assert f"{flag}: the run in {run_folder} was started with {was}" in line
+    assert "drop the flag, or start a new run" in line
+
+
+def test_a_text_that_has_changed_since_the_run_to_go_on_with_is_named(
+    refused: Refused, training: list[str], text: Path, run_folder: Path
+) -> None:
+    (text / "valid.txt").write_text("bab bad\n")
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    assert "valid.txt has changed" in line
+    assert "bring the text back, or start a new run" in line
+
+
+def test_a_vocabulary_that_has_changed_since_the_run_to_go_on_with_is_named(
+    refused: Refused, training: list[str], text: Path, run_folder: Path
+) -> None:
+    (text / "train.txt").write_text((text / "train.txt").read_text().replace("bab", "new"))
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    assert f"{text}: its vocabulary is no longer the one" in line
+    assert "bring the text back, or start a new run" in line
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "name",
+    [*("config.json", "model.safetensors", "vocab.txt"), *("optimizer.safetensors", "progress.json", "streams_*")],
+)
+def test_a_truncated_checkpoint_to_go_on_from_is_named(
+    refused: Refused, training: list[str], run_folder: Path, name: str, keep: float
+) -> None:
+    (path,) = run_folder.glob(f"step_00000004/{name}")
+    cut(path, keep=keep)
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    assert str(path) in line
+    assert "use another checkpoint" in line
+
+
+# disks and folders
+
+
+@pytest.fixture
+def below_a_file(tmp_path: Path) -> Path:
+    """A folder that nobody can make, root included."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "folder"
+
+
+def test_an_unwritable_run_folder_is_named(refused: Refused, training: list[str], below_a_file: Path) -> None:
+    line = refused("train", *training, "--work_dir", below_a_file)
+    assert str(below_a_file) in line
+    assert "name a folder that can be written" in line
+
+
+def test_an_unwritable_run_folder_is_found_before_the_text_is_read(
+    refused: Refused, training: list[str], below_a_file: Path, tmp_path: Path
+) -> None:
+    assert str(below_a_file) in refused("train", *training, "--work_dir", below_a_file, "--data", tmp_path / "nowhere")
+
+
+def test_an_unwritable_folder_of_token_files_is_named(
+    refused: Refused, training: list[str], below_a_file: Path
+) -> None:
+    line = refused("train", *training, "--cache_dir", below_a_file)
+    assert str(below_a_file) in line
+    assert "name a folder that can be written" in line
+
+
+def test_an_unwritable_json_is_named(refused: Refused, run_folder: Path, text: Path, below_a_file: Path) -> None:
+    line = refused("eval", "--work_dir", run_folder, "--data", text, "--json", below_a_file / "result.json")
+    assert str(below_a_file) in line
+    assert "name a folder that can be written" in line
+
+
+def test_a_full_disk_is_named_by_the_vocabulary_it_stopped(
+    refused: Refused, training: list[str], text: Path, full_disk: FullDisk
+) -> None:
+    shutil.rmtree(text / "txl-cache")
+    with full_disk(512):
+        line = refused("train", *training)
+    assert str(text / "txl-cache") in line
+    assert "make room" in line
+
+
+def test_a_full_disk_is_named_by_the_token_file_it_stopped(
+    refused: Refused, training: list[str], text: Path, full_disk: FullDisk
+) -> None:
+    shutil.rmtree(text / "txl-cache")
+    with full_disk(4096):
+        line = refused("train", *training)
+    assert str(text / "txl-cache") in line
+    assert "make room" in line
+
+
+def test_a_full_disk_leaves_no_token_file(
+    call: Callable[..., Any], training: list[str], text: Path, full_disk: FullDisk
+) -> None:
+    shutil.rmtree(text / "txl-cache")
+    with full_disk(4096):
+        call("train", *training)
+    assert [path.name for path in (text / "txl-cache").iterdir()] == ["text.vocab.json"]
+
+
+def test_a_full_disk_is_named_by_the_checkpoint_it_stopped(
+    refused: Refused, training: list[str], tmp_path: Path, full_disk: FullDisk
+) -> None:
+    with full_disk(10_000):
+        line = refused("train", *training)
+    assert str(tmp_path / "new_run") in line
+    assert "make room" in line
+
+
+def test_a_disk_that_fills_up_while_flushing_is_named_by_the_checkpoint_it_stopped(
+    refused: Refused, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    line = refused("train", *training)
+    assert str(tmp_path / "new_run") in line
+    assert "No space left on device; make room" in line
+
+
+def test_a_full_disk_costs_no_earlier_checkpoint(
+    call: Callable[..., Any], training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_run, fsync = tmp_path / "new_run", os.fsync
+
+    def full_from_the_second_checkpoint_on(descriptor: int) -> None:
+        if (new_run / "latest").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_from_the_second_checkpoint_on)
+    call("train", *training)
+    assert (new_run / (new_run / "latest").read_text().strip() / "model.safetensors").is_file()
+
+
+def test_a_full_disk_is_named_by_the_metrics_it_stopped(
+    refused: Refused, training: list[str], tmp_path: Path, full_disk: FullDisk
+) -> None:
+    with full_disk(1000):
+        line = refused("train", *training)
+    assert str(tmp_path / "new_run" / "metrics.jsonl") in line
+    assert "make room" in line
+
+
+TEN_LENGTHS = ["--mem_len", *map(str, range(10, 20))]
+
+
+def test_a_full_disk_is_named_by_the_json_it_stopped(
+    refused: Refused, run_folder: Path, text: Path, tmp_path: Path, full_disk: FullDisk
+) -> None:
+    with full_disk(5000):
+        line = refused("eval", "--work_dir", run_folder, "--data", text, *TEN_LENGTHS, "--json", tmp_path / "new.json")
+    assert str(tmp_path / "new.json") in line
+    assert "make room" in line
+
+
+def test_a_full_disk_leaves_an_older_json_as_it_was(
+    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path, full_disk: FullDisk
+) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    with full_disk(5000):
+        call("eval", "--work_dir", run_folder, "--data", text, *TEN_LENGTHS, "--json", tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "{}"
+
+
+def test_a_full_disk_leaves_an_older_picture_as_it_was(
+    call: Callable[..., Any], run_folder: Path, text: Path, full_disk: FullDisk
+) -> None:
+    (run_folder / "context.png").write_bytes(b"an older picture")
+    with full_disk(5000):
+        call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--mem_len", 0, 8)
+    assert (run_folder / "context.png").read_bytes() == b"an older picture"
+
+
+# token files
+
+
+def test_a_stale_token_file_is_made_anew_with_a_notice(call: Callable[..., Any], run_folder: Path, text: Path) -> None:
+    (text / "valid.txt").write_text("bab bad\n")
+    outcome = call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid")
+    (note,) = outcome.notes
+    assert note.startswith(f"note: {text / 'txl-cache' / 'text.valid.tokens'}: stale")
+
+
+def test_a_stale_token_file_is_not_what_is_scored(
+    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    (text / "valid.txt").write_text("bab bad\n")
+    call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--json", tmp_path / "result.json")
+    assert [row["tokens"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]] == [2]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.9])
+def test_a_truncated_token_file_is_made_anew_with_a_notice(
+    call: Callable[..., Any], training: list[str], text: Path, keep: float
+) -> None:
+    cut(text / "txl-cache" / "text.train.tokens", keep=keep)
+    outcome = call("train", *training)
+    (note,) = outcome.notes
+    assert note.startswith(f"note: {text / 'txl-cache' / 'text.train.tokens'}: stale")
+
+
+def test_a_stale_vocabulary_is_made_anew_with_a_notice(
+    call: Callable[..., Any], training: list[str], text: Path
+) -> None:
+    with (text / "train.txt").open("a") as file:
+        file.write("a new word\n")
+    assert any("text.vocab.json: stale" in note for note in call("train", *training).notes)
+
+
+def test_token_files_that_are_not_stale_get_no_notice(call: Callable[..., Any], training: list[str]) -> None:
+    assert call("train", *training, "--max_step", 1).err == ""
+
+
+# Ctrl-C
+
+
+@pytest.fixture
+def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Presses Ctrl-C in a certain call of the function that stands at `place`."""
+
+    def press_at_call(number: int, place: str) -> None:
+        module, _, name = place.rpartition(".")
+        original = getattr(sys.modules[module], name)
+        calls = itertools.count(1)
+
+        def pressing(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == number:
+                ctrl_c()
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(place, pressing)
+
+    return press_at_call
+
+
+PressAtCall = Callable[[int, str], None]
+
+
+@pytest.mark.parametrize(
+    "place", ["txl.training.train_line", "torch.nn.utils.clip_grad_norm_", "txl.training.eval_line"]
+)
+def test_ctrl_c_saves_the_last_whole_update_and_says_where(
+    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall, place: str
+) -> None:
+    press_at_call(3, place)
+    outcome = call("train", *training, "--log_interval", 1)
+    saved = tmp_path / "new_run" / "step_00000003"
+    said = f"train.py: interrupted after step 3; saved in {saved}; go on with --resume\n"
+    assert (outcome.status, outcome.err) == (130, said)
+
+
+def test_what_ctrl_c_saved_can_be_evaluated(
+    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
+) -> None:
+    press_at_call(2, "txl.training.train_line")
+    call("train", *training, "--log_interval", 1, "--eval_interval", 100)
+    assert call("eval", "--work_dir", tmp_path / "new_run").status == 0
+
+
+def test_a_second_ctrl_c_does_not_stop_the_saving(
+    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
+) -> None:
+    press_at_call(2, "txl.training.train_line")
+    press_at_call(1, "txl.checkpoint.save_file")
+    call("train", *training, "--log_interval", 1, "--eval_interval", 100)
+    assert (tmp_path / "new_run" / "step_00000002" / "config.json").is_file()
+
+
+def test_ctrl_c_leaves_no_token_file_half_written(
+    call: Callable[..., Any],
+    training: list[str],
+    text: Path,
+    press_at_call: PressAtCall,
+    leftovers: Callable[[], list[Path]],
+) -> None:
+    shutil.rmtree(text / "txl-cache")
+    press_at_call(2, "data_utils.corpus.array")
+    outcome = call("train", *training)
+    assert (outcome.status, leftovers()) == (130, [])
+
+
+@pytest.mark.parametrize(
+    ("entry", "place"), [("eval", "eval.perplexity"), ("generate", "txl.sampling.next_probabilities")]
+)
+def test_ctrl_c_ends_a_program_in_one_line(
+    call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str
+) -> None:
+    press_at_call(1, place)
+    outcome = call(entry, "--work_dir", run_folder)
+    assert (outcome.status, outcome.err) == (130, f"{entry}.py: interrupted; nothing was left half written\n")
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_at_the_console_saves_and_exits_with_130(training: list[str], tmp_path: Path) -> None:
+    endless = ["--max_step", "1000000", "--eval_interval", "1000000", "--log_interval", "1"]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *training, *endless],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("| epoch"))
+        process.send_signal(signal.SIGINT)
+        try:
+            err = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    saved = tmp_path / "new_run" / (tmp_path / "new_run" / "latest").read_text().strip()
+    assert process.returncode == 130
+    assert re.fullmatch(rf"train.py: interrupted after step \d+; saved in {re.escape(str(saved))}; [^\n]+\n", err)
+
+
+def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[str]) -> None:
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *training, "--d_model", "17"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert re.fullmatch(r"train.py: --d_model 17: must be even[^\n]*\n", process.stderr)

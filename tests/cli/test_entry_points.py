@@ -1,0 +1,357 @@
+"""What train, eval and generate leave behind and print."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+LINE_2019 = re.compile(r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+")
+
+Call = Callable[..., Any]
+
+
+def pointed(run: Path, pointer: str) -> Path:
+    return run / (run / pointer).read_text().strip()
+
+
+# train
+
+
+@pytest.mark.parametrize("pointer", ["best", "latest"])
+def test_a_run_holds_a_whole_checkpoint_behind_each_pointer(trained: Any, pointer: str) -> None:
+    folder = pointed(trained.run, pointer)
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "vocab.txt"}
+
+
+def test_the_latest_checkpoint_is_that_of_the_last_step(trained: Any) -> None:
+    assert pointed(trained.run, "latest").name == "step_00000004"
+
+
+def test_the_best_checkpoint_has_the_lowest_validation_loss(call: Call, training: list[str], tmp_path: Path) -> None:
+    out = call("train", *training, "--lr", 1.0, "--eval_interval", 1).out
+    evaluations = re.findall(r"^\| Eval .* at step +(\d+) .* valid ppl +(\S+)$", out, flags=re.MULTILINE)
+    step, _ = min(evaluations, key=lambda evaluation: float(evaluation[1]))
+    assert pointed(tmp_path / "new_run", "best").name == f"step_{int(step):08d}"
+
+
+def test_a_run_holds_no_checkpoint_that_neither_pointer_names(trained: Any) -> None:
+    kept = {path.name for path in trained.run.glob("step_*")}
+    assert kept == {pointed(trained.run, "best").name, pointed(trained.run, "latest").name}
+
+
+def test_a_run_holds_nothing_else(trained: Any) -> None:
+    names = {path.name for path in trained.run.iterdir() if not path.name.startswith("step_")}
+    assert names == {"best", "latest", "tensorboard", "metrics.jsonl"}
+
+
+def test_a_checkpoint_records_what_was_typed(trained: Any) -> None:
+    record = json.loads((pointed(trained.run, "latest") / "config.json").read_text())
+    found = record["step"], record["model"]["d_head"], record["context"]["mem_len"], record["train"]["max_step"]
+    assert found == (4, 8, 8, 4)
+
+
+def test_a_checkpoint_carries_its_vocabulary(trained: Any) -> None:
+    words = (pointed(trained.run, "latest") / "vocab.txt").read_text().split()
+    assert set(words) == {"<eos>", "<unk>", *(trained.text / "train.txt").read_text().split()}
+
+
+def test_tensorboard_gets_the_curves_of_the_training(trained: Any) -> None:
+    events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
+    assert [point.step for point in events.Scalars("train/nll_nats")] == [2, 4]
+
+
+def test_tensorboard_gets_the_curves_of_the_validation(trained: Any) -> None:
+    events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
+    assert [point.step for point in events.Scalars("valid/ppl")] == [1, 2, 3, 4]
+
+
+def test_the_console_line_is_that_of_2019(trained: Any) -> None:
+    lines = [line for line in trained.out.splitlines() if line.startswith("| epoch")]
+    assert [bool(LINE_2019.fullmatch(line)) for line in lines] == [True, True]
+
+
+def test_an_epoch_begins_anew_when_the_text_is_read(call: Call, training: list[str]) -> None:
+    n_segment = 28  # (880 tokens / 4 streams - 1) / 8
+    out = call("train", *training, "--max_step", n_segment + 1, "--log_interval", 1, "--eval_interval", 100).out
+    counters = re.findall(r"^\| epoch +(\d+) step +(\d+) \| +(\d+) batches", out, flags=re.MULTILINE)
+    assert counters[-2:] == [("1", "28", "28"), ("2", "29", "1")]
+
+
+@pytest.fixture
+def short_training(training: list[str]) -> list[str]:
+    return [*training, "--max_step", "2", "--eval_interval", "2", "--dropout", "0.1"]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {
+        name: tensor.numpy().tobytes()
+        for name, tensor in load_file(pointed(run, "latest") / "model.safetensors").items()
+    }
+
+
+def test_one_seed_gives_one_model(call: Call, short_training: list[str], tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        call("train", *short_training, "--work_dir", tmp_path / name)
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+
+
+def test_another_seed_gives_another_model(call: Call, short_training: list[str], tmp_path: Path) -> None:
+    for seed in (1, 2):
+        call("train", *short_training, "--work_dir", tmp_path / str(seed), "--seed", seed)
+    assert weights(tmp_path / "1") != weights(tmp_path / "2")
+
+
+def test_overwrite_replaces_a_run(call: Call, short_training: list[str], run_folder: Path) -> None:
+    call("train", *short_training, "--work_dir", run_folder, "--overwrite")
+    assert [path.name for path in run_folder.glob("step_*")] == ["step_00000002"]
+
+
+@pytest.fixture
+def unnamed_run(call: Call, short_training: list[str], tmp_path: Path) -> Path:
+    """What a run leaves that is killed after its first checkpoint and before the pointers to it."""
+    call("train", *short_training, "--seed", 1)
+    for pointer in ("best", "latest"):
+        (tmp_path / "new_run" / pointer).unlink()
+    return tmp_path / "new_run"
+
+
+def test_a_checkpoint_that_no_pointer_names_is_not_written_over(
+    refused: Callable[..., str], short_training: list[str], unnamed_run: Path
+) -> None:
+    line = refused("train", *short_training)
+    assert f"--work_dir {unnamed_run}: holds the checkpoints of a run already" in line
+
+
+def test_a_checkpoint_that_no_pointer_names_is_not_taken_for_one_of_the_run_that_replaces_it(
+    call: Call, short_training: list[str], unnamed_run: Path
+) -> None:
+    (old,) = unnamed_run.glob("step_*/model.safetensors")
+    before = old.read_bytes()
+    call("train", *short_training, "--seed", 2, "--overwrite")
+    assert (pointed(unnamed_run, "latest") / "model.safetensors").read_bytes() != before
+
+
+def test_adaptive_cutoffs_follow_the_vocabulary(call: Call, short_training: list[str], tmp_path: Path) -> None:
+    call("train", *short_training, "--adaptive")
+    record = json.loads((pointed(tmp_path / "new_run", "latest") / "config.json").read_text())
+    assert record["model"]["cutoffs"] == [int(share * 66) for share in (0.075, 0.15, 0.75)]
+
+
+# eval
+
+
+@pytest.fixture
+def evaluate(call: Call, run_folder: Path, text: Path, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Evaluates the trained model and returns the rows of the JSON file."""
+
+    def evaluate(*flags: object) -> list[dict[str, Any]]:
+        outcome = call("eval", "--work_dir", run_folder, "--data", text, "--json", tmp_path / "result.json", *flags)
+        assert outcome.status == 0, outcome.err
+        return json.loads((tmp_path / "result.json").read_text())["rows"]
+
+    return evaluate
+
+
+Evaluate = Callable[..., list[dict[str, Any]]]
+
+
+def test_perplexity_is_exp_of_nats_per_token(evaluate: Evaluate) -> None:
+    for row in evaluate():
+        assert row["perplexity"] == pytest.approx(math.exp(row["nats"] / row["tokens"]), rel=1e-12)
+
+
+def test_every_token_but_the_first_is_counted(evaluate: Evaluate, text: Path) -> None:
+    splits = {split: (text / f"{split}.txt").read_text() for split in ("valid", "test")}
+    expected = {split: len(words.split()) + words.count("\n") - 1 for split, words in splits.items()}
+    assert {row["split"]: row["tokens"] for row in evaluate("--batch_size", 3)} == expected
+
+
+@pytest.mark.parametrize("batch_size", [2, 7])
+@pytest.mark.parametrize("context", ["", "--mem_len 5 --tgt_len 3", "--mem_len 0 --ext_len 4", "--same_length"])
+def test_the_loss_does_not_depend_on_batch_size(evaluate: Evaluate, batch_size: int, context: str) -> None:
+    one, many = ([row["nats"] for row in evaluate("--batch_size", n, *context.split())] for n in (1, batch_size))
+    assert many == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "splits"),
+    [([], ["valid", "test"]), (["--split", "all"], ["valid", "test"]), (["--split", "test"], ["test"])],
+)
+def test_a_row_for_every_split(evaluate: Evaluate, flags: list[str], splits: list[str]) -> None:
+    assert [row["split"] for row in evaluate(*flags)] == splits
+
+
+def test_a_row_for_every_memory_length(evaluate: Evaluate) -> None:
+    rows = evaluate("--mem_len", 0, 4, 16)
+    assert [(row["split"], row["mem_len"]) for row in rows] == [(s, m) for s in ("valid", "test") for m in (0, 4, 16)]
+
+
+def test_the_table_shows_what_the_json_holds(call: Call, run_folder: Path, text: Path, evaluate: Evaluate) -> None:
+    flags = ["--mem_len", 0, 4, 16]
+    out = call("eval", "--work_dir", run_folder, "--data", text, *flags).out
+    shown = re.findall(r"^(\w+) +\d+ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +\d+$", out, flags=re.MULTILINE)
+    assert shown == [
+        (r["split"], str(r["mem_len"]), str(r["tokens"]), f"{r['nats_per_token']:.4f}", f"{r['perplexity']:.3f}")
+        for r in evaluate(*flags)
+    ]
+
+
+def test_several_memory_lengths_make_a_picture(evaluate: Evaluate, run_folder: Path) -> None:
+    evaluate("--mem_len", 0, 4)
+    assert imread(run_folder / "context.png").size > 0
+
+
+def test_one_memory_length_makes_no_picture(evaluate: Evaluate, run_folder: Path) -> None:
+    evaluate("--mem_len", 4)
+    assert not (run_folder / "context.png").exists()
+
+
+def test_the_json_names_the_checkpoint(evaluate: Evaluate, run_folder: Path, tmp_path: Path) -> None:
+    evaluate()
+    assert json.loads((tmp_path / "result.json").read_text())["checkpoint"] == str(pointed(run_folder, "best"))
+
+
+def test_one_checkpoint_of_a_run_can_be_evaluated(evaluate: Evaluate, run_folder: Path, tmp_path: Path) -> None:
+    evaluate("--work_dir", pointed(run_folder, "latest"))
+    assert json.loads((tmp_path / "result.json").read_text())["checkpoint"] == str(pointed(run_folder, "latest"))
+
+
+def test_the_text_of_the_training_is_the_default(
+    call: Call, run_folder: Path, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    call("eval", "--work_dir", run_folder, "--json", tmp_path / "default.json")
+    default = json.loads((tmp_path / "default.json").read_text())["rows"]
+    assert [row["nats"] for row in default] == [row["nats"] for row in evaluate()]
+
+
+def test_the_best_validation_loss_is_found_again(trained: Any, evaluate: Evaluate) -> None:
+    record = json.loads((pointed(trained.run, "best") / "config.json").read_text())
+    (row,) = evaluate("--split", "valid")
+    assert row["nats_per_token"] == pytest.approx(record["valid_nats_per_token"], rel=1e-5)
+
+
+def test_a_text_without_a_training_split_is_read_with_the_vocabulary_of_the_checkpoint(
+    evaluate: Evaluate, text: Path, tmp_path: Path
+) -> None:
+    expected = [row["nats"] for row in evaluate()]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for split in ("valid", "test"):
+        (elsewhere / f"{split}.txt").write_bytes((text / f"{split}.txt").read_bytes())
+    assert [row["nats"] for row in evaluate("--data", elsewhere)] == expected
+
+
+def test_unknown_words_of_such_a_text_are_counted_in_a_notice(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "test.txt").write_text("bab unheard unseen <unk> bad\n")
+    outcome = call("eval", "--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test")
+    assert [note.partition("test.txt: ")[2] for note in outcome.notes] == [
+        "2 of 6 words are not in the vocabulary and are read as <unk>"
+    ]
+
+
+# generate
+
+
+@pytest.fixture
+def write(call: Call, run_folder: Path) -> Callable[..., str]:
+    """What the trained model writes."""
+    return lambda *flags: call("generate", "--work_dir", run_folder, *flags).out
+
+
+Write = Callable[..., str]
+
+
+def tokens_of(out: str) -> list[str]:
+    """The tokens of a printed text, `<eos>` being a line break; one that ends the output is not a token."""
+    assert out.endswith("\n")
+    return re.findall(r"\n|[^ \n]+", out[:-1])
+
+
+def test_one_seed_writes_one_text(write: Write) -> None:
+    assert write("--seed", 5) == write("--seed", 5)
+
+
+def test_another_seed_writes_another_text(write: Write) -> None:
+    assert write("--seed", 5) != write("--seed", 6)
+
+
+def test_the_prompt_is_printed_first(write: Write) -> None:
+    assert write("--prompt", "bab  ded bab", "--length", 5).startswith("bab ded bab")
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_as_many_tokens_are_written_as_asked_for(write: Write, length: int) -> None:
+    assert len(tokens_of(write("--length", length))) == length
+
+
+def test_as_many_tokens_are_written_after_a_prompt_as_asked_for(write: Write) -> None:
+    prompt = " ".join(["bab", "bad", "baf"] * 7)  # longer than a segment
+    assert len(tokens_of(write("--prompt", prompt, "--length", 30).removeprefix(prompt))) == 30
+
+
+def test_greedy_words_do_not_depend_on_the_seed(write: Write) -> None:
+    assert write("--temperature", 0, "--seed", 1) == write("--temperature", 0, "--seed", 2)
+
+
+def test_the_likeliest_word_alone_is_greedy(write: Write) -> None:
+    assert write("--top_k", 1) == write("--temperature", 0)
+
+
+def test_unk_is_written_where_it_is_not_forbidden(write: Write) -> None:
+    assert "<unk>" in write("--length", 500)
+
+
+def test_no_unk_never_writes_unk(write: Write) -> None:
+    assert "<unk>" not in write("--length", 500, "--no_unk")
+
+
+def test_unknown_words_of_the_prompt_are_named_in_a_notice(call: Call, run_folder: Path) -> None:
+    outcome = call("generate", "--work_dir", run_folder, "--prompt", "bab Unheard unseen Unheard", "--length", 3)
+    assert outcome.err == "note: not in the vocabulary, read as <unk>: Unheard unseen\n"
+
+
+def test_unknown_words_of_the_prompt_are_printed_as_unk(write: Write) -> None:
+    assert write("--prompt", "bab unheard", "--length", 3).startswith("bab <unk> ")
+
+
+def test_a_reader_that_has_seen_enough_gets_no_complaint(
+    call: Call, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        outcome = call("generate", "--work_dir", run_folder)
+    assert (outcome.status, outcome.err) == (141, "")
+
+
+# from the console
+
+
+def test_the_three_programs_work_from_the_console(training: list[str], tmp_path: Path) -> None:
+    """In another folder than theirs."""
+    commands = (["train.py", *training], ["eval.py", "--work_dir", "new_run"], ["generate.py", "--work_dir", "new_run"])
+    ended = [
+        subprocess.run(
+            [sys.executable, str(ROOT / program), *flags],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+        for program, *flags in commands
+    ]
+    assert [(program.returncode, program.stderr) for program in ended] == [(0, "")] * 3

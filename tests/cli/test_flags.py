@@ -1,0 +1,395 @@
+"""The flags: those of 2019 as published, how they are spelt, and which value wins."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from data_utils.corpus import DataConfig
+from txl.cli import build, read_flags
+from txl.config import Context, EvalConfig, GenerateConfig, ModelConfig, TrainConfig, UsageError
+
+CLASSES = {
+    "train": (TrainConfig, ModelConfig, Context, DataConfig),
+    "eval": (EvalConfig, DataConfig),
+    "generate": (GenerateConfig,),
+}
+CONFIGS = (TrainConfig, ModelConfig, Context, DataConfig, EvalConfig, GenerateConfig)
+
+# run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
+
+TRAIN_2019 = {
+    "wt103_base": (
+        "--cuda --data ../data/wikitext-103/ --dataset wt103 --adaptive --n_layer 16 --d_model 410 --n_head 10 "
+        "--d_head 41 --d_inner 2100 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 "
+        "--max_step 200000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150 --batch_size 60 --multi_gpu --gpu0_bsz 4"
+    ),
+    "wt103_large": (
+        "--cuda --data ../data/wikitext-103/ --dataset wt103 --adaptive --div_val 4 --n_layer 18 --d_model 1024 "
+        "--n_head 16 --d_head 64 --d_inner 4096 --dropout 0.2 --dropatt 0.2 --optim adam --lr 0.00025 "
+        "--warmup_step 16000 --max_step 4000000 --tgt_len 384 --mem_len 384 --eval_tgt_len 128 --batch_size 128 "
+        "--multi_gpu --gpu0_bsz 0"
+    ),
+    "enwik8_base": (
+        "--cuda --data ../data/enwik8/ --dataset enwik8 --n_layer 12 --d_model 512 --n_head 8 --d_head 64 "
+        "--d_inner 2048 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 --max_step 400000 "
+        "--tgt_len 512 --mem_len 512 --eval_tgt_len 128 --batch_size 22 --multi_gpu --gpu0_bsz 4"
+    ),
+    "enwik8_large": (
+        "--cuda --data ../data/enwik8/ --dataset enwik8 --n_layer 24 --d_model 1024 --n_head 8 --d_head 128 "
+        "--d_inner 3072 --dropout 0.15 --dropatt 0.15 --optim adam --lr 0.00025 --warmup_step 4000 --max_step 400000 "
+        "--tgt_len 768 --mem_len 768 --eval_tgt_len 128 --batch_size 64 --multi_gpu --gpu0_bsz 0"
+    ),
+    "text8_base": (
+        "--cuda --data ../data/text8/ --dataset text8 --n_layer 12 --d_model 512 --n_head 8 --d_head 64 "
+        "--d_inner 2048 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 --max_step 400000 "
+        "--tgt_len 512 --mem_len 512 --eval_tgt_len 128 --batch_size 22 --multi_gpu --gpu0_bsz 4"
+    ),
+    "text8_large": (
+        "--cuda --data ../data/text8/ --dataset text8 --n_layer 24 --d_model 1024 --n_head 8 --d_head 128 "
+        "--d_inner 3072 --dropout 0.15 --dropatt 0.15 --optim adam --lr 0.00025 --max_step 400000 --tgt_len 768 "
+        "--mem_len 768 --eval_tgt_len 128 --batch_size 64"
+    ),
+    "lm1b_base": (
+        "--cuda --data ../data/one-billion-words/ --dataset lm1b --adaptive --n_layer 18 --d_model 1024 --div_val 4 "
+        "--n_head 8 --d_head 128 --d_inner 4096 --dropout 0.0 --dropatt 0.0 --optim adam --warmup_step 20000 "
+        "--max_step 500000 --lr 0.00025 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 224 --multi_gpu "
+        "--gpu0_bsz 32"
+    ),
+    "lm1b_large": (
+        "--cuda --data ../data/one-billion-words/ --dataset lm1b --adaptive --div_val 4 --n_layer 24 --d_model 1280 "
+        "--n_head 16 --d_head 80 --d_inner 8192 --dropout 0.05 --dropatt 0.05 --optim adam --warmup_step 30000 "
+        "--max_step 1200000 --lr 0.00025 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 512 --multi_gpu "
+        "--gpu0_bsz 0"
+    ),
+}
+EVAL_2019 = {
+    "wt103_base": (
+        "--cuda --data ../data/wikitext-103/ --dataset wt103 --tgt_len 64 --mem_len 640 --clamp_len 400 "
+        "--same_length --split test"
+    ),
+    "wt103_large": (
+        "--cuda --data ../data/wikitext-103/ --dataset wt103 --tgt_len 128 --mem_len 1600 --clamp_len 1000 "
+        "--same_length --split test"
+    ),
+    "enwik8_base": (
+        "--cuda --data ../data/enwik8/ --dataset enwik8 --tgt_len 80 --mem_len 2100 --clamp_len 820 --same_length "
+        "--split test"
+    ),
+    "enwik8_large": (
+        "--cuda --data ../data/enwik8/ --dataset enwik8 --tgt_len 128 --mem_len 3800 --clamp_len 1000 --same_length "
+        "--split test"
+    ),
+    "text8_base": (
+        "--cuda --data ../data/text8/ --dataset text8 --tgt_len 80 --mem_len 2100 --clamp_len 820 --same_length "
+        "--split test"
+    ),
+    "text8_large": (
+        "--cuda --data ../data/text8/ --dataset text8 --tgt_len 128 --mem_len 3800 --clamp_len 1000 --same_length "
+        "--split test"
+    ),
+    "lm1b_base": (
+        "--cuda --data ../data/one-billion-words/ --dataset lm1b --batch_size 64 --tgt_len 32 --mem_len 128 "
+        "--split test --same_length"
+    ),
+    "lm1b_large": (
+        "--cuda --data ../data/one-billion-words/ --dataset lm1b --batch_size 8 --tgt_len 32 --mem_len 128 "
+        "--split test --same_length"
+    ),
+}
+NOT_BUILT = sorted(set(TRAIN_2019) - {"wt103_base", "wt103_large"})
+
+# every flag of train.py and eval.py of 2019, with its default; switches have none
+ALL_2019 = {
+    "train": (
+        "--data ../data/wikitext-103|--dataset wt103|--n_layer 12|--n_head 10|--d_head 50|--d_embed -1|--d_model 500|"
+        "--d_inner 1000|--dropout 0.0|--dropatt 0.0|--init normal|--emb_init normal|--init_range 0.1|"
+        "--emb_init_range 0.01|--init_std 0.02|--proj_init_std 0.01|--optim adam|--lr 0.00025|--mom 0.0|"
+        "--scheduler cosine|--warmup_step 0|--decay_rate 0.5|--lr_min 0.0|--clip 0.25|--clip_nonemb|"
+        "--max_step 100000|--batch_size 60|--batch_chunk 1|--tgt_len 70|--eval_tgt_len 50|--ext_len 0|--mem_len 0|"
+        "--not_tied|--seed 1111|--cuda|--adaptive|--div_val 1|--pre_lnorm|--varlen|--multi_gpu|--log-interval 200|"
+        "--eval-interval 4000|--work_dir LM-TFM|--restart|--restart_dir |--debug|--same_length|--attn_type 0|"
+        "--clamp_len -1|--eta_min 0.0|--gpu0_bsz -1|--max_eval_steps -1|--sample_softmax -1|--patience 0|"
+        "--finetune_v2|--finetune_v3|--fp16|--static-loss-scale 1|--dynamic-loss-scale"
+    ),
+    "eval": (
+        "--data ../data/wikitext-103|--dataset wt103|--split all|--batch_size 10|--tgt_len 5|--ext_len 0|--mem_len 0|"
+        "--clamp_len -1|--cuda|--work_dir LM-TFM|--no_log|--same_length"
+    ),
+}
+EACH_2019 = [(entry, flag) for entry, flags in ALL_2019.items() for flag in flags.split("|")]
+
+
+def read(entry: str, *argv: str) -> dict[str, Any]:
+    return read_flags(argv, *CLASSES[entry], description="")
+
+
+def arrived(entry: str, line: str) -> dict[str, Any]:
+    """The values of a command line after they went through the dataclasses, by field."""
+    typed = read(entry, *line.split())
+    sizes = {"n_token": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
+    configs = [build(cls, typed, **(sizes if cls is ModelConfig else {})) for cls in CLASSES[entry]]
+    return {name: getattr(config, name) for config in configs for name in typed if hasattr(config, name)}
+
+
+# 2019
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "wt103_base",
+            {
+                "data": "../data/wikitext-103/", "dataset": "wt103", "adaptive": True, "n_layer": 16, "d_model": 410,
+                "n_head": 10, "d_head": 41, "d_inner": 2100, "dropout": 0.1, "dropatt": 0.0, "optim": "adam",
+                "lr": 0.00025, "warmup_step": 0, "max_step": 200_000, "tgt_len": 150, "mem_len": 150,
+                "eval_tgt_len": 150, "batch_size": 60,
+            },
+        ),
+        (
+            "wt103_large",
+            {
+                "data": "../data/wikitext-103/", "dataset": "wt103", "adaptive": True, "div_val": 4, "n_layer": 18,
+                "d_model": 1024, "n_head": 16, "d_head": 64, "d_inner": 4096, "dropout": 0.2, "dropatt": 0.2,
+                "optim": "adam", "lr": 0.00025, "warmup_step": 16_000, "max_step": 4_000_000, "tgt_len": 384,
+                "mem_len": 384, "eval_tgt_len": 128, "batch_size": 128,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_published_training_arrives_in_the_configurations(name: str, expected: dict[str, Any]) -> None:
+    assert arrived("train", TRAIN_2019[name]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "tgt_len", "mem_len", "clamp_len"), [("wt103_base", 64, 640, 400), ("wt103_large", 128, 1600, 1000)]
+)
+def test_a_published_evaluation_arrives_in_the_configuration(
+    name: str, tgt_len: int, mem_len: int, clamp_len: int
+) -> None:
+    assert arrived("eval", EVAL_2019[name]) == {
+        "data": "../data/wikitext-103/",
+        "dataset": "wt103",
+        "tgt_len": tgt_len,
+        "mem_len": (mem_len,),
+        "clamp_len": clamp_len,
+        "same_length": True,
+        "split": "test",
+    }
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+@pytest.mark.parametrize(("entry", "lines"), [("train", TRAIN_2019), ("eval", EVAL_2019)], ids=["train", "eval"])
+def test_a_published_line_for_a_data_set_that_is_not_built_is_refused_by_name(
+    refused: Callable[..., str], entry: str, lines: dict[str, str], name: str
+) -> None:
+    line = refused(entry, *lines[name].split())
+    assert f"--dataset: invalid choice: '{name.partition('_')[0]}'" in line
+    assert "wt103" in line
+
+
+def refusal(entry: str, *argv: str) -> str:
+    """Why a command line is refused; empty if it is not."""
+    try:
+        read(entry, *argv)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("entry", "flag"), EACH_2019, ids=[f"{entry} {flag}" for entry, flag in EACH_2019])
+def test_no_flag_of_2019_is_unheard_of(entry: str, flag: str) -> None:
+    name, space, value = flag.partition(" ")
+    assert "no such flag" not in refusal(entry, name, *([value] if space else []))
+
+
+@pytest.mark.parametrize("entry", ["train", "eval"])
+def test_every_flag_that_took_a_value_in_2019_takes_its_default(entry: str) -> None:
+    valued = [flag.partition(" ") for where, flag in EACH_2019 if where == entry and " " in flag]
+    assert refusal(entry, *(word for name, _, value in valued for word in (name, value))) == ""
+
+
+RETIRED = [
+    "--cuda", "--multi_gpu", "--gpu0_bsz 4", "--emb_init normal", "--emb_init_range 0.01", "--clip_nonemb", "--debug",
+    "--static_loss_scale 1", "--dynamic_loss_scale", "--no_log",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", RETIRED)
+@pytest.mark.parametrize("entry", ["train", "eval", "generate"])
+def test_a_retired_flag_has_no_effect(entry: str, flag: str) -> None:
+    assert read(entry, *flag.split()) == {}
+
+
+@pytest.mark.parametrize("flag", RETIRED)
+def test_a_retired_flag_gives_one_note(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
+    read("train", *flag.split())
+    assert re.fullmatch(rf"note: {flag.split()[0]} has no effect: \S[^\n]+\n", capfd.readouterr().err)
+
+
+def test_retired_flags_get_a_note_each(capfd: pytest.CaptureFixture[str]) -> None:
+    read("train", *TRAIN_2019["wt103_base"].split())
+    noted = re.findall(r"^note: (--\w+) ", capfd.readouterr().err, flags=re.MULTILINE)
+    assert noted == ["--cuda", "--multi_gpu", "--gpu0_bsz"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--sample_softmax 10", "never worked in the original; use --adaptive"),
+        ("--finetune_v2", "did nothing in the original"),
+        ("--finetune_v3", "did nothing in the original"),
+        ("--attn_type 1", "only attn_type 0"),
+    ],
+)
+def test_a_flag_that_cannot_be_honoured_is_refused_with_the_reason(
+    refused: Callable[..., str], training: list[str], flag: str, reason: str
+) -> None:
+    line = refused("train", *training, *flag.split())
+    assert line.startswith(f"train.py: {flag.split()[0]}: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize("flag", ["--attn_type 0", "--batch_chunk 1", "--sample_softmax -1"])
+def test_a_refused_flag_that_asks_for_what_is_done_anyway_is_accepted_in_silence(
+    flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read("train", *flag.split())
+    assert capfd.readouterr().err == ""
+
+
+# spelling
+
+
+@pytest.mark.parametrize(
+    "argv", [["--n-layer", "3"], ["--n_layer=3"], ["--n-layer=3"], ["--n_layer", "03"], ["--n_layer", "+3"]]
+)
+def test_dashes_and_underscores_are_the_same(argv: list[str]) -> None:
+    assert read("train", *argv) == {"n_layer": 3}
+
+
+@pytest.mark.parametrize("flag", ["--gpu0-bsz=4", "--multi-gpu", "--static-loss-scale 128"])
+def test_dashes_and_underscores_are_the_same_in_retired_flags(flag: str) -> None:
+    assert read("train", *flag.split()) == {}
+
+
+@pytest.mark.parametrize("flag", ["--no_same_length", "--no-same-length"])
+def test_a_switch_can_be_turned_off(flag: str) -> None:
+    assert read("eval", flag) == {"same_length": False}
+
+
+def test_dashes_in_values_stay() -> None:
+    assert read("train", "--data", "my-text", "--work-dir=a-b") == {"data": "my-text", "work_dir": "a-b"}
+
+
+def test_a_prompt_may_begin_with_dashes() -> None:
+    assert read("generate", "--prompt=--a-dash and-another") == {"prompt": "--a-dash and-another"}
+
+
+def test_what_is_not_typed_is_absent() -> None:
+    assert read("train") == {}
+
+
+# which value wins
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        ("--n_layer 2 --n_layer 3", "n_layer", 3),
+        ("--n_layer 2 --n-layer 3", "n_layer", 3),
+        ("--cutoffs 10 20 --cutoffs 30", "cutoffs", (30,)),
+        ("--same_length --no_same_length", "same_length", False),
+        ("--no_same_length --same_length", "same_length", True),
+    ],
+)
+def test_a_later_flag_wins_over_an_earlier_one(argv: str, field: str, value: object) -> None:
+    assert read("train", *argv.split()) == {field: value}
+
+
+def test_a_typed_flag_wins_over_a_base_and_that_over_the_default() -> None:
+    config = build(Context, {"tgt_len": 3}, tgt_len=5, mem_len=7)
+    assert (config.tgt_len, config.mem_len, config.clamp_len) == (3, 7, -1)
+
+
+def test_a_value_typed_for_another_configuration_stays_out() -> None:
+    assert build(Context, {"n_layer": 3}) == Context()
+
+
+EVAL_WINS = [
+    ("--tgt_len 5", "tgt_len", 5),
+    ("--mem_len 3", "mem_len", 3),
+    ("--ext_len 2", "ext_len", 2),
+    ("--clamp_len 4", "clamp_len", 4),
+    ("--no_same_length", "same_length", False),
+]
+
+
+@pytest.fixture
+def same_length_run(call: Callable[..., Any], training: list[str], tmp_path: Path) -> Path:
+    run = tmp_path / "same_length"
+    call("train", *training, "--work_dir", run, "--same_length", "--clamp_len", 6, "--max_step", 1)
+    return run
+
+
+@pytest.mark.parametrize(("flag", "field", "value"), EVAL_WINS, ids=[flag for flag, _, _ in EVAL_WINS])
+def test_a_typed_flag_wins_over_the_checkpoint(
+    same_length_run: Path, call: Callable[..., Any], tmp_path: Path, flag: str, field: str, value: object
+) -> None:
+    assert scored(call, tmp_path, "--work_dir", same_length_run, *flag.split())[field] == value
+
+
+def test_what_is_not_typed_is_as_in_training(same_length_run: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+    row = scored(call, tmp_path, "--work_dir", same_length_run)
+    context = {"tgt_len": 8, "mem_len": 8, "ext_len": 0, "clamp_len": 6, "same_length": True}
+    assert {name: row[name] for name in context} == context
+
+
+def scored(call: Callable[..., Any], tmp_path: Path, *flags: object) -> dict[str, Any]:
+    """The row that an evaluation of the valid split writes."""
+    call("eval", *flags, "--split", "valid", "--json", tmp_path / "result.json")
+    (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
+    return row
+
+
+# help
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_field_has_a_help_text(config: type) -> None:
+    assert [f.name for f in fields(config) if not f.metadata.get("help", "").strip()] == []
+
+
+def flags_of(classes: Sequence[type]) -> set[str]:
+    return {f"--{f.name}" for cls in classes for f in fields(cls) if f.metadata.get("flag", True)}
+
+
+@pytest.mark.parametrize("entry", CLASSES)
+def test_help_ends_well(call: Callable[..., Any], entry: str) -> None:
+    outcome = call(entry, "--help")
+    assert (outcome.status, outcome.err) == (0, "")
+
+
+@pytest.mark.parametrize("entry", CLASSES)
+def test_help_lists_every_flag(call: Callable[..., Any], entry: str) -> None:
+    listed = set(re.findall(r"^  (--\w+)", call(entry, "--help").out, flags=re.MULTILINE))
+    assert flags_of(CLASSES[entry]) | {"--help"} == listed
+
+
+@pytest.mark.parametrize("entry", CLASSES)
+def test_help_says_what_the_program_is_for(
+    call: Callable[..., Any], entry_points: dict[str, ModuleType], entry: str
+) -> None:
+    purpose = (entry_points[entry].__doc__ or "").splitlines()[0]
+    assert purpose in call(entry, "--help").out
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_wins_over_a_mistake(call: Callable[..., Any], word: str) -> None:
+    assert call("train", word, "--n_layr", "3").status == 0
