@@ -157,7 +157,7 @@ TRAIN_VALUES = [
     ("--ext_len -1", "--ext_len -1", "at least 0"),
     ("--clamp_len -2", "--clamp_len -2", "at least -1"),
     ("--eval_tgt_len 0", "--eval_tgt_len 0", "at least 1"),
-    ("--same_length --mem_len 0", "--same_length needs --mem_len > 0", "give a memory or --no_same_length"),
+    ("--same_length --mem_len 0", "--same_length needs --mem_len > 0", "give a memory, or --no_same_length"),
     ("--batch_size 0", "--batch_size 0", "at least 1"),
     ("--eval_batch_size 0", "--eval_batch_size 0", "at least 1"),
     ("--max_step 0", "--max_step 0", "at least 1"),
