@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Evaluate a trained Transformer-XL, at one memory length or at several."""
+"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many:
+
+python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
+"""
 
 import dataclasses
 import time
@@ -7,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from data_utils.corpus import Corpus, DataConfig
@@ -17,6 +19,7 @@ from data_utils.vocabulary import Vocab
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, EvalConfig, UsageError
+from txl.distributed import Ranks, joined
 from txl.evaluate import evaluate, warmup_segments
 from txl.log import perplexity, say
 from txl.model import TransformerXL
@@ -25,28 +28,41 @@ from txl.report import Row, plot_context, require_writable, table, write_json
 
 def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, EvalConfig, DataConfig, description=__doc__ or "")
+    with joined(timeout_s=3600) as ranks:
+        run_evaluation(typed, ranks)
+
+
+def run_evaluation(typed: Typed, ranks: Ranks) -> None:
+    """Score the splits at the look-backs asked for, the streams shared out over processes; rank 0 tells."""
     config = build(EvalConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     contexts = look_backs(config, checkpoint.context)
-    corpus = open_corpus(typed, checkpoint)
+    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
-    if config.json:
+    if config.json and ranks.is_main:
         require_writable(Path(config.json))
-    model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(checkpoint).to(ranks.device)
 
     rows = []
     for split in splits:
-        ids = corpus.split(split)
+        ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, ids, split, context, batch_size=config.batch_size)
-            nats = row.score.nats_per_token
-            say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
+            row = score(model, ids, split, context, ranks, batch_size=config.batch_size)
             rows.append(row)
+            if ranks.is_main:
+                nats = row.score.nats_per_token
+                say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
+    if ranks.is_main:
+        tell(rows, config, checkpoint)
+
+
+def tell(rows: Sequence[Row], config: EvalConfig, checkpoint: Checkpoint) -> None:
+    """The table, and where asked for the JSON and the picture."""
     say(table(rows))
     if config.json:
         write_json(Path(config.json), rows, checkpoint=str(checkpoint.folder))
-    if len(contexts) > 1:
+    if len(config.mem_len) > 1:
         picture = Path(config.work_dir) / "context.png"
         plot_context(picture, rows)
         say(f"| perplexity against memory: {picture}")
@@ -86,15 +102,22 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     return corpus
 
 
-def score(model: TransformerXL, ids: np.ndarray, split: str, context: Context, *, batch_size: int) -> Row:
+def score(model: TransformerXL, ids: np.ndarray, split: str, context: Context, ranks: Ranks, *, batch_size: int) -> Row:
     """Every token of a split but the first, counted once."""
     n_warmup = warmup_segments(model.config.n_layer, context)
     stream = ScoringStream(
-        ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=n_warmup
+        ids,
+        batch_size=batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        n_warmup=n_warmup,
+        rank=ranks.rank,
+        world=ranks.world,
     )
     start = time.perf_counter()
-    bar = tqdm(stream, desc=f"{split} mem_len {context.mem_len}", unit="segment", leave=False, disable=None)
-    result = evaluate(model, bar, context)
+    hidden = None if ranks.is_main else True  # None: where there is a terminal
+    bar = tqdm(stream, desc=f"{split} mem_len {context.mem_len}", unit="segment", leave=False, disable=hidden)
+    result = evaluate(model, bar, context).over(ranks)
     return Row(split, context, result, time.perf_counter() - start)
 
 

@@ -59,8 +59,9 @@ def compare(ours: Peer, theirs: Peer, task: str, *, pairs: int) -> tuple[list[fl
 def summary(label: str, n_token: int, ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Tokens per second of both, and how many times faster ours is, pair by pair."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    speeds = [n_token / statistics.median(seconds) for seconds in (ours, theirs)]
     return (
-        f"{label}: ours {n_token / statistics.median(ours):.1f} tok/s, theirs {n_token / statistics.median(theirs):.1f} "
-        f"tok/s, ratio median {statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f}) "
+        f"{label}: ours {speeds[0]:.1f} tok/s, theirs {speeds[1]:.1f} tok/s, "
+        f"ratio median {statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f}) "
         f"over {len(ratios)} pairs"
     )
