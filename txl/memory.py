@@ -88,8 +88,8 @@ class Memory:
         return self.layers[0].shape[0]
 
     def to(self, device: torch.device) -> "Memory":
-        """The same memory on a device, without waiting for the copy."""
-        return Memory(tuple(layer.to(device, non_blocking=True) for layer in self.layers))
+        """The same memory on a device. A copy to the host is waited for: what reads it there would not be."""
+        return Memory(tuple(layer.to(device, non_blocking=device.type != "cpu") for layer in self.layers))
 
     def extended(self, inputs: Sequence[Tensor], *, mem_len: int, ext_len: int = 0) -> "Memory":
         """The memory for the next segment: the last `mem_len` tokens of [remembered, just read].

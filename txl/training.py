@@ -162,6 +162,10 @@ class TrainState:
         Raises:
             NonFiniteError: if one has; no update has been made since.
         """
+        if self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
+            raise NonFiniteError(
+                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use --dtype bfloat16"
+            )
         if not self.looks_later:
             return
         bad_step, positions = int(self.bad_step), self.not_looked_at
@@ -254,6 +258,7 @@ class TrainState:
         return f"step {step}, epoch {epoch}, segment {segment}: {what}"
 
 
+_SMALLEST_SCALE = 2.0**-10  # of float16's loss; it begins at 2^16 and is halved at each overflow
 _STOPPED = "; the update was not made; lower --lr, or go on from the last checkpoint with --resume --on_nonfinite skip"
 
 
@@ -289,7 +294,7 @@ def train(
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
     with StopRequest(config.max_hours) as request, bar:
         for input_BT, target_BT, *_ in _remaining(stream, state):
-            meter.add(state.step(input_BT.to(ranks.device), target_BT.to(ranks.device)))
+            meter.add(state.step(_sent(input_BT, ranks.device), _sent(target_BT, ranks.device)))
             bar.update()
             if progress.step % config.log_interval == 0:
                 state.look()
@@ -339,6 +344,11 @@ def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) ->
         "mem/peak_gib": reading.peak_gib,
     }
     metrics.add("train", progress.step, values)
+
+
+def _sent(ids: Tensor, device: torch.device) -> Tensor:
+    """On a GPU from pinned memory, the only kind whose copy nobody waits for."""
+    return ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids
 
 
 def _no_bar(ranks: Ranks) -> bool | None:

@@ -111,6 +111,13 @@ def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert "skipped: step 3" in capsys.readouterr().out
 
 
+def test_float16_stops_when_no_scale_is_small_enough() -> None:
+    run = Run(config(dtype="float16", max_step=40, log_interval=1)).begin()
+    poison(run, *range(1, 41))
+    with pytest.raises(NonFiniteError, match="not finite at any scale"):
+        run.train()
+
+
 def test_skipping_has_a_bound() -> None:
     run = Run(config(on_nonfinite="skip", max_nonfinite=2)).begin()
     poison(run, 2, 3, 4)
