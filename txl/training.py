@@ -164,7 +164,7 @@ class TrainState:
         """
         if self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
             raise NonFiniteError(
-                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use --dtype bfloat16"
+                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use bfloat16"
             )
         if not self.looks_later:
             return
