@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     config = build(GenerateConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    prompt = words_of(config.prompt, vocab)
+    prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = dataclasses.replace(checkpoint.context, ext_len=0, **{k: v for k, v in given.items() if v is not None})
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,11 +48,14 @@ def main(argv: Sequence[str]) -> None:
     print()
 
 
-def words_of(prompt: str | None, vocab: Vocab) -> list[str]:
-    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`."""
+def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
+    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`.
+
+    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it.
+    """
     if prompt is None:
         return [EOS]
-    words = tokenise(prompt)
+    words = prompt.split() if plain else tokenise(prompt)
     unknown = [word for word in dict.fromkeys(words) if word not in vocab]
     if unknown and UNK not in vocab:
         raise UsageError(f"--prompt: {unknown[0]!r} is not in the vocabulary, which has no {UNK}; use other words")

@@ -26,12 +26,12 @@ from txl.log import Metrics, provenance, say
 from txl.model import TransformerXL
 from txl.run import (
     begin_anew,
-    checkpoint_to_resume,
     conclude,
     describe,
     describe_bytes,
     device_name,
     open_run,
+    refusing,
     require_shares,
 )
 from txl.training import Outcome, TrainState, train
@@ -47,19 +47,23 @@ def main(argv: Sequence[str]) -> int:
         if "local_batch_size" in typed:
             typed["batch_size"] = typed["local_batch_size"] * ranks.world
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
-        checkpoint = checkpoint_to_resume(run_folder, typed)
-        saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
-        of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
-        config = build(TrainConfig, typed, **of_the_run)
-        config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
-        require_shares(config, ranks)
-        context = build(Context, typed, **saved["context"])
-        ranks.main_first(lambda: open_run(run_folder, config))
-        corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
-        model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
-        model.to(ranks.device)
-        outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
-        return conclude(outcome, config, run_folder, ranks)
+        with refusing(run_folder, ranks):
+            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks))
+
+
+def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
+    """Build what the flags ask for, over what the checkpoint says, and train; the exit status."""
+    saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
+    of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
+    config = build(TrainConfig, typed, **of_the_run)
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
+    require_shares(config, ranks)
+    context = build(Context, typed, **saved["context"])
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
+    model.to(ranks.device)
+    outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
+    return conclude(outcome, config, run_folder, ranks)
 
 
 def run_training(

@@ -9,6 +9,8 @@ import json
 import logging
 from array import array
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -48,7 +50,7 @@ def _option(default: Any, help: str) -> Any:
 class DataConfig:
     """Which text is read, and how it becomes words."""
 
-    data: str = _option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt")
+    data: str = _option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
     dataset: Literal["wt103", "wt2", "text", "pydoc"] = _option(
         "wt103", "kind of text: WikiText-103, WikiText-2, any folder, or the documentation of this Python"
     )
@@ -80,8 +82,9 @@ class Corpus:
         self.cache = Path(config.cache_dir) if config.cache_dir else self.folder / "txl-cache"
         self.recipe = RECIPES[config.dataset]
         self._fingerprints: dict[str, str] = {}
-        if config.dataset == "pydoc" and not all((self.folder / f"{split}.txt").is_file() for split in SPLITS):
-            write_pydoc_corpus(self.folder)
+        if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
+            with self._writing():
+                write_pydoc_corpus(self.folder)
         self.vocab = vocab or self._load_vocab()
 
     @property
@@ -118,6 +121,17 @@ class Corpus:
         for name in names:
             require_text(self._text(name))
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let a cache that cannot be written to be known by the flag that moves it."""
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self.cache
+            raise DataError(
+                f"{where}: {error.strerror or error}; make room, or name another folder with --cache_dir"
+            ) from error
+
     def _text(self, split: str) -> Path:
         return self.folder / f"{split}.txt"
 
@@ -140,7 +154,7 @@ class Corpus:
                 pass
             _LOG.warning("%s: stale, the text or the settings have changed; made anew", path)
         vocab = self._count(fingerprint)
-        with written_whole(path) as file:
+        with self._writing(), written_whole(path) as file:
             file.write(json.dumps({"fingerprint": fingerprint, "words": vocab.words}, ensure_ascii=False).encode())
         return vocab
 
@@ -161,7 +175,7 @@ class Corpus:
         wide = len(self.vocab) > 2**16
         eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
         n_token = n_unknown = 0
-        with written_whole(path) as file:
+        with self._writing(), written_whole(path) as file:
             file.write(bytes(_HEADER_BYTES))
             n = 0
             for n, line in enumerate(read_lines(text, task="tokenising"), 1):

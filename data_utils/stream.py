@@ -54,10 +54,11 @@ class SegmentStream:
         seed: int = 0,
     ) -> None:
         n_step = len(ids) // batch_size
-        if n_step < 2:
+        shortest = 3 if varlen else 2  # with varying lengths a last token that stands alone is dropped
+        if n_step < shortest:
             raise DataError(
                 f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
-                f"use at most {max(1, len(ids) // 2)}"
+                f"use at most {max(1, len(ids) // shortest)}"
             )
         self.columns = columns or slice(0, batch_size)
         self.streams = ids[: batch_size * n_step].reshape(batch_size, n_step)
@@ -87,7 +88,7 @@ class SegmentStream:
         last = self.streams.shape[1] - 1
         lengths = _varying_lengths(self.tgt_len, self._draws(epoch)) if self.varlen else repeat(self.tgt_len)
         begin = self.start
-        while begin < last - self.varlen:  # with varying lengths the original drops a last token that stands alone
+        while begin < last - self.varlen:
             end = min(begin + next(lengths), last)
             yield begin, end
             begin = end
@@ -147,11 +148,6 @@ class ScoringStream:
         self.length = length
         self.batch_size = 1 + max(0, -(-(n_segment - length) // self.stride))
         self.rows = np.array_split(np.arange(self.batch_size), world)[rank]
-
-    @property
-    def n_counted(self) -> int:
-        """Tokens that count."""
-        return len(self.ids) - 1
 
     def __len__(self) -> int:
         return self.length if len(self.rows) else 0

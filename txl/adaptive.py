@@ -54,7 +54,7 @@ class AdaptiveEmbedding(nn.Module):
         _check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
             out = F.embedding(token_BT, self.tables[0])
-            out = F.linear(out, self.projs[0]) if len(self.projs) else out
+            out = F.linear(out, self.projs[0]).to(out.dtype) if len(self.projs) else out  # autocast narrows it
         else:
             out = self._by_cluster(token_BT.flatten()).view(*token_BT.shape, -1)
         return out * self.d_model**0.5

@@ -15,6 +15,7 @@ and `best` move afterwards. Memory is kept by stream, not by process: another nu
 import hashlib
 import json
 import platform
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def save_checkpoint(
         if not folder.is_dir():
             _write_streams(temporary, snapshot, streams)
             if ranks.is_main:
-                full = _full_record(model, context, step, record, attachments)
+                full = _full_record(model, context, step=step, best=best, record=record, attachments=attachments)
                 _write_main(temporary, model, full, attachments, snapshot)
         ranks.barrier()
         if ranks.is_main and not folder.is_dir():
@@ -139,8 +140,10 @@ def remove_checkpoints(run: Path) -> None:
     """Forget all checkpoints of a run, and what killed writes have left."""
     for pointer in ("latest", "best"):
         (run / pointer).unlink(missing_ok=True)
-    for old in (*_whole(run), *run.glob(".step_*.tmp")):
-        shutil.rmtree(old)
+    for old in _whole(run):
+        _remove(old)
+    for left in run.glob(".step_*.tmp"):
+        shutil.rmtree(left)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -169,6 +172,14 @@ def last_checkpoint(run: Path) -> Checkpoint:
     if not whole:
         raise UsageError(f"--work_dir {run}: holds no checkpoint; train first, or give the folder of another run")
     return _open(whole[-1])
+
+
+def point_at_best(run: Path) -> None:
+    """Let `best` name the last checkpoint that was the best when it was saved: a kill may have come in between."""
+    for folder in reversed(_whole(run)):
+        if _open(folder).record.get("best"):
+            _point(run / "best", folder.name)
+            return
 
 
 def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
@@ -276,11 +287,18 @@ def _open(folder: Path) -> Checkpoint:
 
 
 def _full_record(
-    model: TransformerXL, context: Context, step: int, record: Mapping[str, Any], attachments: Mapping[str, str]
+    model: TransformerXL,
+    context: Context,
+    *,
+    step: int,
+    best: bool,
+    record: Mapping[str, Any],
+    attachments: Mapping[str, str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "step": step,
+        "best": best,
         "model": as_dict(model.config),
         "context": as_dict(context),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -301,7 +319,8 @@ def damaged(path: Path) -> UsageError:
 
 def _whole(run: Path) -> list[Path]:
     """The checkpoints of a run, the last one last: a folder bears this name only once it is whole."""
-    return sorted(path for path in run.glob("step_*") if path.is_dir())
+    found = [path for path in run.glob("step_*") if re.fullmatch(r"step_\d{8,}", path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def _remove_old(run: Path, keep_last: int) -> None:
@@ -309,10 +328,14 @@ def _remove_old(run: Path, keep_last: int) -> None:
     best = _pointed(run / "best")
     for old in _whole(run)[:-keep_last]:
         if old.name != best:
-            # under a hidden name first: a removal cut short must not leave a folder that looks whole
-            shutil.rmtree(old.rename(run / f".{old.name}.tmp"))
+            _remove(old)
     for left in run.glob(".step_*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Under a hidden name first: a removal cut short must not leave a folder that looks whole."""
+    shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
 
 
 def _pointed(pointer: Path) -> str | None:

@@ -31,7 +31,7 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
             theirs = _read(state, name, model_config)
             require(
                 theirs.shape == parameter.shape,
-                f"{_their_name(name, model_config)}: has the shape of {tuple(theirs.shape)} where the configuration "
+                f"{_their_name(name)}: has the shape of {tuple(theirs.shape)} where the configuration "
                 f"asks for {tuple(parameter.shape)}; give the constructor arguments the weights were trained with",
             )
             parameter.copy_(theirs)
@@ -50,11 +50,14 @@ def to_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor] | None = No
 
     Args:
         tensors: what to export in place of the parameters, by our parameter names: gradients, for one.
+    Raises:
+        UsageError: if each layer has its own u and v, for which the original has no place.
     """
+    require(not model.config.untie_r, "--untie_r: the original has one pair of u and v for all layers")
     ours = dict(model.named_parameters()) if tensors is None else dict(tensors)
     theirs: dict[str, Tensor] = {}
     for name, tensor in ours.items():
-        their_name = _their_name(name, model.config)
+        their_name = _their_name(name)
         if name.endswith("attn.q_net.weight"):
             prefix = name.removesuffix("q_net.weight")
             theirs[their_name] = torch.cat([ours[f"{prefix}{x}_net.weight"] for x in "qkv"])
@@ -91,7 +94,7 @@ def _model_config(config: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _their_name(name: str, config: ModelConfig) -> str:
+def _their_name(name: str) -> str:
     parts = name.split(".")
     match parts:
         case ["layers", _, "attn", "pos", "u_NH"]:
@@ -117,7 +120,7 @@ def _their_name(name: str, config: ModelConfig) -> str:
 
 def _candidates(name: str, config: ModelConfig) -> Iterator[str]:
     """The names a parameter may have there: tied ones may be listed under either of theirs."""
-    theirs = _their_name(name, config)
+    theirs = _their_name(name)
     yield theirs
     if not config.not_tied and theirs.startswith("word_emb.emb_layers."):
         yield theirs.replace("word_emb.emb_layers", "crit.out_layers")
@@ -128,7 +131,7 @@ def _read(state: Mapping[str, Tensor], name: str, config: ModelConfig) -> Tensor
         if theirs in state:
             break
     else:
-        raise UsageError(f"{_their_name(name, config)}: missing from the weights; is this a model of another kind?")
+        raise UsageError(f"{_their_name(name)}: missing from the weights; is this a model of another kind?")
     tensor = state[theirs].detach()
     if "qkv_net" in theirs:
         return tensor.chunk(3)["qkv".index(name.split(".")[3][0])]

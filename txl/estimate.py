@@ -50,11 +50,14 @@ def flops_per_token(model: TransformerXL, context: Context) -> float:
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of one large matrix product on this device, the ceiling that MFU is a share of."""
     n = 4096 if device.type == "cuda" else 768
-    a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
+    n_product = 10 if device.type == "cuda" else 1
+    own = torch.Generator(device).manual_seed(0)  # the training's own random numbers must not be touched
+    a, b = (torch.rand(n, n, device=device, generator=own).to(dtype) for _ in range(2))
     best = 0.0
     for _ in range(4):
         start = time.perf_counter()
-        c = a @ b
+        for _ in range(n_product):
+            c = a @ b
         float(c[0, 0])  # waits for the device
-        best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
+        best = max(best, 2.0 * n**3 * n_product / (time.perf_counter() - start))
     return best

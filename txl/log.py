@@ -111,7 +111,7 @@ class Metrics:
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
             with naming(Path(self._records.name)):
-                self._records.write(json.dumps(record).encode() + b"\n")
+                self._records.write(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
 
     def _event(self, **fields: Any) -> None:
         """Without torch's SummaryWriter, whose thread cannot tell us that the disk is full."""
@@ -131,6 +131,12 @@ class Metrics:
         for file in (self._records, self._curves):
             if file is not None:
                 file.close()
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no word for numbers that are not finite: None."""
+    bad = {name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {name: None if name in bad else value for name, value in record.items()}
 
 
 def provenance() -> dict[str, Any]:

@@ -92,18 +92,15 @@ class Optimizers:
         """Whether `step` can be told on the device to change nothing."""
         return all(isinstance(o, Lamb) or o.defaults.get("fused") for o in self._all)
 
-    def step(self, *, skip: Tensor | None = None) -> None:
+    def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update all weights; change nothing at all where `skip`, a number on the device, is 1."""
         for optimizer in self._all:
             if skip is not None:
                 optimizer.found_inf = skip  # the name by which fused optimizers know it
-            optimizer.step()
-
-    def step_with(self, scaler: torch.amp.GradScaler) -> None:
-        """Update all weights, unless a scaled gradient has overflowed."""
-        for optimizer in self._all:
-            scaler.step(optimizer)
-        scaler.update()
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
 
     def unscale_with(self, scaler: torch.amp.GradScaler) -> None:
         """Undo the scaling of the gradients."""
@@ -231,8 +228,9 @@ class Plateau:
             return lr
         return max(lr * self.factor, min(lr, self._config.lr_min))
 
-    def state(self) -> dict[str, float]:
-        return {"factor": self.factor, "best": self.best, "n_bad": self.n_bad}
+    def state(self) -> dict[str, float | None]:
+        return {"factor": self.factor, "best": None if math.isinf(self.best) else self.best, "n_bad": self.n_bad}
 
-    def load(self, state: dict[str, float]) -> None:
-        self.factor, self.best, self.n_bad = state["factor"], state["best"], int(state["n_bad"])
+    def load(self, state: dict[str, Any]) -> None:
+        self.factor, self.n_bad = state["factor"], state["n_bad"]
+        self.best = math.inf if state["best"] is None else state["best"]

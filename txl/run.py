@@ -2,17 +2,26 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, has_checkpoint, last_checkpoint, remove_checkpoints
+from txl.checkpoint import (
+    Checkpoint,
+    has_checkpoint,
+    last_checkpoint,
+    open_checkpoint,
+    point_at_best,
+    remove_checkpoints,
+)
 from txl.config import TrainConfig, UsageError, require
 from txl.distributed import Ranks
 from txl.log import CURVES, RECORDS, complain, perplexity, say
 from txl.model import TransformerXL
-from txl.training import Outcome
+from txl.training import NonFiniteError, Outcome
 
 FREE_WHEN_RESUMING = {
     *("work_dir", "resume", "overwrite", "max_step", "max_hours", "log_interval", "eval_interval", "save_interval"),
@@ -21,26 +30,87 @@ FREE_WHEN_RESUMING = {
 }
 
 
-def restarted_by_torchrun() -> bool:
-    """True in the processes that torchrun has started again after others were lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+ACCEPTED = ".accepted"
+"""Lies in the run's folder while a launch that was accepted is at work, so that torchrun may start it again."""
 
 
-def open_run(folder: Path, config: TrainConfig) -> None:
-    """Make the run's folder where it is missing; it must be writable, and hold no other run that is not to be lost.
+def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks) -> Checkpoint | None:
+    """Make the run's folder, and decide: the checkpoint to go on from, or None for a new run. Rank 0 decides for all.
 
-    What is to be lost is removed by `begin_anew`, when nothing can go wrong with the new run any more.
+    With --resume, and when torchrun starts lost processes again, the run goes on from its last checkpoint. What
+    --overwrite is to lose is removed by `begin_anew`, when nothing can go wrong with the new run any more.
+
+    Raises:
+        UsageError: if the folder holds another run, or a typed flag contradicts the checkpoint.
+        OSError: if the folder cannot be written to.
     """
-    if has_checkpoint(folder) and not config.resume and not restarted_by_torchrun():
+    restarted = any(ranks.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
+    found = None
+    if ranks.is_main:
+        try:
+            found = _decide(folder, typed, restarted=restarted)
+        except UsageError as error:
+            found = error
+    found = ranks.gathered(found)[0]
+    if isinstance(found, UsageError):
+        raise found
+    _require_shared(folder, ranks)
+    return None if found is None else open_checkpoint(Path(found))
+
+
+def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    accepted = folder / ACCEPTED
+    restarted = restarted and accepted.exists()
+    accepted.unlink(missing_ok=True)
+    found = None
+    if has_checkpoint(folder) and (restarted or typed.get("resume")):
+        checkpoint = last_checkpoint(folder)
+        _require_agreement(checkpoint, folder, typed)
+        point_at_best(folder)
+        found = str(checkpoint.folder)
+    elif has_checkpoint(folder):
         require(
-            config.overwrite,
+            bool(typed.get("overwrite")),
             f"--work_dir {folder}: holds the checkpoints of a run already; go on with --resume, name another folder, "
             f"or add --overwrite to lose them",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".writable.{os.getpid()}"
-    probe.write_bytes(b"")
-    probe.unlink()
+    accepted.touch()
+    return found
+
+
+def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, Any]) -> None:
+    record = checkpoint.record
+    was = {**record["data"], **record["train"], **record["context"], **record["model"]}
+    for name, asked in typed.items():
+        asked = list(asked) if isinstance(asked, tuple) else asked
+        if name == "d_embed" and asked < 0:
+            asked = was["d_model"]
+        if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
+            raise UsageError(
+                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the flag, or start a new "
+                f"run in another --work_dir"
+            )
+
+
+def _require_shared(folder: Path, ranks: Ranks) -> None:
+    seen = ranks.gathered((folder / ACCEPTED).exists())
+    require(
+        all(seen),
+        f"--work_dir {folder}: rank {seen.index(False) if False in seen else 0} does not see it; all hosts need the "
+        f"same folder, on a disk they share",
+    )
+
+
+@contextmanager
+def refusing(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """A launch that ends with an error of its own is not one that torchrun may start again."""
+    try:
+        yield
+    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):
+        if ranks.is_main:
+            (folder / ACCEPTED).unlink(missing_ok=True)
+        raise
 
 
 def begin_anew(folder: Path, ranks: Ranks) -> None:
@@ -50,32 +120,6 @@ def begin_anew(folder: Path, ranks: Ranks) -> None:
         (folder / RECORDS).unlink(missing_ok=True)
         shutil.rmtree(folder / CURVES, ignore_errors=True)
     ranks.barrier()
-
-
-def checkpoint_to_resume(folder: Path, typed: dict[str, Any]) -> Checkpoint | None:
-    """The last checkpoint if the run is to go on, None if it is new.
-
-    A restart by torchrun goes on, whatever was typed.
-
-    Raises:
-        UsageError: if a typed flag contradicts the checkpoint.
-    """
-    restarted = restarted_by_torchrun()
-    if restarted:
-        typed.pop("overwrite", None)
-    if not (restarted or typed.get("resume")) or not has_checkpoint(folder):
-        return None
-    checkpoint = last_checkpoint(folder)
-    record = checkpoint.record
-    was = {**record["data"], **record["train"], **record["context"], **record["model"]}
-    for name, asked in typed.items():
-        asked = list(asked) if isinstance(asked, tuple) else asked
-        if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
-            raise UsageError(
-                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the flag, or start a new "
-                f"run in another --work_dir"
-            )
-    return checkpoint
 
 
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:
@@ -97,6 +141,7 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     """Say how the training ended; the exit status."""
     if not ranks.is_main:
         return outcome.status
+    (run_folder / ACCEPTED).unlink(missing_ok=True)
     if outcome.reason:
         complain(outcome.reason)
         return outcome.status
@@ -105,7 +150,7 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     missed = []
     if config.target_perplexity is not None and not best <= config.target_perplexity:
         missed.append(f"valid perplexity {best:.3f} is above --target_perplexity {config.target_perplexity}")
-    if config.target_throughput is not None and outcome.tok_per_s < config.target_throughput:
+    if config.target_throughput is not None and 0 < outcome.tok_per_s < config.target_throughput:
         missed.append(f"{outcome.tok_per_s:.0f} tokens/s are below --target_throughput {config.target_throughput}")
     for line in missed:
         say(f"| missed: {line}")

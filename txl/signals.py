@@ -55,4 +55,5 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = max(self._noted, _SIGNALS[signal.Signals(number)])
         if self.at_once:
+            self.at_once = False  # once: whoever catches it must not be interrupted again
             raise StopNow

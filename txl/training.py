@@ -46,7 +46,10 @@ class NonFiniteError(RuntimeError):
 
 @dataclass
 class Progress:
-    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss."""
+    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss.
+
+    `owes_evaluation`: the evaluation after this step was given up, because the run was asked to stop.
+    """
 
     step: int = 0
     epoch: int = 1
@@ -54,6 +57,7 @@ class Progress:
     n_eval: int = 0
     best_nats: float = float("inf")
     n_skipped: int = 0
+    owes_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class TrainState:
             for layer in model.layers:
                 layer.compile()
         self.nats = parallel(_Nats(model), ranks)
+        if ranks.world > 1:
+            self._settle_order_of_summation()
         self.optimizers = Optimizers(model.named_parameters(), config)
         self.plateau = Plateau(config)
         self.progress = Progress()
@@ -108,11 +114,16 @@ class TrainState:
         self.dtype = autocast_dtype(config, ranks.device)
         self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
         self.lr = 0.0
+        self.valid_nats: float | None = None
+        """Of an evaluation after the last step, until it is saved."""
         self.grad_norm = torch.zeros((), device=ranks.device)
         self.n_skipped_in_a_row = 0
         # on a GPU to look at a number is to wait for it: there a bad step is noted on the device and looked for later
         self.looks_later = (
-            ranks.device.type != "cpu" and config.on_nonfinite == "stop" and self.optimizers.can_skip_on_device
+            ranks.device.type != "cpu"
+            and config.on_nonfinite == "stop"
+            and self.scaler is None
+            and self.optimizers.can_skip_on_device
         )
         self.bad_step = torch.full((), -1, device=ranks.device)
         self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
@@ -134,17 +145,17 @@ class TrainState:
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if self.scaler is not None:  # which looks for overflow itself, then skips the update and lowers its scale
-            self.optimizers.step_with(self.scaler)
-        elif self.looks_later:
+        if self.looks_later:
             self._note_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
         elif bool(self.grad_norm.isfinite()):
             self.n_skipped_in_a_row = 0
-            self.optimizers.step()
+            self.optimizers.step(scaler=self.scaler)
         else:
-            self._skip_or_stop(nll_BT)
+            self._pass_over(nll_BT)
             self.memories = remembered
+        if self.scaler is not None:
+            self.scaler.update()
         self.optimizers.zero_grad()
         self.progress.step += 1
         self.progress.batch += 1
@@ -228,6 +239,15 @@ class TrainState:
         self.memories = memories
         return torch.cat(nlls)
 
+    def _settle_order_of_summation(self) -> None:
+        """Pass once through the model for nothing: after its first backward pass DistributedDataParallel sorts the
+        gradients into other buckets, in which they are summed in another order. A run that goes on must not begin with
+        the first order where one that never stopped is at the second."""
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=self.ranks.device)
+        nll_BT, _ = self.nats(ids, ids, None, self.context)
+        nll_BT.mean().backward()
+        self.model.zero_grad()
+
     def _without_sync(self) -> AbstractContextManager[None]:
         return self.nats.no_sync() if self.ranks.world > 1 else nullcontext()
 
@@ -237,8 +257,11 @@ class TrainState:
         self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
         self.not_looked_at.append((self.progress.epoch, self.progress.batch + 1))
 
-    def _skip_or_stop(self, nll_BT: Tensor) -> None:
+    def _pass_over(self, nll_BT: Tensor) -> None:
+        """Make no update; stop where that is asked for. A float16 gradient that overflows is no reason to."""
         progress, here = self.progress, not bool(nll_BT.mean().isfinite())
+        if self.scaler is not None and not any(self.ranks.gathered(here)):
+            return
         where = self._where_bad(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
         if self.config.on_nonfinite == "stop":
             raise NonFiniteError(where + _STOPPED)
@@ -293,6 +316,9 @@ def train(
     state.model.train()
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
     with StopRequest(config.max_hours) as request, bar:
+        if progress.owes_evaluation:
+            _evaluate(state, validate, metrics, request)
+            where = _save(state, save)
         for input_BT, target_BT, *_ in _remaining(stream, state):
             meter.add(state.step(_sent(input_BT, ranks.device), _sent(target_BT, ranks.device)))
             bar.update()
@@ -300,15 +326,15 @@ def train(
                 state.look()
                 _report(state, meter.read(), bar, metrics)
             asked = vote.agree(request.noted)
-            evaluation_is_due = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
-            if evaluation_is_due or asked or progress.step % save_interval == 0:
+            is_due = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
+            if is_due or asked or progress.step % save_interval == 0:
                 state.look()
                 with meter.paused():
-                    nats = _evaluate(state, validate, metrics, request) if evaluation_is_due else None
-                    if ranks.world == 1:  # alone, what came meanwhile need not wait for the next step
-                        asked = request.noted
-                    best = nats is not None and nats == progress.best_nats
-                    where = save(state.snapshot(), step=progress.step, valid_nats=nats, best=best)
+                    progress.owes_evaluation = is_due
+                    if is_due and not asked:
+                        _evaluate(state, validate, metrics, request)
+                    where = _save(state, save)
+                asked = vote.now(request.noted) or asked
             if asked:
                 break
         vote.close()
@@ -365,23 +391,32 @@ def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
         state.next_epoch()
 
 
-def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics, request: StopRequest) -> float | None:
-    """Nats per token of the valid split; None if a process that is alone was asked to stop meanwhile."""
+def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics, request: StopRequest) -> None:
+    """Note the loss of the valid split, unless a process that is alone is asked to stop meanwhile."""
     progress = state.progress
     start = time.perf_counter()
     try:
         request.at_once = state.ranks.world == 1
         nats = validate().nats_per_token
-    except StopNow:
-        return None
-    finally:
         request.at_once = False
+    except StopNow:
+        return
+    finally:
         state.model.train()
+    progress.owes_evaluation = False
     progress.n_eval += 1
-    progress.best_nats = min(nats, progress.best_nats)
+    state.valid_nats = nats
+    if nats < progress.best_nats:
+        progress.best_nats = nats
     state.plateau.see(nats)
     if state.ranks.is_main:
         seconds = time.perf_counter() - start
         say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
         metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)})
-    return nats
+
+
+def _save(state: TrainState, save: Save) -> object:
+    """A checkpoint, the best one if it is that of the lowest validation loss."""
+    nats, state.valid_nats = state.valid_nats, None
+    best = nats is not None and nats == state.progress.best_nats
+    return save(state.snapshot(), step=state.progress.step, valid_nats=nats, best=best)

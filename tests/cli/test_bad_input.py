@@ -465,7 +465,7 @@ def test_an_unwritable_folder_of_token_files_is_named(
 ) -> None:
     line = refused("train", *training, "--cache_dir", below_a_file)
     assert str(below_a_file) in line
-    assert "name a folder that can be written" in line
+    assert "name another folder with --cache_dir" in line
 
 
 def test_an_unwritable_json_is_named(refused: Refused, run_folder: Path, text: Path, below_a_file: Path) -> None:

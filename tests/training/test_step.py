@@ -36,7 +36,6 @@ def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
 def test_compiled_layers_train_alike() -> None:
     shape = SHAPE | {"n_layer": 1}
@@ -112,8 +111,8 @@ def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_float16_stops_when_no_scale_is_small_enough() -> None:
-    run = Run(config(dtype="float16", max_step=40, log_interval=1)).begin()
-    poison(run, *range(1, 41))
+    run = Run(config(dtype="float16", log_interval=1)).begin()
+    run.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-12)
     with pytest.raises(NonFiniteError, match="not finite at any scale"):
         run.train()
 
