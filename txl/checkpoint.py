@@ -331,6 +331,9 @@ def _remove_old(run: Path, keep_last: int) -> None:
             _remove(old)
     for left in run.glob(".step_*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
+    for pointer in ("latest", "best"):
+        for left in run.glob(f".tmp.*.{pointer}"):
+            left.unlink()
 
 
 def _remove(folder: Path) -> None:

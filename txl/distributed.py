@@ -1,6 +1,8 @@
 """One process or many: the same program. torchrun starts the processes, this file joins them."""
 
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,11 +107,40 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     with telling_lost_contact(rank):
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=timeout)))
+        store = dist.PrefixStore(_name_of_attempt(store, rank, world, timeout_s), store)
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout)
     with telling_lost_contact(rank):
         yield Ranks(rank, world, device, control)
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
+
+
+def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:
+    """A name that the processes of this attempt share, and no attempt before has had.
+
+    torchrun keeps its store when it starts lost processes again; without a name of their own they would find the
+    addresses of those before, who are gone. Rank 0 proposes a name, the others answer it with a number of their own,
+    and take it when that number comes back: an old name's answers are old numbers.
+    """
+    mine = uuid.uuid4().hex
+    if rank == 0:
+        store.set("attempt", mine)
+        for other in range(1, world):
+            store.wait([f"{mine}/answer/{other}"], timedelta(seconds=timeout_s))
+            store.set(f"{mine}/taken/{other}", store.get(f"{mine}/answer/{other}"))
+        return mine
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        store.wait(["attempt"], timedelta(seconds=timeout_s))
+        name = store.get("attempt").decode()
+        store.set(f"{name}/answer/{rank}", mine)
+        for _ in range(10):
+            if store.check([f"{name}/taken/{rank}"]) and store.get(f"{name}/taken/{rank}").decode() == mine:
+                return name
+            time.sleep(0.02)
+    raise LostContactError(f"rank {rank}: rank 0 has not come within {timeout_s:.0f} s")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yields a temporary name beside `path` to write to; renamed to it at the end, removed if anything fails."""
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")  # its ending tells writers the format
+        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # its ending tells writers the format
         try:
             yield temporary
             flush(temporary)
