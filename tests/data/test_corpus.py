@@ -112,7 +112,7 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match="text.valid.tokens: No space left.*--cache_dir"):
+    with pytest.raises(DataError, match=r"text\.valid\.tokens: No space left.*--cache_dir"):
         corpus.split("valid")
     assert [path.name for path in (folder / "txl-cache").iterdir()] == ["text.vocab.json"]
 

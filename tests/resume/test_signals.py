@@ -1,0 +1,114 @@
+"""Requests to stop: a run is saved at the next step, ends with the status asked for, and can go on unharmed."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.resume.runs import (
+    Starts,
+    command,
+    evaluations,
+    hidden,
+    last_step,
+    records,
+    torchrun,
+    wait_until,
+    weights,
+    workers,
+)
+
+pytestmark = pytest.mark.slow
+
+ASKED_IN = 31  # no step of an evaluation or of a checkpoint that is due anyway
+RARELY = ("--save_interval", "20")
+
+
+def trained_steps(run: Path) -> list[int]:
+    return [record["step"] for record in records(run) if record["kind"] == "train"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
+def test_a_signal_stops_a_run_after_the_next_step_and_it_goes_on_as_if_never_stopped(
+    name: str, status: int, starts: Starts, text: Path, alone: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    trap = {"signal_in_step": (signal.Signals[name], ASKED_IN)}
+    assert starts(command(text, run, *RARELY), log, **trap).wait() == status, log.read_text()
+    assert last_step(run) == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
+    assert f"after step {last_step(run)}; saved in" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert starts(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
+    assert weights(run) == weights(alone)
+    assert hidden(run) == []
+
+
+def test_a_run_whose_time_is_up_stops_with_status_0_and_goes_on_as_if_never_stopped(
+    starts: Starts, text: Path, alone: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    assert starts(command(text, run, "--max_hours", "1e-5"), log).wait() == 0, log.read_text()
+    step = last_step(run)
+    assert step == trained_steps(run)[-1] < trained_steps(alone)[-1]
+    assert f"after step {step}; saved in" in log.read_text()
+    assert starts(command(text, run, "--resume", "--max_hours", "1"), log).wait() == 0, log.read_text()
+    assert trained_steps(run) == trained_steps(alone)
+    assert weights(run) == weights(alone)
+
+
+@pytest.mark.parametrize("n", [3, 8], ids=["in the middle", "the last one"])
+def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
+    n: int, starts: Starts, text: Path, tmp_path: Path
+) -> None:
+    """The learning rate of dev_perf depends on every evaluation."""
+    run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
+    schedule = ("--scheduler", "dev_perf", "--save_interval", "20")
+    assert starts(command(text, never_stopped, *schedule), log).wait() == 0, log.read_text()
+    trap = {"signal_in_evaluation": (signal.SIGTERM, n)}
+    assert starts(command(text, run, *schedule), log, **trap).wait() == 143, log.read_text()
+    assert starts(command(text, run, *schedule, "--resume"), log).wait() == 0, log.read_text()
+    assert evaluations(run) == evaluations(never_stopped)
+    assert weights(run) == weights(never_stopped)
+    assert (run / "best").read_text() == (never_stopped / "best").read_text()
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0)])
+def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
+    name: str, status: int, starts: Starts, text: Path, pair: Path, tmp_path: Path
+) -> None:
+    """Had they stopped after different steps, one would wait for the other and end with another status."""
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    trap = {"signal_in_step": (signal.Signals[name], ASKED_IN)}
+    ranks = starts.pair(command(text, run, *RARELY), logs, trap_of_1=trap)
+    assert [rank.wait() for rank in ranks] == [status, status], [rank.log.read_text() for rank in ranks]
+    step = last_step(run)
+    assert step == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
+    assert {folder.name for folder in run.glob("step_*")} == {"step_00000020", f"step_{step:08d}"}  # best and last
+    assert hidden(run) == []
+    ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    assert weights(run) == weights(pair)
+
+
+@pytest.mark.parametrize("to", ["agent", "worker"])
+def test_sigterm_below_torchrun_leaves_one_whole_checkpoint_and_no_process(
+    to: str, starts: Starts, text: Path, pair: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    words = ("--standalone", "--nproc_per_node=2", "train.py", *command(text, run, "--eval_interval", "200"))
+    with torchrun(*words, run=run, log=log) as agent:
+        wait_until(lambda: last_step(run), 60, log)
+        started = workers(run)
+        os.kill(agent.pid if to == "agent" else started[1], signal.SIGTERM)
+        assert agent.wait(timeout=60) != 0
+        assert sorted(started) == [0, 1]
+        assert workers(run) == {}
+    said = log.read_text()
+    assert f"after step {last_step(run)}; saved in" in said
+    assert "lost contact" not in said
+    assert [folder.name for folder in run.glob("step_*")] == [f"step_{trained_steps(run)[-1]:08d}"]
+    assert hidden(run) == []
+    ranks = starts.pair(command(text, run, "--resume"), tmp_path / "logs")
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    assert weights(run) == weights(pair)
