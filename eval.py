@@ -25,6 +25,8 @@ from txl.log import perplexity, say
 from txl.model import TransformerXL
 from txl.report import Row, plot_context, require_writable, table, write_json
 
+PICTURE = "context.png"
+
 
 def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, EvalConfig, DataConfig, description=__doc__ or "")
@@ -40,8 +42,9 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
-    if config.json and ranks.is_main:
-        require_writable(Path(config.json))
+    if ranks.is_main:
+        for path in outputs(config):
+            require_writable(path)
     model = load_model(checkpoint).to(ranks.device)
 
     rows = []
@@ -60,12 +63,18 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
 def tell(rows: Sequence[Row], config: EvalConfig, checkpoint: Checkpoint) -> None:
     """The table, and where asked for the JSON and the picture."""
     say(table(rows))
-    if config.json:
-        write_json(Path(config.json), rows, checkpoint=str(checkpoint.folder))
-    if len(config.mem_len) > 1:
-        picture = Path(config.work_dir) / "context.png"
-        plot_context(picture, rows)
-        say(f"| perplexity against memory: {picture}")
+    for path in outputs(config):
+        if path.name == PICTURE:
+            plot_context(path, rows)
+            say(f"| perplexity against memory: {path}")
+        else:
+            write_json(path, rows, checkpoint=str(checkpoint.folder))
+
+
+def outputs(config: EvalConfig) -> list[Path]:
+    """The files that the evaluation writes: the JSON asked for, and the picture where there is something to plot."""
+    json = [Path(config.json)] if config.json else []
+    return json + ([Path(config.work_dir) / PICTURE] if len(config.mem_len) > 1 else [])
 
 
 def look_backs(config: EvalConfig, trained: Context) -> list[Context]:

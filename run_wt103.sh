@@ -48,7 +48,8 @@ demo() {
 
 # exec the training: in this process, or in many under torchrun
 launch() {
-    local nnodes=${NNODES:-1} nproc=${NPROC:-$(nvidia-smi -L 2>/dev/null | wc -l)}
+    local nnodes=${NNODES:-1} nproc=${NPROC:-}
+    [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
     [ "$nproc" -ge 1 ] || nproc=1
     if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
         exec "$python" "$@"

@@ -115,7 +115,7 @@ def run_training(
         if ranks.is_main:
             n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
-            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream)))
+            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
             metrics.start(
                 **provenance(),
                 device=device_name(ranks.device),

@@ -1,24 +1,30 @@
 # Sourced by run_wt103.sh and run_tests.sh: sets `python` to an interpreter with the packages of a requirements file.
-# PYTHON=/path/to/python, if set, is taken as it is; otherwise .venv is created and filled where it is missing or stale.
+# .venv is created and filled where it is missing or stale, from the newest python3 there is, or from PYTHON if set.
+# A PYTHON that has PyTorch already is taken as it is.
 
 txl_python() {
     local here=$1 requirements=$2 venv=$1/.venv
-    if [ -n "${PYTHON:-}" ]; then
+    if [ -n "${PYTHON:-}" ] && "$PYTHON" -c 'import torch' 2>/dev/null; then
         python=$PYTHON
         return
     fi
     python=$venv/bin/python
-    local wanted stamp=$venv/installed-$requirements
+    local base candidate wanted stamp=$venv/installed-$requirements
     wanted=$(cat "$here/requirements.txt" "$here/$requirements")
     if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         return
     fi
-    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        base=$candidate
+        "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+        base=
+    done
+    if [ -z "$base" ]; then
         echo "python3: Python 3.11 or newer is needed; install it, or name one with PYTHON=/path/to/python" >&2
         exit 2
     fi
-    echo "installing the packages of $requirements into $venv" >&2
-    python3 -m venv "$venv"
+    echo "installing the packages of $requirements into $venv (PyTorch is large: this takes minutes)" >&2
+    "$base" -m venv "$venv"
     "$python" -m pip install --quiet --disable-pip-version-check -r "$here/$requirements" >&2
     echo "$wanted" >"$stamp"
 }

@@ -181,7 +181,9 @@ class TrainConfig:
     keep_last: int = option(1, "checkpoints kept besides the best one")
     eval_tgt_len: int = option(50, "tgt_len of the evaluations; the memory is longer by what it is shorter")
     eval_batch_size: int = option(10, "streams of the evaluations; their result does not depend on it")
-    max_eval_steps: int = option(-1, "segments of the evaluations at most (-1: the whole split)")
+    max_eval_steps: int = option(
+        -1, "segments of the evaluations at most, those read to warm up included (-1: the whole split)"
+    )
     target_perplexity: float | None = option(None, "exit with status 1 if the best valid perplexity is above this")
     target_throughput: float | None = option(None, "exit with status 1 if training was slower, in tokens per second")
     timeout_s: float = option(600.0, "several processes: seconds after which one that does not answer is given up")
@@ -215,7 +217,7 @@ class TrainConfig:
 class EvalConfig:
     """What is measured. Lengths that are not given are those the checkpoint was trained with."""
 
-    work_dir: str = option("runs/txl", "folder of the run, or one checkpoint in it")
+    work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
     split: Literal["valid", "test", "all"] = option("all", "which text to evaluate")
     batch_size: int = option(10, "streams read side by side; the result does not depend on it")
     tgt_len: int | None = option(None, "tokens to predict in a segment")
@@ -237,7 +239,7 @@ class GenerateConfig:
         UsageError: on values outside their range, and on an empty prompt.
     """
 
-    work_dir: str = option("runs/txl", "folder of the run, or one checkpoint in it")
+    work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
     prompt: str | None = option(None, "text to go on from (not given: the beginning of a line)")
     length: int = option(200, "tokens to generate")
     temperature: float = option(1.0, "below 1 the likely words become likelier; 0 always takes the likeliest")

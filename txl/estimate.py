@@ -10,16 +10,19 @@ from txl.model import TransformerXL
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
 
 
-def training_bytes(model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int) -> dict[str, int]:
+def training_bytes(
+    model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int, dtype: torch.dtype
+) -> dict[str, int]:
     """An estimate of the bytes a process needs, by what they are for. Activations are rough: the largest tensors only.
 
     Args:
         n_stream: streams that this process computes at a time, a chunk of its share of the batch.
+        dtype: of the matrix products.
     """
     shape = model.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     n_token, n_key = n_stream * context.tgt_len, context.tgt_len + context.ext_len + context.mem_len
-    size = 4 if config.dtype in ("float32", "auto") else 2
+    size = dtype.itemsize
     inner = shape.n_head * shape.d_head
     per_layer = n_token * (6 * shape.d_model + 3 * inner + 3 * shape.d_inner + 5 * shape.n_head * n_key)
     per_layer += n_stream * n_key * (shape.d_model + 2 * inner)
@@ -31,7 +34,7 @@ def training_bytes(model: TransformerXL, config: TrainConfig, context: Context, 
         "weights": weights,
         "gradients": weights,
         "optimizer": copies * weights,
-        "memory": remembered * shape.d_model * shape.n_layer * 4,
+        "memory": 0 if config.swap_mem else remembered * shape.d_model * shape.n_layer * 4,
         "activations": (layers + head) * size,
     }
 

@@ -124,6 +124,13 @@ def test_bytes_that_are_not_utf8_are_named_by_file_and_line(folder: Path) -> Non
     assert not token_file(folder).exists()
 
 
+def test_the_users_own_text_is_never_overwritten(folder: Path) -> None:
+    (folder / "train.txt").unlink()
+    with pytest.raises(DataError, match=r"train.txt: no such file"):
+        Corpus(DataConfig(data=str(folder), dataset="pydoc"))
+    assert (folder / "valid.txt").read_text() == TEXT
+
+
 def test_a_missing_split_is_named(folder: Path) -> None:
     (folder / "valid.txt").unlink()
     with pytest.raises(DataError, match=r"valid.txt: no such file"):

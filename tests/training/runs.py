@@ -117,18 +117,18 @@ def config(**settings: Any) -> TrainConfig:
     return TrainConfig(**given | {"eval_interval": 1000, "seed": 7} | settings)
 
 
-def on_two_ranks(work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work(ranks, *args)` returns on each of two processes joined over gloo."""
+def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work(ranks, *args)` returns on each of `world` processes joined over gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (port, work, args, folder), nprocs=2, start_method="spawn")
-        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(2)]
+        mp.start_processes(_rank, (world, port, work, args, folder), nprocs=world, start_method="spawn")
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
 
 
-def _rank(rank: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     with joined(timeout_s=60) as ranks:

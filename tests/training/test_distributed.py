@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data_utils.stream import ScoringStream
-from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_two_ranks
+from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
 from txl.distributed import Ranks, Vote
 from txl.evaluate import evaluate, warmup_segments
 from txl.training import NonFiniteError
@@ -46,7 +46,7 @@ def all_cases(ranks: Ranks) -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[Any]:
-    return on_two_ranks(all_cases)
+    return on_ranks(2, all_cases)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
@@ -75,18 +75,18 @@ def first_half(ranks: Ranks, folder: Path) -> None:
 def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path: Path) -> None:
     whole = Run(config(), dtype=torch.float64).begin()
     whole.train()
-    on_two_ranks(first_half, tmp_path / "two")
+    on_ranks(2, first_half, tmp_path / "two")
     one = Run(config(), dtype=torch.float64, folder=tmp_path / "two").resume()
     one.train()
     Run(config(max_step=3), dtype=torch.float64, folder=tmp_path / "one").begin().train()
-    back = on_two_ranks(go_on, tmp_path / "one")
+    back = on_ranks(2, go_on, tmp_path / "one")
     for name, weight in whole.weights().items():
         for other in (one.weights()[name].numpy(), back[0][name], back[1][name]):
             np.testing.assert_allclose(other, weight.numpy(), rtol=0, atol=1e-12)
 
 
 def resume_bitwise(ranks: Ranks, folder: Path) -> bool:
-    settings = {"dropout": 0.2, "varlen": True, "roll": True}
+    settings = {"dropout": 0.2, "varlen": True, "roll": True, "batch_size": 2 * ranks.world}
     whole = Run(config(**settings), ranks=ranks).begin()
     whole.train()
     Run(config(max_step=3, **settings), ranks=ranks, folder=folder).begin().train()
@@ -119,12 +119,14 @@ def other_duties(ranks: Ranks) -> dict[str, Any]:
     return {"nats": [(s.nats, s.tokens) for s in nats], "agreed": agreed, "message": message}
 
 
-def test_two_ranks_resume_bitwise(tmp_path: Path) -> None:
-    assert on_two_ranks(resume_bitwise, tmp_path) == [True, True]
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_resume_bitwise(tmp_path: Path, world: int) -> None:
+    """With three, sums depend on the order of summation, which must be settled before the first step."""
+    assert on_ranks(world, resume_bitwise, tmp_path) == [True] * world
 
 
 def test_two_ranks_evaluate_agree_and_stop_together() -> None:
-    results = on_two_ranks(other_duties)
+    results = on_ranks(2, other_duties)
     assert results[0] == results[1]
     run = Run(config(), dtype=torch.float64).begin()
     n_warmup = warmup_segments(SHAPE["n_layer"], CONTEXT)
