@@ -114,6 +114,7 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
         control = dist.new_group(backend="gloo", timeout=timeout)
     with telling_lost_contact(rank):
         yield Ranks(rank, world, device, control)
+        dist.barrier(group=control)  # nobody hangs up while another still listens
     dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
 
 
