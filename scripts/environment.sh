@@ -2,6 +2,9 @@
 # .venv is created and filled where it is missing or stale, from the newest python3 there is, or from PYTHON if set.
 # A PYTHON that has PyTorch already is taken as it is.
 
+# threads that wait sleep: spinning, they take the cores from other programs and are slowed by them many times over
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 txl_python() {
     local here=$1 requirements=$2 venv=$1/.venv
     if [ -n "${PYTHON:-}" ] && "$PYTHON" -c 'import torch' 2>/dev/null; then
