@@ -42,8 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     once = ("--log_interval", str(args.steps))
     cases = {
-        "torchrun / python": ((PLAIN, once), (TORCHRUN, once)),
-        "log every step / once": ((PLAIN, once), (PLAIN, ("--log_interval", "1"))),
+        "torchrun, against python": ((PLAIN, once), (TORCHRUN, once)),
+        "logging every step, against once": ((PLAIN, once), (PLAIN, ("--log_interval", "1"))),
     }
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}")
     with tempfile.TemporaryDirectory() as name:
