@@ -90,7 +90,7 @@ _count = [0]
 
 @contextmanager
 def joined(*, timeout_s: float) -> Iterator[Ranks]:
-    """Join the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs, and leave at the end.
+    """Join the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs. Once in a process.
 
     Args:
         timeout_s: seconds after which a process that does not answer is given up.
@@ -115,7 +115,7 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
     with telling_lost_contact(rank):
         yield Ranks(rank, world, device, control)
         dist.barrier(group=control)  # nobody hangs up while another still listens
-    dist.destroy_process_group()  # not after an error: it would wait for peers that are gone
+    # the group is left to the end of the process: taken apart, it waits for peers that are gone, and now and then aborts
 
 
 def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:

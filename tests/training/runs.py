@@ -133,3 +133,4 @@ def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tupl
     torch.set_num_threads(1)
     with joined(timeout_s=60) as ranks:
         (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))
+    os._exit(0)  # as txl.cli ends a process of several
