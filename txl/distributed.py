@@ -115,7 +115,7 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
     with telling_lost_contact(rank):
         yield Ranks(rank, world, device, control)
         dist.barrier(group=control)  # nobody hangs up while another still listens
-    # the group is left to the end of the process: taken apart, it waits for peers that are gone, and now and then aborts
+    # the group is left to the end of the process: taken apart, it waits for peers that are gone, or aborts
 
 
 def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:
