@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,21 @@ from txl.model import TransformerXL
 
 Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, which targets count; None: all), in the order of the text."""
+
+
+class Predictor(Protocol):
+    """What can be scored: a `TransformerXL`, or what adapts one to the text while reading it.
+
+    The state of the text, whatever it is made of, goes in and comes out as `memory`.
+    """
+
+    def fresh_memory(self, batch_size: int) -> Any:
+        """The state before the first segment."""
+        ...
+
+    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
+        """Nats of each target (B, T), and the state after the segment."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,22 +54,28 @@ class Score:
         return perplexity(self.nats_per_token)
 
 
-def evaluate(model: TransformerXL, segments: Segments, context: Context) -> Score:
+def evaluate(
+    model: TransformerXL, segments: Segments, context: Context, *, predictor: Predictor | None = None
+) -> Score:
     """Score a text, segment by segment, the memory going from each to the next. Sums are in float64.
 
     The model is in evaluation mode meanwhile, and afterwards in the mode it was in.
+
+    Args:
+        predictor: what predicts, if it is more than the model as it is.
     """
+    predictor = predictor or model
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
     memory = None
-    with torch.inference_mode():
+    with torch.no_grad():
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
-                memory = model.fresh_memory(len(input_BT))
-            nll_BT, memory = model.nll(input_BT.to(device), target_BT.to(device), memory, context)
+                memory = predictor.fresh_memory(len(input_BT))
+            nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
             if counted_BT is not None:
                 nll_BT = nll_BT[counted_BT.to(device)]
             nats += nll_BT.double().sum()

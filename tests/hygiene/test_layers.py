@@ -11,7 +11,7 @@ FLOORS = [
     {"config", "files", "signals"},
     {"log"},
     {"distributed"},
-    {"memory"},
+    {"memory", "ops"},
     {"positions", "adaptive"},
     {"kernels"},
     {"attention"},

@@ -1,0 +1,31 @@
+"""The definition, by index. Every other path is tested against this one."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def naive(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    r_SNH: Tensor,
+    u_NH: Tensor,
+    w_NH: Tensor,
+    *,
+    scale: float,
+    window: int = -1,
+    dropout: float = 0.0,
+) -> Tensor:
+    """See `txl.ops.rel_attention.rel_attention`. Forms a (T, S, N, H) tensor of r: for small sizes."""
+    T, S = q_BNTH.shape[2], k_BNSH.shape[2]
+    at = torch.arange(S, device=q_BNTH.device)
+    distance_TS = at[S - T :, None] - at[None, :]
+    r_TSNH = r_SNH[(S - 1 - distance_TS).clamp(0, S - 1)]
+    content_BNTS = torch.einsum("bnth,bnsh->bnts", q_BNTH + u_NH[:, None], k_BNSH)
+    place_BNTS = torch.einsum("bnth,tsnh->bnts", q_BNTH + w_NH[:, None], r_TSNH)
+    visible_TS = distance_TS >= 0
+    if window > 0:
+        visible_TS = visible_TS & (distance_TS < window)
+    logit_BNTS = (scale * (content_BNTS + place_BNTS)).masked_fill(~visible_TS, -torch.inf)
+    return F.dropout(logit_BNTS.softmax(-1), dropout) @ v_BNSH
