@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
+from txl.ops.rel_attention import rel_attention
 from txl.positions import PositionEncoding
 
 
@@ -13,9 +14,13 @@ class SoftmaxKernel(nn.Module):
 
     Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout acts on the probabilities, which
     are not renormalised, as in the original.
+
+    Attributes:
+        impl: how relative attention is computed, see `txl.ops.rel_attention`; other encodings have one way only.
     """
 
     shared_qk = False
+    impl = "auto"
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()
@@ -24,6 +29,11 @@ class SoftmaxKernel(nn.Module):
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
+        if (terms := pos.relative(feats)) is not None:
+            dropout = self.drop.p if self.training else 0.0
+            return rel_attention(
+                q_BNTH, k_BNSH, v_BNSH, *terms, scale=pos.scale, window=span.window, dropout=dropout, impl=self.impl
+            )
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
         if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
             logit_BNTS = logit_BNTS + term

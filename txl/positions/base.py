@@ -1,6 +1,6 @@
 """The interface of all position encodings, and the two pieces of arithmetic several of them share."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,16 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
+
+
+class RelativeTerms(NamedTuple):
+    """What makes the logits scale * [(q_t + u).k_s + (q_t + w).r_(t-s)], the form that `txl.ops.rel_attention` computes
+    without forming them."""
+
+    r_SNH: Tensor
+    """A row per distance, S-1 ... 0."""
+    u_NH: Tensor
+    w_NH: Tensor
 
 
 class PositionEncoding(nn.Module):
@@ -20,6 +30,7 @@ class PositionEncoding(nn.Module):
         transform_qk  projected queries and keys
         score         a term added to the scaled logits
         value         a term added to the attention output
+        relative      instead of score, where the logits have the form of `RelativeTerms`
 
     Memory holds hidden states without positions, so every encoding places remembered tokens anew when it reads them.
     """
@@ -61,6 +72,10 @@ class PositionEncoding(nn.Module):
         """A term of shape (B, N, T, H) added to the attention output; None for no term."""
         return None
 
+    def relative(self, feats: Tensor) -> RelativeTerms | None:
+        """The terms of logits that are wholly of that form, or None."""
+        return None
+
     @classmethod
     def places_hidden_states(cls) -> bool:
         """True if keys depend on where they are read, so that they cannot be remembered."""
@@ -69,7 +84,8 @@ class PositionEncoding(nn.Module):
     @classmethod
     def needs_scores(cls) -> bool:
         """True if the encoding acts on the T x S logits, which linear attention never forms."""
-        return cls.score is not PositionEncoding.score or cls.value is not PositionEncoding.value
+        hooks = ("score", "value", "relative")
+        return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
 
 
 def rel_shift(x_BNTS: Tensor) -> Tensor:

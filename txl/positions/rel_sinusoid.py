@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, rel_shift, sinusoid
+from txl.positions.base import PositionEncoding, RelativeTerms, sinusoid
 
 
 class RelSinusoid(PositionEncoding):
@@ -13,7 +13,7 @@ class RelSinusoid(PositionEncoding):
 
     logit_ts = H^(-1/2) [ (q_t + u).k_s + (q_t + v).W_r R_(t-s) ]          R_d = sinusoid of distance d
 
-    Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for `rel_shift`.
+    Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for how it is computed (`txl.ops.rel_attention`).
     u is `r_w_bias` of kimiyoung/transformer-xl, v is `r_r_bias`, W_r is `r_net`.
     Shared by all layers: u, v, unless `untie_r`. Per layer: W_r. One dropout mask of R for all layers and rows.
     Beyond the trained length: works, `clamp_len` keeps distances to those met in training.
@@ -36,8 +36,5 @@ class RelSinusoid(PositionEncoding):
         """W_r R, (S, N, H)."""
         return self.r_net(feats).view(len(feats), *self.u_NH.shape)
 
-    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        r_NHS = feats.permute(1, 2, 0)
-        content_BN1S = (self.scale * self.u_NH)[:, None] @ k_BNSH.mT
-        distance_BNTS = (self.scale * (q_BNTH + self.v_NH[:, None])) @ r_NHS
-        return content_BN1S + rel_shift(distance_BNTS)
+    def relative(self, feats: Tensor) -> RelativeTerms:
+        return RelativeTerms(feats, self.u_NH, self.v_NH)

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from txl.ops.rel_attention.blockwise import blockwise
+from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"naive": naive}
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"naive": naive, "dense": dense, "blockwise": blockwise}
+
+_LONG = 8192  # keys from which on tiles are faster than rows on a CPU, where no gradient is asked for
 
 
 def rel_attention(
@@ -24,8 +29,8 @@ def rel_attention(
 ) -> Tensor:
     """softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s over the keys that query t may see, (B, N, T, H).
 
-    Query t stands S - T tokens behind key t, so its distance to key s is S - T + t - s; it sees distances from 0 up to
-    `window`, exclusive (-1: all there are).
+    The last query stands at the last key: the distance from query t to key s is S - T + t - s. A query sees distances
+    from 0 up to `window`, exclusive (-1: all there are).
 
     Source: Dai et al. 2019, sec. 3.3, terms a to d; w is the paper's v, renamed beside the values.
 
@@ -35,6 +40,19 @@ def rel_attention(
         dropout: share of the probabilities that are zeroed, the others divided by 1 - dropout.
         impl: a name in IMPLEMENTATIONS; auto: the fastest one for these shapes.
     """
-    return IMPLEMENTATIONS["naive" if impl == "auto" else impl](
-        q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
-    )
+    if torch.is_autocast_enabled(q_BNTH.device.type):
+        dtype = torch.get_autocast_dtype(q_BNTH.device.type)
+        q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
+    if impl == "auto":
+        impl = fastest(q_BNTH, k_BNSH)
+    with torch.autocast(q_BNTH.device.type, enabled=False):
+        return IMPLEMENTATIONS[impl](
+            q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
+        )
+
+
+def fastest(q_BNTH: Tensor, k_BNSH: Tensor) -> str:
+    """The implementation that `auto` stands for; see README.md beside this file for what was measured."""
+    if not torch.is_grad_enabled() and k_BNSH.shape[2] >= _LONG:
+        return "blockwise"
+    return "dense"

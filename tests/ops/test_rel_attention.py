@@ -1,0 +1,182 @@
+"""Law 11: every way to compute relative attention gives the definition's values and gradients, whatever the shape."""
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from txl.ops.rel_attention import fastest, rel_attention
+
+MODULES = {name: sys.modules[f"txl.ops.rel_attention.{name}"] for name in ("dense", "blockwise")}
+FAST = ["dense", "blockwise"]
+NAMES = ("out", "q", "k", "v", "r", "u", "w")
+# B, N, T, M, H, window
+SHAPES = [
+    (1, 1, 1, 0, 5, -1),
+    (2, 3, 1, 7, 4, -1),
+    (1, 2, 1, 7, 4, 3),
+    (2, 3, 7, 0, 8, -1),
+    (1, 1, 2, 0, 41, 1),
+    (3, 2, 13, 29, 8, -1),
+    (2, 2, 13, 29, 8, 5),
+    (1, 4, 31, 2, 3, 17),
+    (1, 3, 5, 11, 8, 11),
+    (2, 2, 17, 23, 8, 23),
+    (2, 2, 17, 23, 8, 40),
+    (2, 1, 131, 37, 8, -1),
+    (1, 2, 300, 149, 8, 97),
+    (1, 1, 3, 1999, 64, -1),
+    (1, 2, 127, 1999, 8, 701),
+    (1, 1, 11, 13, 128, -1),
+]
+
+
+def operands(B: int, N: int, T: int, M: int, H: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q, k, v, r, u, w, laid out as the model has them: heads are a view of the last axis of a projection."""
+    generator = torch.Generator().manual_seed(T * 1000 + M)
+    shapes = [(B, T, N, H), (B, T + M, N, H), (B, T + M, N, H), (T + M, N, H), (N, H), (N, H)]
+    drawn = [torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
+    return [x.transpose(1, 2).requires_grad_() if x.dim() == 4 else x.requires_grad_() for x in drawn]
+
+
+def value_and_gradients(impl: str, inputs: list[Tensor], window: int, dropout: float = 0.0) -> list[Tensor]:
+    out = rel_attention(*inputs, scale=0.3, window=window, dropout=dropout, impl=impl)
+    dout = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(out.dtype)
+    return [out, *torch.autograd.grad(out, inputs, dout)]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], tol: float = 1e-12) -> None:
+    for name, a, b in zip(NAMES, found, expected, strict=True):
+        assert a.shape == b.shape, name
+        torch.testing.assert_close(a, b, rtol=tol, atol=tol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.fixture(params=["whole", "cut"])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks as they are, or so small that every shape is cut into many, with remainders."""
+    if request.param == "cut":
+        for module in MODULES.values():
+            monkeypatch.setattr(module, "_QUERIES", 7)
+            monkeypatch.setattr(module, "_CACHE", 60)
+        monkeypatch.setattr(MODULES["blockwise"], "_KEYS", 11)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody has written to holds NaN."""
+    for name in ("empty", "empty_like"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, plain=plain, **kwargs: _nan(plain(*args, **kwargs)))
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, *args, **kwargs: _nan(new_empty(self, *args, **kwargs)))
+
+
+def _nan(x: Tensor) -> Tensor:
+    return x.fill_(torch.nan) if x.is_floating_point() else x
+
+
+@pytest.mark.usefixtures("cut", "poisoned")
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_fast_equals_the_definition(impl: str, shape: tuple[int, ...]) -> None:
+    *sizes, window = shape
+    if sizes[2] * sizes[3] > 2000 and MODULES["dense"]._CACHE == 60:
+        pytest.skip("thousands of little blocks tell no more than the smaller shapes")
+    inputs = operands(*sizes)
+    expected = value_and_gradients("naive", inputs, window)
+    assert_same(value_and_gradients(impl, inputs, window), expected)
+    with torch.no_grad():
+        out = rel_attention(*inputs, scale=0.3, window=window, impl=impl)
+    torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_operands_of_any_layout(impl: str) -> None:
+    *sizes, window = 2, 3, 5, 6, 8, -1
+    inputs = operands(*sizes)
+    expected = value_and_gradients("naive", inputs, window)
+    other = [x.detach().mT.contiguous().mT.requires_grad_() for x in inputs]
+    assert_same(value_and_gradients(impl, other, window), expected)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("impl", FAST)
+def test_dropout_is_the_same_in_both_directions(impl: str) -> None:
+    """The output is linear in the values, so that values of one-hot rows show the probabilities that were kept; with
+    these the gradients are those of the definition."""
+    B, N, T, M, window, dropout = 2, 2, 9, 8, 11, 0.4
+    S = T + M
+    q, k, _, r, u, w = operands(B, N, T, M, S)
+    v = torch.eye(S, dtype=torch.float64).expand(B, N, S, S).contiguous().requires_grad_()
+    inputs = [q, k, v, r, u, w]
+    torch.manual_seed(3)
+    found = value_and_gradients(impl, inputs, window, dropout)
+    prob = rel_attention(q, k, v.detach(), r, u, w, scale=0.3, window=window, impl="naive")
+    kept = found[0].detach() != 0
+    torch.testing.assert_close(found[0], prob * kept / (1 - dropout), rtol=1e-12, atol=1e-12)
+    assert 0.5 < kept.sum() / (prob > 0).sum() < 0.7
+    expected = prob * kept / (1 - dropout) @ v
+    dout = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    assert_same(found, [expected, *torch.autograd.grad(expected, inputs, dout)])
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_dropout_draws_anew_and_repeats_with_the_seed(impl: str) -> None:
+    inputs = operands(2, 2, 9, 8, 8)
+    torch.manual_seed(3)
+    first, second = (rel_attention(*inputs, scale=0.3, dropout=0.4, impl=impl) for _ in range(2))
+    torch.manual_seed(3)
+    again = rel_attention(*inputs, scale=0.3, dropout=0.4, impl=impl)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", FAST)
+def test_half_precision_is_near(impl: str, dtype: torch.dtype) -> None:
+    inputs = operands(2, 2, 9, 8, 8)
+    expected = value_and_gradients("naive", inputs, -1)
+    half = [x.detach().to(dtype if i < 4 else torch.float32).requires_grad_() for i, x in enumerate(inputs)]
+    for found, right in zip(value_and_gradients(impl, half, -1), expected, strict=True):
+        assert ((found - right).norm() / right.norm()) < 0.03
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
+    operator = MODULES[impl]._forward_op
+    last = (True,) if impl == "dense" else (7,)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        parts = out if isinstance(out, tuple | list) else [out]
+        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in parts if isinstance(x, Tensor)]
+        self.numel = max(self.numel, *sizes, 0)
+        return out
+
+
+def test_blockwise_memory_grows_with_the_length_alone() -> None:
+    largest = {}
+    for M in (1000, 4000):
+        inputs = operands(1, 2, 256, M, 8)
+        with _Largest() as mode:
+            value_and_gradients("blockwise", inputs, -1)
+        largest[M] = mode.numel
+    assert largest[4000] <= max(2 * 128 * 2 * 512, 2 * 4256 * 8)
+    assert largest[4000] < 2 * 256 * 1000
+
+
+def test_auto_is_linear_in_long_memories_without_gradients() -> None:
+    q, k, *_ = operands(1, 1, 3, 9000, 4)
+    with torch.no_grad():
+        assert fastest(q, k) == "blockwise"
+        assert fastest(q, k[:, :, :500]) == "dense"

@@ -1,0 +1,252 @@
+"""Probabilities kept, in blocks that fit a cache; the backward pass written by hand.
+
+With x = q + u, y = q + w, P the probabilities, M the dropout mask over 1 - dropout (1 without dropout):
+
+    logit = scale (x k^T + shift(y r^T))        P = softmax(logit)          out = (P M) v
+    dlogit = P (M (dout v^T) - rowsum(dout out))                            dv = (P M)^T dout
+    dx = scale dlogit k    dk = scale dlogit^T x    dy = scale shift^-1(dlogit) r    dr = scale shift^-1(dlogit)^T y
+    dq = dx + dy           du = sum dx              dw = sum dy
+
+shift is a view of y r^T with a row step one shorter (`tiles.skewed`), and dlogit written through the same view *is*
+shift^-1(dlogit): neither direction copies. Keys that no query of a block may see are left out of its products.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from txl.ops.rel_attention.tiles import Gradients, Heads, hide, like_operands, needs_grad, skewed
+
+_CACHE = 2**18  # scores of a block; twice or half of it differ by a few per cent
+_QUERIES = 128
+
+
+class _Block(NamedTuple):
+    """Heads, rows and queries computed together, and the keys that any of the queries may see."""
+
+    heads: slice
+    rows: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def n_row(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def n_query(self) -> int:
+        return self.queries.stop - self.queries.start
+
+    @property
+    def n_key(self) -> int:
+        return self.keys.stop - self.keys.start
+
+    @property
+    def n_product(self) -> int:
+        return (self.heads.stop - self.heads.start) * self.n_row
+
+    @property
+    def n_score(self) -> int:
+        return self.n_product * self.n_query * self.n_key
+
+    def of_queries(self, x_NBTE: Tensor) -> Tensor:
+        """The block's part, (products, T, E)."""
+        return x_NBTE[self.heads, self.rows, self.queries].flatten(0, 1)
+
+    def of_keys(self, x_NBSH: Tensor) -> Tensor:
+        """The block's part, (products, S, H)."""
+        return x_NBSH[self.heads, self.rows, self.keys].flatten(0, 1)
+
+    def of_distances(self, r_NSH: Tensor) -> Tensor:
+        """The rows of the distances from the last query to the block's keys, (heads, S, H)."""
+        return r_NSH[self.heads, r_NSH.shape[1] - self.n_key :]
+
+    def by_head(self, x_ZTE: Tensor) -> Tensor:
+        """(products, T, E) as (heads, rows x T, E): one product with r for all rows."""
+        return x_ZTE.reshape(-1, self.n_row * self.n_query, x_ZTE.shape[-1])
+
+    def set_queries(self, x_NBTH: Tensor, part: Tensor) -> None:
+        x_NBTH[self.heads, self.rows, self.queries] = part.view(-1, self.n_row, self.n_query, x_NBTH.shape[-1])
+
+    def add_to_keys(self, x_NBSH: Tensor, part: Tensor) -> None:
+        x_NBSH[self.heads, self.rows, self.keys] += part.view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
+
+
+def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
+    """On a GPU one for everything; on a CPU as large as a cache, and never fewer products than threads."""
+    for t in range(0, T, _QUERIES if on_cpu else T):
+        queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
+        keys = slice(max(0, S - T + t - window + 1) if window > 0 else 0, S - T + queries.stop)
+        n_product = N * B
+        if on_cpu:
+            score = (queries.stop - queries.start) * (keys.stop - keys.start)
+            n_product = max(torch.get_num_threads(), _CACHE // score)
+        n_head, n_row = max(1, -(-n_product // B)), min(B, n_product)
+        for n in range(0, N, n_head):
+            for b in range(0, B, n_row):
+                yield _Block(slice(n, min(N, n + n_head)), slice(b, min(B, b + n_row)), queries, keys)
+
+
+def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
+    B, N, T, _ = q_BNTH.shape
+    return list(_blocks(N, B, T, k_BNSH.shape[2], window, on_cpu=q_BNTH.device.type == "cpu"))
+
+
+def _probabilities(block: _Block, x: Heads, window: int, place: Tensor, out: Tensor) -> Tensor:
+    """P of a block (products, T, S), in `out`; `place` is scratch."""
+    T, S = block.n_query, block.n_key
+    place_ZTS = place[: block.n_score].view(-1, T, S)
+    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), block.of_distances(x.r_NSH).mT, out=block.by_head(place_ZTS))
+    logit_ZTS = out.view(-1, T, S)
+    torch.baddbmm(skewed(place_ZTS, S), block.of_queries(x.qu_NBTH), block.of_keys(x.k_NBSH).mT, out=logit_ZTS)
+    hide(logit_ZTS, S - T, window)
+    return torch.softmax(logit_ZTS, -1, out=logit_ZTS)
+
+
+def forward(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    r_SNH: Tensor,
+    u_NH: Tensor,
+    w_NH: Tensor,
+    scale: float,
+    window: int,
+    dropout: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, N, T, H), in the memory order (B, T, N, H); and with `keep` what `backward` needs of it:
+    the probabilities of all blocks in a row, and where dropout kept them (empty without dropout)."""
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    B, N, T, H = q_BNTH.shape
+    out_BTNH = q_BNTH.new_empty(B, T, N, H)
+    blocks = _blocks_of(q_BNTH, k_BNSH, window)
+    largest = max(block.n_score for block in blocks)
+    place = q_BNTH.new_empty(largest)
+    prob = q_BNTH.new_empty(sum(block.n_score for block in blocks) if keep else largest)
+    kept = torch.empty(prob.shape if dropout > 0 else 0, dtype=torch.bool, device=prob.device)
+    first = 0
+    for block in blocks:
+        last = first + block.n_score
+        prob_ZTS = _probabilities(block, x, window, place, prob[first:last])
+        if dropout > 0:
+            kept_ZTS = torch.ge(torch.rand_like(prob_ZTS), dropout, out=kept[first:last].view(prob_ZTS.shape))
+            prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
+        block.set_queries(out_BTNH.permute(2, 0, 1, 3), torch.bmm(prob_ZTS, block.of_keys(x.v_NBSH)))
+        first = last if keep else 0
+    if not keep:
+        prob, kept = q_BNTH.new_empty(0), kept.new_empty(0)
+    return out_BTNH.transpose(1, 2), prob, kept
+
+
+def _dropped(prob: Tensor, kept: Tensor, dropout: float) -> Tensor:
+    return (prob * kept).mul_(1 / (1 - dropout))
+
+
+def backward(
+    dout_BNTH: Tensor,
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    r_SNH: Tensor,
+    u_NH: Tensor,
+    w_NH: Tensor,
+    out_BNTH: Tensor,
+    prob: Tensor,
+    kept: Tensor,
+    scale: float,
+    window: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, r, u, w."""
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    dout_NBTH = dout_BNTH.transpose(0, 1).contiguous()
+    dot_NBT1 = (dout_NBTH * out_BNTH.transpose(0, 1)).sum(-1, keepdim=True)
+    grads = Gradients.zeros(x)
+    blocks = _blocks_of(q_BNTH, k_BNSH, window)
+    dprob = q_BNTH.new_empty(max(block.n_score for block in blocks))
+    dplace = q_BNTH.new_empty(max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks))
+    first = 0
+    for block in blocks:
+        T, S, last = block.n_query, block.n_key, first + block.n_score
+        prob_ZTS, kept_ZTS = prob[first:last].view(-1, T, S), kept[first:last].view(-1, T, S) if dropout > 0 else None
+        dprob_ZTS = dprob[: block.n_score].view(-1, T, S)
+        dout_ZTH, v_ZSH, dot_ZT1 = block.of_queries(dout_NBTH), block.of_keys(x.v_NBSH), block.of_queries(dot_NBT1)
+        if kept_ZTS is None:
+            torch.baddbmm(dot_ZT1, dout_ZTH, v_ZSH.mT, beta=-1, out=dprob_ZTS)
+            dv_ZSH = torch.bmm(prob_ZTS.mT, dout_ZTH)
+        else:
+            torch.bmm(dout_ZTH, v_ZSH.mT, out=dprob_ZTS)
+            dprob_ZTS.mul_(kept_ZTS).mul_(1 / (1 - dropout)).sub_(dot_ZT1)
+            dv_ZSH = torch.bmm(_dropped(prob_ZTS, kept_ZTS, dropout).mT, dout_ZTH)
+        block.add_to_keys(grads.v_NBSH, dv_ZSH)
+        _backward_of_logits(block, x, grads, dprob_ZTS, prob_ZTS, dplace[: block.n_product * T * (S + 1)])
+        first = last
+    return grads.of_operands(u_NH, w_NH, scale)
+
+
+def _backward_of_logits(
+    block: _Block, x: Heads, grads: Gradients, dprob_ZTS: Tensor, prob_ZTS: Tensor, dplace: Tensor
+) -> None:
+    """dlogit = P (dP - rowsum), and from it what the four factors of the logits get."""
+    T, S = block.n_query, block.n_key
+    dplace_ZTL = dplace.view(-1, T, S + 1)
+    ends = dplace_ZTL.flatten(1)  # elements before and after those that the shift reaches
+    ends[:, : T - 1] = 0
+    ends[:, T - 1 + T * S :] = 0
+    dlogit_ZTS = torch.mul(dprob_ZTS, prob_ZTS, out=skewed(dplace_ZTL, S))
+    block.set_queries(grads.qu_NBTH, torch.bmm(dlogit_ZTS, block.of_keys(x.k_NBSH)))
+    block.add_to_keys(grads.k_NBSH, torch.bmm(dlogit_ZTS.mT, block.of_queries(x.qu_NBTH)))
+    dplace_NXS = block.by_head(dplace_ZTL[..., :S])
+    dqw_NXH = torch.bmm(dplace_NXS, block.of_distances(x.r_NSH))
+    block.set_queries(grads.qw_NBTH, dqw_NXH)
+    dr_NSH = torch.bmm(dplace_NXS.mT, block.by_head(block.of_queries(x.qw_NBTH)))
+    block.of_distances(grads.r_NSH).add_(dr_NSH)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *operands, ctx.scale, ctx.window, ctx.dropout, _ = inputs
+    ctx.save_for_backward(*operands, *output)
+
+
+def _backward(ctx: Any, dout_BNTH: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _backward_op(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
+    return *grads, None, None, None, None
+
+
+_forward_op = custom_op("txl::rel_attention_dense", forward, mutates_args=())
+_backward_op = custom_op("txl::rel_attention_dense_backward", backward, mutates_args=())
+
+
+@_forward_op.register_fake
+def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep):  # type: ignore[no-untyped-def]
+    B, N, T, H = q_BNTH.shape
+    n_prob = sum(block.n_score for block in _blocks_of(q_BNTH, k_BNSH, window)) if keep else 0
+    kept = q_BNTH.new_empty(n_prob if dropout > 0 else 0, dtype=torch.bool)
+    return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(n_prob), kept
+
+
+_backward_op.register_fake(like_operands)
+_forward_op.register_autograd(_backward, setup_context=_setup)
+
+
+def dense(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    r_SNH: Tensor,
+    u_NH: Tensor,
+    w_NH: Tensor,
+    *,
+    scale: float,
+    window: int = -1,
+    dropout: float = 0.0,
+) -> Tensor:
+    """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
+    operands = q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH
+    if needs_grad(*operands):
+        return _forward_op(*operands, scale, window, dropout, True)[0]
+    return forward(*operands, scale, window, dropout, False)[0]
