@@ -194,9 +194,7 @@ def _backward_of_logits(
     """dlogit = P (dP - rowsum), and from it what the four factors of the logits get."""
     T, S = block.n_query, block.n_key
     dplace_ZTL = dplace.view(-1, T, S + 1)
-    ends = dplace_ZTL.flatten(1)  # elements before and after those that the shift reaches
-    ends[:, : T - 1] = 0
-    ends[:, T - 1 + T * S :] = 0
+    dplace_ZTL.flatten(1)[:, : T - 1] = 0  # what the shift does not reach
     dlogit_ZTS = torch.mul(dprob_ZTS, prob_ZTS, out=skewed(dplace_ZTL, S))
     block.set_queries(grads.qu_NBTH, torch.bmm(dlogit_ZTS, block.of_keys(x.k_NBSH)))
     block.add_to_keys(grads.k_NBSH, torch.bmm(dlogit_ZTS.mT, block.of_queries(x.qu_NBTH)))
