@@ -46,6 +46,7 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
         for path in outputs(config):
             require_writable(path)
     model = load_model(checkpoint).to(ranks.device)
+    model.use_attention(config.attn_impl)
 
     rows = []
     for split in splits:

@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> None:
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = dataclasses.replace(checkpoint.context, ext_len=0, **{k: v for k, v in given.items() if v is not None})
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    model.use_attention(config.attn_impl)
 
     if config.prompt is not None:
         print(" ".join(prompt), end="", flush=True)

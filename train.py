@@ -62,6 +62,7 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
     model.to(ranks.device)
+    model.use_attention(config.attn_impl)
     outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
     return conclude(outcome, config, run_folder, ranks)
 
@@ -115,6 +116,7 @@ def run_training(
         if ranks.is_main:
             n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
+            say(f"| attention: {model.attention_path(context, needs_grad=True)}")
             say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
             metrics.start(
                 **provenance(),

@@ -43,9 +43,8 @@ class Attention(nn.Module):
         `place` is what `pos.project` returned for `span`.
         """
         q_BNTH = self._heads(self.q_net(x_BTD))
-        k_BNSH = torch.cat([remembered.k_BNMH, self._heads(self.k_net(x_BTD))], dim=2)
-        v_BNSH = torch.cat([remembered.v_BNMH, self._heads(self.v_net(x_BTD))], dim=2)
-        return self._attend(q_BNTH, k_BNSH, v_BNSH, place, span), KeyValue(k_BNSH, v_BNSH)
+        both = remembered.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
+        return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, place, span), both
 
     def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, place: Tensor, span: Span) -> Tensor:
         q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)

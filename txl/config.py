@@ -14,6 +14,12 @@ class UsageError(ValueError):
     """Something the user can put right. The message names the thing, what is wrong with it and what to do."""
 
 
+ATTN_IMPL_HELP = (
+    "how relative attention is computed, all with the same result; auto: the fastest; naive: by its definition; dense: "
+    "keeps the probabilities; blockwise: in memory that grows with the length alone; fused: a GPU kernel (Triton)"
+)
+
+
 def option(default: Any, help: str, *, flag: bool = True) -> Any:
     """A dataclass field with its help text; `flag=False` keeps it off the command line."""
     return field(default=default, metadata={"help": help, "flag": flag})
@@ -171,6 +177,7 @@ class TrainConfig:
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
+    attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")
     swap_mem: bool = option(False, "keep the memory of the segments before in the host's RAM")
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
@@ -226,6 +233,7 @@ class EvalConfig:
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
+    attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size")
@@ -250,6 +258,7 @@ class GenerateConfig:
     mem_len: int | None = option(None, "tokens of memory (not given: as in training)")
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
+    attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "length")

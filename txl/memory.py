@@ -6,7 +6,6 @@ Shape letters, here and in every file of the model:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,11 +104,61 @@ class Memory:
         return Memory(tuple(both[:, begin:end] for both in joined))
 
 
-class KeyValue(NamedTuple):
-    """Projected keys and values of one layer, (B, N, M, H) each, before any encoding has touched them."""
+class KeyValue:
+    """Projected keys and values of one layer, (B, N, M, H) each, before any encoding has touched them.
 
-    k_BNMH: Tensor
-    v_BNMH: Tensor
+    Immutable: `appended` returns a new one. It writes into room that is left behind the keys, where nobody who holds
+    an older one looks, so that a token more does not cost a copy of all tokens before it.
+    """
+
+    def __init__(self, room_2BNCH: Tensor, begin: int, end: int, used: list[int]) -> None:
+        self._room_2BNCH, self._begin, self._end = room_2BNCH, begin, end
+        self._used = used  # how far the room is filled, known to all who share it
+
+    @classmethod
+    def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
+        """No keys, in the dtype and on the device of `like`."""
+        return cls(like.new_empty(2, batch_size, n_head, 0, d_head), 0, 0, [0])
+
+    @property
+    def k_BNMH(self) -> Tensor:
+        return self._room_2BNCH[0, :, :, self._begin : self._end]
+
+    @property
+    def v_BNMH(self) -> Tensor:
+        return self._room_2BNCH[1, :, :, self._begin : self._end]
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self._end - self._begin
+
+    @property
+    def batch_size(self) -> int:
+        return self._room_2BNCH.shape[1]
+
+    def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+        """With the keys and values of T tokens more."""
+        n_new = k_BNTH.shape[2]
+        has_room = self._end == self._used[0] and self._end + n_new <= self._room_2BNCH.shape[3]
+        here = self if has_room and self._room_2BNCH.dtype == k_BNTH.dtype else self._moved(n_new, like=k_BNTH)
+        end = here._end + n_new
+        here._room_2BNCH[0, :, :, here._end : end] = k_BNTH
+        here._room_2BNCH[1, :, :, here._end : end] = v_BNTH
+        here._used[0] = end
+        return KeyValue(here._room_2BNCH, here._begin, end, here._used)
+
+    def between(self, begin: int, end: int) -> "KeyValue":
+        """The keys from `begin` up to `end`, exclusive, counted from the first one here."""
+        return KeyValue(self._room_2BNCH, self._begin + begin, self._begin + end, self._used)
+
+    def _moved(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """The same in a new room, with a quarter to spare: a memory of fixed length moves once in so many tokens."""
+        needed = self.length + n_new
+        _, batch_size, n_head, _, d_head = self._room_2BNCH.shape
+        room_2BNCH = like.new_empty(2, batch_size, n_head, needed + max(n_new, needed // 4), d_head)
+        room_2BNCH[:, :, :, : self.length] = self._room_2BNCH[:, :, :, self._begin : self._end]
+        return KeyValue(room_2BNCH, 0, self.length, [self.length])
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +181,11 @@ class KeyValueMemory:
     @property
     def length(self) -> int:
         """Remembered tokens."""
-        return self.layers[0].k_BNMH.shape[2]
+        return self.layers[0].length
 
     @property
     def batch_size(self) -> int:
-        return self.layers[0].k_BNMH.shape[0]
+        return self.layers[0].batch_size
 
     def kept(self, seen: Sequence[KeyValue], *, n_new: int, mem_len: int, ext_len: int = 0) -> "KeyValueMemory":
         """The memory for the next segment.
@@ -147,5 +196,4 @@ class KeyValueMemory:
         """
         end = self.length + max(0, n_new - ext_len)
         begin = max(0, end - mem_len)
-        layers = tuple(KeyValue(k[:, :, begin:end], v[:, :, begin:end]) for k, v in seen)
-        return KeyValueMemory(layers, self.places, self.clamp_len)
+        return KeyValueMemory(tuple(both.between(begin, end) for both in seen), self.places, self.clamp_len)

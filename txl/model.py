@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, require
 from txl.memory import KeyValue, KeyValueMemory, Memory, Span
+from txl.ops.rel_attention import fastest, refusal
 from txl.positions import PositionEncoding, build_position_encodings
 
 
@@ -117,6 +118,7 @@ class TransformerXL(nn.Module):
                 h_BTD = layer(h_BTD, mem_BMD, feats, span)
         return h_BTD, memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
 
+    @torch.no_grad()
     def _with_key_values(
         self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
     ) -> tuple[Tensor, KeyValueMemory]:
@@ -142,13 +144,30 @@ class TransformerXL(nn.Module):
         feats = encodings[0].prepare(span, like=like)
         return replace(memory, places=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
 
+    def use_attention(self, impl: str) -> None:
+        """Compute relative attention in the way named, see `txl.ops.rel_attention`; the result is the same.
+
+        Raises:
+            UsageError: if it does not work on the model's device.
+        """
+        reason = refusal(impl, next(self.parameters()).device)
+        require(reason is None, f"--attn_impl {impl}: {reason}")
+        for layer in self.layers:
+            layer.attn.kernel.impl = impl
+
+    def attention_path(self, context: Context, *, needs_grad: bool) -> str:
+        """The way in which relative attention over a full memory is computed."""
+        impl = self.layers[0].attn.kernel.impl
+        device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
+        return fastest(device, n_key=n_key, needs_grad=needs_grad) if impl == "auto" else impl
+
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """An empty memory for evaluation and generation, of the faster kind where the encoding allows it."""
         weight = self.layers[0].attn.k_net.weight
         if self.layers[0].attn.pos.places_hidden_states():
             return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)
-        nothing = weight.new_empty(batch_size, self.config.n_head, 0, self.config.d_head)
-        return KeyValueMemory(tuple(KeyValue(nothing, nothing) for _ in self.layers))
+        n_head, d_head = self.config.n_head, self.config.d_head
+        return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context

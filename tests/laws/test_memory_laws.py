@@ -1,5 +1,7 @@
 """What must hold of memory, whatever the model: laws 1 to 4, 6 and 10 of the design."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -176,6 +178,32 @@ def test_remembered_positions_are_projected_once(model: TransformerXL, token_BT:
         for segment_BT in token_BT.split(8, dim=1):
             _, memory = model(segment_BT, memory, context)
     assert len(calls) == len(model.layers)
+
+
+def test_remembered_keys_and_values_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
+    """What one continuation appends is invisible to another from the same memory, and to the memory itself."""
+    context = Context(tgt_len=4, mem_len=9)
+    hidden, cached = None, model.fresh_memory(2)
+    for segment_BT in token_BT[:, :12].split(4, dim=1):
+        _, hidden = model(segment_BT, hidden, context)
+        _, cached = model(segment_BT, cached, context)
+    for first in (12, 16, 20, 12):
+        ways = [(hidden, cached)] * 2
+        for segment_BT in token_BT[:, first : first + 4].split(2, dim=1):
+            for i, (one, two) in enumerate(ways):
+                expected, one = model((segment_BT + i) % 50, one, context)
+                found, two = model((segment_BT + i) % 50, two, context)
+                torch.testing.assert_close(found, expected)
+                ways[i] = one, two
+
+
+def test_a_token_more_does_not_copy_the_memory(model: TransformerXL, token_BT: Tensor) -> None:
+    context, memory, rooms = Context(tgt_len=1, mem_len=16), model.fresh_memory(2), []
+    for segment_BT in token_BT.repeat(1, 3).split(1, dim=1):
+        _, memory = model(segment_BT, memory, context)
+        rooms.append(memory.layers[0].k_BNMH.untyped_storage().data_ptr())
+    moves = sum(a != b for a, b in itertools.pairwise(rooms[20:]))
+    assert moves <= 52 // 4
 
 
 def test_a_memory_of_another_batch_is_refused(model: TransformerXL, token_BT: Tensor) -> None:

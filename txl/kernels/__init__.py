@@ -16,6 +16,8 @@ class AttentionKernel(Protocol):
 
     shared_qk: bool
     """Queries and keys are one projection (Reformer)."""
+    impl: str
+    """How it is computed, where there are several ways."""
 
     def __call__(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -44,15 +44,21 @@ def rel_attention(
         dtype = torch.get_autocast_dtype(q_BNTH.device.type)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     if impl == "auto":
-        impl = fastest(q_BNTH, k_BNSH)
+        needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
+        impl = fastest(q_BNTH.device, n_key=k_BNSH.shape[2], needs_grad=needs_grad)
     with torch.autocast(q_BNTH.device.type, enabled=False):
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
         )
 
 
-def fastest(q_BNTH: Tensor, k_BNSH: Tensor) -> str:
-    """The implementation that `auto` stands for; see README.md beside this file for what was measured."""
-    if not torch.is_grad_enabled() and k_BNSH.shape[2] >= _LONG:
-        return "blockwise"
-    return "dense"
+def refusal(impl: str, device: torch.device) -> str | None:
+    """Why an implementation does not work on a device, and what to do; None: it does."""
+    if impl != "fused":
+        return None
+    return "needs a GPU; leave the flag out, or give dense or blockwise" if device.type != "cuda" else None
+
+
+def fastest(device: torch.device, *, n_key: int, needs_grad: bool) -> str:
+    """The implementation that `auto` stands for; README.md beside this file has what was measured."""
+    return "blockwise" if not needs_grad and n_key >= _LONG else "dense"
