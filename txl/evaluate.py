@@ -11,6 +11,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.distributed import Ranks
+from txl.graphed import Graphed
 from txl.log import perplexity
 from txl.model import TransformerXL
 
@@ -64,8 +65,8 @@ def evaluate(
     Args:
         predictor: what predicts, if it is more than the model as it is.
     """
-    predictor = predictor or model
     device = next(model.parameters()).device
+    predictor = predictor or (Graphed(model) if device.type == "cuda" else model)
     was_training = model.training
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)

@@ -94,8 +94,12 @@ class TransformerXL(nn.Module):
         Raises:
             ValueError: if the memory belongs to a batch of another size, or an id lies outside the vocabulary.
         """
-        h_BTD = self.drop(self.word_emb(token_BT))
-        batch_size, n_new = token_BT.shape
+        return self.read(self.word_emb(token_BT), memory, context)
+
+    def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context) -> Output:
+        """Read a segment of embedded tokens (B, T, D)."""
+        h_BTD = self.drop(h_BTD)
+        batch_size, n_new, _ = h_BTD.shape
         if memory is None:
             memory = Memory.empty(len(self.layers), batch_size, self.config.d_model, like=h_BTD)
         if memory.batch_size != batch_size:

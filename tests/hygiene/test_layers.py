@@ -16,7 +16,7 @@ FLOORS = [
     {"kernels"},
     {"attention"},
     {"model", "init"},
-    {"optim", "checkpoint", "convert", "estimate"},
+    {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
     {"training", "report"},
     {"run", "cli"},

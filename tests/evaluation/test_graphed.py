@@ -1,0 +1,65 @@
+"""A recorded pass gives the model's numbers. Here the recording is the work itself; a GPU replays a CUDA graph."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from txl import Context, ModelConfig, TransformerXL
+from txl.graphed import Graphed
+
+CONTEXTS = [
+    Context(tgt_len=4, mem_len=6),
+    Context(tgt_len=4, mem_len=3, same_length=True, clamp_len=2),
+    Context(tgt_len=4, mem_len=0),
+]
+
+
+@pytest.fixture
+def model() -> TransformerXL:
+    torch.manual_seed(0)
+    config = ModelConfig(n_token=30, n_layer=3, n_head=2, d_head=4, d_model=8, d_inner=10, cutoffs=(10,), div_val=2)
+    model = TransformerXL(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def nats(predictor: TransformerXL | Graphed, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
+    memory, found = predictor.fresh_memory(len(token_BT)), []
+    pieces = zip(token_BT[:, :-1].split(sizes, dim=1), token_BT[:, 1:].split(sizes, dim=1), strict=True)
+    with torch.no_grad():
+        for input_BT, target_BT in pieces:
+            nll_BT, memory = predictor.nll(input_BT, target_BT, memory, context)
+            found.append(nll_BT)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+@pytest.mark.parametrize("sizes", [[4] * 6, [4] * 5 + [3, 1], [1] * 24, [4, 4, 4, 2, 4, 4, 2]], ids=str)
+def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], context: Context) -> None:
+    token_BT = torch.randint(0, 30, (3, 25))
+    recorded = []
+    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(model, token_BT, sizes, context))
+    assert len(recorded) > 0 or context.mem_len == 0
+
+
+def test_segments_of_one_length_are_recorded_once(model: TransformerXL) -> None:
+    recorded = []
+    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    nats(graphed, torch.randint(0, 30, (2, 41)), [4] * 10, CONTEXTS[0])
+    assert len(recorded) == 1
+
+
+def test_a_memory_serves_once(model: TransformerXL) -> None:
+    graphed, context = Graphed(model, record=lambda work: work), CONTEXTS[0]
+    memory = graphed.fresh_memory(1)
+    for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
+        _, memory = graphed(token_BT, memory, context)
+    graphed(torch.zeros(1, 4, dtype=torch.int64), memory, context)
+    with pytest.raises(ValueError, match="has been used"):
+        graphed(torch.zeros(1, 4, dtype=torch.int64), memory, context)
+    with pytest.raises(ValueError, match="has been used"):
+        graphed(torch.zeros(1, 4, dtype=torch.int64), memory, dataclasses.replace(context, clamp_len=3))
