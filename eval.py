@@ -6,7 +6,7 @@ python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py 
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,18 @@ from tqdm import tqdm
 
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
-from data_utils.stream import ScoringStream
+from data_utils.stream import RowStream, ScoringStream, Segment, document_streams, equal_streams
 from data_utils.vocabulary import Vocab
+from data_utils.wikitext import article_starts
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, EvalConfig, UsageError
+from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.distributed import Ranks, joined
-from txl.evaluate import evaluate, warmup_segments
+from txl.evaluate import Score, evaluate, within
 from txl.log import perplexity, say
 from txl.model import TransformerXL
-from txl.report import Row, plot_context, require_writable, table, write_json
+from txl.report import Row, counted, plot_context, require_writable, table, write_json
 
 PICTURE = "context.png"
 
@@ -51,7 +53,7 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     for split in splits:
         ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, ids, split, context, ranks, batch_size=config.batch_size)
+            row = score(model, corpus.vocab, ids, split, context, config, ranks)
             rows.append(row)
             if ranks.is_main:
                 nats = row.score.nats_per_token
@@ -63,12 +65,14 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
 def tell(rows: Sequence[Row], config: EvalConfig, checkpoint: Checkpoint) -> None:
     """The table, and where asked for the JSON and the picture."""
     say(table(rows))
+    for row in {row.split: row for row in rows}.values():
+        say(counted(row))
     for path in outputs(config):
         if path.name == PICTURE:
             plot_context(path, rows)
             say(f"| perplexity against memory: {path}")
         else:
-            write_json(path, rows, checkpoint=str(checkpoint.folder))
+            write_json(path, rows, checkpoint=str(checkpoint.folder), convention=config.convention, reset=config.reset)
 
 
 def outputs(config: EvalConfig) -> list[Path]:
@@ -111,23 +115,50 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     return corpus
 
 
-def score(model: TransformerXL, ids: np.ndarray, split: str, context: Context, ranks: Ranks, *, batch_size: int) -> Row:
-    """Every token of a split but the first, counted once."""
-    n_warmup = warmup_segments(model.config.n_layer, context)
-    stream = ScoringStream(
-        ids,
-        batch_size=batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=n_warmup,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
+def score(
+    model: TransformerXL,
+    vocab: Vocab,
+    ids: np.ndarray,
+    split: str,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+) -> Row:
+    """A split with one look-back, the streams shared out over processes."""
     start = time.perf_counter()
+    seen = context_of(config.convention, context)
+    predictor = predictor_of(config.convention, model, seen)
+    if config.convention != "huggingface":  # whose memory begins full, so that its length makes a difference
+        seen = within(seen, len(ids))
+    n_warmup = n_warmup_of(config.convention, context, seen, n_layer=model.config.n_layer)
+    streams = cut(ids, vocab, seen, n_warmup, config, ranks)
+    n_segment = sum(map(len, streams))
     hidden = None if ranks.is_main else True  # None: where there is a terminal
-    bar = tqdm(stream, desc=f"{split} mem_len {context.mem_len}", unit="segment", leave=False, disable=hidden)
-    result = evaluate(model, bar, context).over(ranks)
-    return Row(split, context, result, time.perf_counter() - start)
+    with tqdm(total=n_segment, desc=f"{split} mem_len {context.mem_len}", leave=False, disable=hidden) as bar:
+        shares = [
+            evaluate(model, ticking(stream, bar), seen, predictor=predictor, sizes=vocab.sizes) for stream in streams
+        ]
+    return Row(split, context, Score.total(shares).over(ranks), time.perf_counter() - start)
+
+
+def cut(
+    ids: np.ndarray, vocab: Vocab, context: Context, n_warmup: int, config: EvalConfig, ranks: Ranks
+) -> list[RowStream]:
+    """This process's share of a split: streams, each to be read with a memory of its own."""
+    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    share = {"rank": ranks.rank, "world": ranks.world}
+    if config.reset == "document":
+        return document_streams(ids, article_starts(ids, vocab), **lengths, **share)
+    if config.convention == "txl":
+        return [ScoringStream(ids, n_warmup=n_warmup, **lengths, **share)]
+    return [equal_streams(ids, n_warmup=n_warmup, **lengths, **share)]
+
+
+def ticking(stream: RowStream, bar: tqdm) -> Iterator[Segment]:
+    """The segments of a stream, each a tick of a progress bar."""
+    for segment in stream:
+        yield segment
+        bar.update()
 
 
 if __name__ == "__main__":

@@ -219,7 +219,15 @@ class EvalConfig:
 
     work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
     split: Literal["valid", "test", "all"] = option("all", "which text to evaluate")
-    batch_size: int = option(10, "streams read side by side; the result does not depend on it")
+    convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
+        "txl",
+        "txl: every token but the first counts once, each read with all the text that the model can see; others: as "
+        "they evaluate, to get their figures again: --batch_size streams, what is left over dropped",
+    )
+    reset: Literal["never", "document"] = option(
+        "never", "document: each article, known by a heading like = Title =, is read with an empty memory"
+    )
+    batch_size: int = option(10, "streams read side by side; with --convention txl the result does not depend on it")
     tgt_len: int | None = option(None, "tokens to predict in a segment")
     mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and a plot, context.png")
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
@@ -229,6 +237,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size")
+        require(
+            self.reset == "never" or self.convention == "txl",
+            f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
+            f"drop one of the two",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

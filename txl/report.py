@@ -14,7 +14,7 @@ from txl.files import naming, written_whole
 
 @dataclass(frozen=True)
 class Row:
-    """One split scored with one look-back."""
+    """One split scored with one look-back, its words counted."""
 
     split: str
     context: Context
@@ -22,14 +22,18 @@ class Row:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; `nats` is the sum over `tokens`."""
+        """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
+        score = self.score
         return {
             "split": self.split,
             **dataclasses.asdict(self.context),
-            "perplexity": self.score.perplexity,
-            "nats": self.score.nats,
-            "tokens": self.score.tokens,
-            "nats_per_token": self.score.nats_per_token,
+            "perplexity": score.perplexity,
+            **dataclasses.asdict(score),
+            "nats_per_token": score.nats_per_token,
+            "unknown_share": score.unknown / score.tokens,
+            "bits_per_character": score.bits_per_character,
+            "bits_per_byte": score.bits_per_byte,
+            "word_perplexity": score.word_perplexity,
             "seconds": self.seconds,
         }
 
@@ -44,6 +48,18 @@ def table(rows: Sequence[Row]) -> str:
             f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f}"
         )
     return "\n".join(lines)
+
+
+def counted(row: Row) -> str:
+    """What was counted in a split, in a line."""
+    score = row.score
+    text = (
+        f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them <unk>: "
+        f"{score.words:,} words and {score.lines:,} line ends, {score.characters:,} characters, {score.bytes:,} bytes"
+    )
+    if score.tokens != score.words + score.lines:
+        text += f"; perplexity per word {score.word_perplexity:.3f}"
+    return text
 
 
 def write_json(path: Path, rows: Sequence[Row], **extra: Any) -> None:
