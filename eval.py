@@ -1,10 +1,12 @@
 #!/usr/bin/env python
-"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many:
+"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many; or score any text:
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
+python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
 """
 
 import dataclasses
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,20 +16,19 @@ from tqdm import tqdm
 
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
+from data_utils.free_text import encode_text, read_text
 from data_utils.stream import RowStream, ScoringStream, Segment, document_streams, equal_streams
-from data_utils.vocabulary import Vocab
+from data_utils.vocabulary import EOS, UNK, Vocab
 from data_utils.wikitext import article_starts
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, EvalConfig, UsageError
 from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.distributed import Ranks, joined
-from txl.evaluate import Score, evaluate, within
+from txl.evaluate import Score, evaluate, score_text, within
 from txl.log import perplexity, say
 from txl.model import TransformerXL
-from txl.report import Row, counted, plot_context, require_writable, table, write_json
-
-PICTURE = "context.png"
+from txl.report import Row, as_tsv, require_outputs, show, tokens_of, write_results, write_tokens
 
 
 def main(argv: Sequence[str]) -> None:
@@ -37,16 +38,25 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
-    """Score the splits at the look-backs asked for, the streams shared out over processes; rank 0 tells."""
+    """Score splits or a text at the look-backs asked for."""
     config = build(EvalConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     contexts = look_backs(config, checkpoint.context)
+    if config.text is None:
+        score_splits(typed, config, checkpoint, contexts, ranks)
+    elif ranks.is_main:  # it is one stream
+        score_file(config.text, config, checkpoint, contexts, ranks)
+
+
+def score_splits(
+    typed: Typed, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+) -> None:
+    """Score the splits, the streams shared out over processes; rank 0 tells."""
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
     if ranks.is_main:
-        for path in outputs(config):
-            require_writable(path)
+        require_outputs(config)
     model = load_model(checkpoint).to(ranks.device)
 
     rows = []
@@ -59,26 +69,37 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
                 nats = row.score.nats_per_token
                 say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
     if ranks.is_main:
-        tell(rows, config, checkpoint)
+        show(rows)
+        write_results(rows, config, checkpoint=str(checkpoint.folder))
 
 
-def tell(rows: Sequence[Row], config: EvalConfig, checkpoint: Checkpoint) -> None:
-    """The table, and where asked for the JSON and the picture."""
-    say(table(rows))
-    for row in {row.split: row for row in rows}.values():
-        say(counted(row))
-    for path in outputs(config):
-        if path.name == PICTURE:
-            plot_context(path, rows)
-            say(f"| perplexity against memory: {path}")
-        else:
-            write_json(path, rows, checkpoint=str(checkpoint.folder), convention=config.convention, reset=config.reset)
+def score_file(
+    name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+) -> None:
+    """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    before = [vocab.index[EOS]]
+    if config.context is not None:
+        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
+    ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+    require_outputs(config)
+    model = load_model(checkpoint).to(ranks.device)
 
-
-def outputs(config: EvalConfig) -> list[Path]:
-    """The files that the evaluation writes: the JSON asked for, and the picture where there is something to plot."""
-    json = [Path(config.json)] if config.json else []
-    return json + ([Path(config.work_dir) / PICTURE] if len(config.mem_len) > 1 else [])
+    rows, nats = [], []
+    for context in contexts:
+        start = time.perf_counter()
+        nll_N = score_text(model, before + ids, within(context, len(before + ids)), first=len(before))
+        seconds = time.perf_counter() - start
+        rows.append(Row("text", context, Score.of(nll_N, np.array(ids), vocab.sizes), seconds))
+        nats = nll_N.tolist()
+    tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
+    if config.per_token == "-":
+        sys.stdout.write(as_tsv(tokens))
+    else:
+        show(rows)
+    if config.per_token not in (None, "-"):
+        write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
+    write_results(rows, config, checkpoint=str(checkpoint.folder))
 
 
 def look_backs(config: EvalConfig, trained: Context) -> list[Context]:

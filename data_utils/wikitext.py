@@ -52,5 +52,8 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
     if blank_L.any():
         heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
     if not heading_L.any():
-        raise DataError("no line like '= Title =' in the text: nothing tells where a document begins; --reset never")
+        raise DataError(
+            "--reset document: the text has no line like '= Title =', so nothing tells where a document begins; "
+            "leave the flag out"
+        )
     return begin_L[heading_L]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,6 +52,11 @@ class Score:
     characters: int = 0
     bytes: int = 0
     unknown: int = 0
+
+    @classmethod
+    def of(cls, nll_N: Tensor, target_N: np.ndarray, sizes: Mapping[str, np.ndarray]) -> "Score":
+        """The score of targets with these nats; `sizes` as in `evaluate`."""
+        return cls(float(nll_N.double().sum()), len(nll_N), **_counts(target_N, sizes))
 
     @staticmethod
     def total(shares: Iterable["Score"]) -> "Score":
@@ -102,12 +108,11 @@ def evaluate(
     sizes = sizes or {}
     nats = torch.zeros((), dtype=torch.float64, device=_device(model))
     tokens = 0
-    counts = dict.fromkeys(sizes, 0)
+    counts = Counter(dict.fromkeys(sizes, 0))
     for target_N, nll_N in scored(model, segments, context, predictor=predictor):
         nats += nll_N.double().sum()
         tokens += len(nll_N)
-        for name, size_V in sizes.items():
-            counts[name] += int(size_V[target_N.cpu().numpy()].sum())
+        counts.update(_counts(target_N.numpy(force=True), sizes))
     return Score(float(nats), tokens, **counts)
 
 
@@ -172,6 +177,10 @@ def within(context: Context, n_token: int) -> Context:
     """The same look-back over a text of n_token tokens, in which no length beyond the text makes a difference."""
     lengths = {name: min(getattr(context, name), n_token) for name in ("tgt_len", "mem_len", "ext_len", "clamp_len")}
     return dataclasses.replace(context, **lengths)
+
+
+def _counts(target_N: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {name: int(size_V[target_N].sum()) for name, size_V in sizes.items()}
 
 
 def _device(model: TransformerXL) -> torch.device:
