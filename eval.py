@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many:
+"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many; or score any text:
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
+python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
 """
 
 import dataclasses
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +16,19 @@ from tqdm import tqdm
 
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
-from data_utils.stream import ScoringStream
-from data_utils.vocabulary import Vocab
+from data_utils.free_text import encode_text, read_text
+from data_utils.stream import RowStream, ScoringStream, Segment, document_streams, equal_streams
+from data_utils.vocabulary import EOS, UNK, Vocab
+from data_utils.wikitext import article_starts
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, EvalConfig, UsageError
+from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.distributed import Ranks, joined
-from txl.evaluate import evaluate, warmup_segments
+from txl.evaluate import Score, evaluate, score_text, within
 from txl.log import perplexity, say
 from txl.model import TransformerXL
-from txl.report import Row, plot_context, require_writable, table, write_json
-
-PICTURE = "context.png"
+from txl.report import Row, as_tsv, require_outputs, show, tokens_of, write_results, write_tokens
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,16 +38,25 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
-    """Score the splits at the look-backs asked for, the streams shared out over processes; rank 0 tells."""
+    """Score splits or a text at the look-backs asked for."""
     config = build(EvalConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     contexts = look_backs(config, checkpoint.context)
+    if config.text is None:
+        score_splits(typed, config, checkpoint, contexts, ranks)
+    elif ranks.is_main:  # it is one stream
+        score_file(config.text, config, checkpoint, contexts, ranks)
+
+
+def score_splits(
+    typed: Typed, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+) -> None:
+    """Score the splits, the streams shared out over processes; rank 0 tells."""
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
     if ranks.is_main:
-        for path in outputs(config):
-            require_writable(path)
+        require_outputs(config)
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
 
@@ -52,30 +64,43 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     for split in splits:
         ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, ids, split, context, ranks, batch_size=config.batch_size)
+            row = score(model, corpus.vocab, ids, split, context, config, ranks)
             rows.append(row)
             if ranks.is_main:
                 nats = row.score.nats_per_token
                 say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
     if ranks.is_main:
-        tell(rows, config, checkpoint)
+        show(rows)
+        write_results(rows, config, checkpoint=str(checkpoint.folder))
 
 
-def tell(rows: Sequence[Row], config: EvalConfig, checkpoint: Checkpoint) -> None:
-    """The table, and where asked for the JSON and the picture."""
-    say(table(rows))
-    for path in outputs(config):
-        if path.name == PICTURE:
-            plot_context(path, rows)
-            say(f"| perplexity against memory: {path}")
-        else:
-            write_json(path, rows, checkpoint=str(checkpoint.folder))
+def score_file(
+    name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+) -> None:
+    """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    before = [vocab.index[EOS]]
+    if config.context is not None:
+        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
+    ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+    require_outputs(config)
+    model = load_model(checkpoint).to(ranks.device)
 
-
-def outputs(config: EvalConfig) -> list[Path]:
-    """The files that the evaluation writes: the JSON asked for, and the picture where there is something to plot."""
-    json = [Path(config.json)] if config.json else []
-    return json + ([Path(config.work_dir) / PICTURE] if len(config.mem_len) > 1 else [])
+    rows, nats = [], []
+    for context in contexts:
+        start = time.perf_counter()
+        nll_N = score_text(model, before + ids, within(context, len(before + ids)), first=len(before))
+        seconds = time.perf_counter() - start
+        rows.append(Row("text", context, Score.of(nll_N, np.array(ids), vocab.sizes), seconds))
+        nats = nll_N.tolist()
+    tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
+    if config.per_token == "-":
+        sys.stdout.write(as_tsv(tokens))
+    else:
+        show(rows)
+    if config.per_token not in (None, "-"):
+        write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
+    write_results(rows, config, checkpoint=str(checkpoint.folder))
 
 
 def look_backs(config: EvalConfig, trained: Context) -> list[Context]:
@@ -112,23 +137,50 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     return corpus
 
 
-def score(model: TransformerXL, ids: np.ndarray, split: str, context: Context, ranks: Ranks, *, batch_size: int) -> Row:
-    """Every token of a split but the first, counted once."""
-    n_warmup = warmup_segments(model.config.n_layer, context)
-    stream = ScoringStream(
-        ids,
-        batch_size=batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=n_warmup,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
+def score(
+    model: TransformerXL,
+    vocab: Vocab,
+    ids: np.ndarray,
+    split: str,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+) -> Row:
+    """A split with one look-back, the streams shared out over processes."""
     start = time.perf_counter()
+    seen = context_of(config.convention, context)
+    predictor = predictor_of(config.convention, model, seen)
+    if config.convention != "huggingface":  # whose memory begins full, so that its length makes a difference
+        seen = within(seen, len(ids))
+    n_warmup = n_warmup_of(config.convention, context, seen, n_layer=model.config.n_layer)
+    streams = cut(ids, vocab, seen, n_warmup, config, ranks)
+    n_segment = sum(map(len, streams))
     hidden = None if ranks.is_main else True  # None: where there is a terminal
-    bar = tqdm(stream, desc=f"{split} mem_len {context.mem_len}", unit="segment", leave=False, disable=hidden)
-    result = evaluate(model, bar, context).over(ranks)
-    return Row(split, context, result, time.perf_counter() - start)
+    with tqdm(total=n_segment, desc=f"{split} mem_len {context.mem_len}", leave=False, disable=hidden) as bar:
+        shares = [
+            evaluate(model, ticking(stream, bar), seen, predictor=predictor, sizes=vocab.sizes) for stream in streams
+        ]
+    return Row(split, context, Score.total(shares).over(ranks), time.perf_counter() - start)
+
+
+def cut(
+    ids: np.ndarray, vocab: Vocab, context: Context, n_warmup: int, config: EvalConfig, ranks: Ranks
+) -> list[RowStream]:
+    """This process's share of a split: streams, each to be read with a memory of its own."""
+    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    share = {"rank": ranks.rank, "world": ranks.world}
+    if config.reset == "document":
+        return document_streams(ids, article_starts(ids, vocab), **lengths, **share)
+    if config.convention == "txl":
+        return [ScoringStream(ids, n_warmup=n_warmup, **lengths, **share)]
+    return [equal_streams(ids, n_warmup=n_warmup, **lengths, **share)]
+
+
+def ticking(stream: RowStream, bar: tqdm) -> Iterator[Segment]:
+    """The segments of a stream, each a tick of a progress bar."""
+    for segment in stream:
+        yield segment
+        bar.update()
 
 
 if __name__ == "__main__":

@@ -53,15 +53,9 @@ class SegmentStream:
         roll: bool = False,
         seed: int = 0,
     ) -> None:
-        n_step = len(ids) // batch_size
         shortest = 3 if varlen else 2  # with varying lengths a last token that stands alone is dropped
-        if n_step < shortest:
-            raise DataError(
-                f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
-                f"use at most {max(1, len(ids) // shortest)}"
-            )
         self.columns = columns or slice(0, batch_size)
-        self.streams = ids[: batch_size * n_step].reshape(batch_size, n_step)
+        self.streams = require_streams(ids, batch_size, shortest=shortest)
         self.tgt_len, self.ext_len, self.start = tgt_len, ext_len, start
         self.varlen, self.roll, self.seed = varlen, roll, seed
 
@@ -108,13 +102,51 @@ def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int
         yield min(tgt_len + 15, max(5, int(draws.normal(mean, 5))))
 
 
-class ScoringStream:
+class RowStream:
+    """Rows of a text read side by side, each from a place and to a place of its own; those that are over are filled up.
+
+    Row b reads from token `first_B[b]` on and predicts the tokens after it up to `last_B[b]`; what it predicts counts
+    from its segment `n_warmup_B[b]` on. A place below zero is counted from the end of the text.
+    """
+
+    def __init__(
+        self,
+        ids: np.ndarray,
+        *,
+        first_B: np.ndarray,
+        last_B: np.ndarray,
+        n_warmup_B: np.ndarray,
+        tgt_len: int,
+        ext_len: int = 0,
+    ) -> None:
+        self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
+        self.first_B, self.last_B, self.n_warmup_B = first_B, last_B, n_warmup_B
+
+    def __len__(self) -> int:
+        return -(-int(max(self.last_B - self.first_B, default=0)) // self.tgt_len)
+
+    def __iter__(self) -> Iterator[Segment]:
+        last_B1 = self.last_B[:, None]
+        for k in range(len(self)):
+            begin_B1 = self.first_B[:, None] + k * self.tgt_len
+            width = int(min(self.tgt_len, (last_B1 - begin_B1).max()))
+            context = min(self.ext_len, k * self.tgt_len)
+            place_BT = begin_B1 + np.arange(-context, width)
+            target_BT = place_BT[:, context:] + 1
+            counted_BT = (target_BT <= last_B1) & (k >= self.n_warmup_B[:, None])
+            yield Segment(self._at(place_BT), self._at(target_BT), torch.from_numpy(counted_BT))
+
+    def _at(self, place_BT: np.ndarray) -> Tensor:
+        inside_BT = place_BT < len(self.ids)
+        return _tensor(np.where(inside_BT, self.ids[np.where(inside_BT, place_BT, 0)], 0))
+
+
+class ScoringStream(RowStream):
     """The text cut so that every token but the first counts exactly once, whatever the batch size.
 
     The text is one row of segments. Each of the B streams reads the same number of consecutive segments; the first
     stream counts all of its own, every other one reads `n_warmup` segments before those it counts. Where the model sees
     no further than the warm-up reaches, its memory there is what it would be in a single stream, and so is every loss.
-    Rows that have come to the end of the text are filled with token 0, which does not count.
 
     Args:
         batch_size: streams wished for; fewer are used if more would not be faster.
@@ -135,42 +167,126 @@ class ScoringStream:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if len(ids) < 2:
-            raise DataError(f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens")
-        self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
-        n_segment = -(-(len(ids) - 1) // tgt_len)
+        require_a_target(ids)
+        last = len(ids) - 1
+        n_segment = -(-last // tgt_len)
         # B streams of L segments that overlap by n_warmup cover n_segment = B (L - n_warmup) + n_warmup of them
         length = -(-(n_segment + (batch_size - 1) * n_warmup) // batch_size)
-        self.stride = length - n_warmup
-        if self.stride < 1:
-            length = self.stride = n_segment
-        self.n_warmup = n_warmup
-        self.length = length
-        self.batch_size = 1 + max(0, -(-(n_segment - length) // self.stride))
-        self.rows = np.array_split(np.arange(self.batch_size), world)[rank]
+        stride = length - n_warmup
+        if stride < 1:
+            length = stride = n_segment
+        self.batch_size = 1 + max(0, -(-(n_segment - length) // stride))
+        row_B = _share(self.batch_size, rank, world)
+        first_B = row_B * stride * tgt_len
+        super().__init__(
+            ids,
+            first_B=first_B,
+            last_B=np.minimum(last, first_B + length * tgt_len),
+            n_warmup_B=np.where(row_B > 0, n_warmup, 0),
+            tgt_len=tgt_len,
+            ext_len=ext_len,
+        )
 
-    def __len__(self) -> int:
-        return self.length if len(self.rows) else 0
 
-    def __iter__(self) -> Iterator[Segment]:
-        last = len(self.ids) - 1
-        first = self.rows[:, None] * self.stride * self.tgt_len
-        for k in range(len(self)):
-            begin = first + k * self.tgt_len
-            width = int(min(self.tgt_len, (last - begin).max()))
-            if width < 1:  # all rows of this process have come to the end
-                return
-            context = min(self.ext_len, k * self.tgt_len)
-            place = begin + np.arange(-context, width)
-            target = place[:, context:] + 1
-            counted = target <= last
-            if k < self.n_warmup:
-                counted[self.rows > 0] = False
-            yield Segment(self._at(place), self._at(target), torch.from_numpy(counted))
+def equal_streams(
+    ids: np.ndarray,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    ext_len: int = 0,
+    n_warmup: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> RowStream:
+    """The text cut into batch_size streams of equal length, as others evaluate: what is left over at the end of the
+    text, and the first token of each stream, never count.
 
-    def _at(self, place: np.ndarray) -> Tensor:
-        inside = place < len(self.ids)
-        return _tensor(np.where(inside, self.ids[np.where(inside, place, 0)], 0))
+    With `n_warmup` this is NVIDIA's way (DeepLearningExamples, Transformer-XL, data_utils.py): so many segments of the
+    stream before are read first and do not count; before the first stream, those of the last.
+
+    Raises:
+        DataError: if the text is too short for so many streams, or the streams are for the warm-up.
+    """
+    n_step = len(require_streams(ids, batch_size)[0])
+    if n_warmup * tgt_len > n_step:
+        raise DataError(
+            f"--batch_size {batch_size}: streams of {n_step} tokens are too short to warm up on {n_warmup * tgt_len} "
+            f"tokens of the stream before; use fewer streams or a smaller --mem_len"
+        )
+    row_B = _share(batch_size, rank, world)
+    return RowStream(
+        ids[: batch_size * n_step],
+        first_B=row_B * n_step - n_warmup * tgt_len,
+        last_B=(row_B + 1) * n_step - 1,
+        n_warmup_B=np.full(len(row_B), n_warmup),
+        tgt_len=tgt_len,
+        ext_len=ext_len,
+    )
+
+
+def document_streams(
+    ids: np.ndarray,
+    starts: np.ndarray,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    ext_len: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> list[RowStream]:
+    """The documents of a text, batch_size of them side by side, each stream to be read with a fresh memory.
+
+    Every token but the text's first counts once. The first of a document is predicted from the token before it, the
+    `<eos>` that ends the document before, and from nothing else. Documents of like length are read together.
+
+    Args:
+        starts: places in `ids` where documents begin; what stands before the first of them is a document too.
+        rank, world: of the streams, those of one of `world` processes.
+    Raises:
+        DataError: if there is no token to predict.
+    """
+    require_a_target(ids)
+    begin_D = np.unique(np.append(starts[starts > 0], 1))  # of the tokens that are predicted
+    end_D = np.append(begin_D[1:], len(ids))
+    longest_first_D = np.argsort(begin_D - end_D, kind="stable")
+    groups = [longest_first_D[i : i + batch_size] for i in range(0, len(begin_D), batch_size)]
+    return [
+        RowStream(
+            ids,
+            first_B=begin_D[group] - 1,
+            last_B=end_D[group] - 1,
+            n_warmup_B=np.zeros(len(group), dtype=np.int64),
+            tgt_len=tgt_len,
+            ext_len=ext_len,
+        )
+        for group in groups[rank::world]
+    ]
+
+
+def require_a_target(ids: np.ndarray) -> None:
+    """Raise `DataError` unless there is a token with one before it to predict it from."""
+    if len(ids) < 2:
+        raise DataError(f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens")
+
+
+def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> np.ndarray:
+    """The text as batch_size streams of equal length, (B, n_step); what is left over at its end is dropped.
+
+    Raises:
+        DataError: if they have fewer than `shortest` tokens.
+    """
+    n_step = len(ids) // batch_size
+    if n_step < shortest:
+        raise DataError(
+            f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
+            f"use at most {max(1, len(ids) // shortest)}"
+        )
+    return ids[: batch_size * n_step].reshape(batch_size, n_step)
+
+
+def _share(n_row: int, rank: int, world: int) -> np.ndarray:
+    """The rows of one of `world` processes."""
+    return np.array_split(np.arange(n_row), world)[rank]
 
 
 def _tensor(ids: np.ndarray) -> Tensor:

@@ -2,6 +2,11 @@
 
 import re
 
+import numpy as np
+
+from data_utils.files import DataError
+from data_utils.vocabulary import EOS, Vocab
+
 _INSIDE_WORD = re.compile(r"(?<=\w)-(?=\w)")
 _INSIDE_NUMBER = re.compile(r"(?<=\d)([.,])(?=\d)")
 _WORD = re.compile(
@@ -28,3 +33,27 @@ def tokenise(text: str) -> list[str]:
     text = _INSIDE_WORD.sub(" @-@ ", text)
     text = _INSIDE_NUMBER.sub(r" @\1@ ", text)
     return _WORD.findall(text)
+
+
+def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
+    """Places of the first tokens of the articles: headings of level one, lines like `= Title =`.
+
+    Where a text has blank lines, a heading stands between two of them: formulas that begin and end with = do not.
+
+    Raises:
+        DataError: if there is no such line.
+    """
+    eos, equals = vocab.index[EOS], vocab.index.get("=", -1)
+    end_L = np.flatnonzero(ids == eos)
+    begin_L = np.append(0, end_L[:-1] + 1)
+    first_L, second_L, last_L = (ids[place_L] for place_L in (begin_L, np.minimum(begin_L + 1, end_L), end_L - 1))
+    heading_L = (end_L - begin_L > 2) & (first_L == equals) & (second_L != equals) & (last_L == equals)
+    blank_L = begin_L == end_L
+    if blank_L.any():
+        heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
+    if not heading_L.any():
+        raise DataError(
+            "--reset document: the text has no line like '= Title =', so nothing tells where a document begins; "
+            "leave the flag out"
+        )
+    return begin_L[heading_L]

@@ -110,7 +110,7 @@ class Context:
     All lengths are in tokens.
 
     Raises:
-        UsageError: on lengths below their minimum, and on `same_length` without memory.
+        UsageError: on lengths below their minimum or beyond all sense, and on `same_length` without memory.
     """
 
     tgt_len: int = option(70, "tokens to predict in a segment")
@@ -123,6 +123,9 @@ class Context:
         _require_at_least(self, 1, "tgt_len")
         _require_at_least(self, 0, "mem_len", "ext_len")
         _require_at_least(self, -1, "clamp_len")
+        for name in ("tgt_len", "mem_len", "ext_len", "clamp_len"):
+            value = getattr(self, name)
+            require(value < 2**31, f"--{name} {value}: beyond any text; must be below 2^31")
         require(
             not self.same_length or self.mem_len > 0,
             "--same_length needs --mem_len > 0: with --mem_len 0 no key at all would be visible; "
@@ -226,17 +229,57 @@ class EvalConfig:
 
     work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
     split: Literal["valid", "test", "all"] = option("all", "which text to evaluate")
-    batch_size: int = option(10, "streams read side by side; the result does not depend on it")
+    convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
+        "txl",
+        "txl: every token but the first counts once, each read with all the text that the model can see; others: as "
+        "they evaluate, to get their figures again: --batch_size streams, what is left over dropped",
+    )
+    reset: Literal["never", "document"] = option(
+        "never", "document: each article, known by a heading like = Title =, is read with an empty memory"
+    )
+    batch_size: int = option(10, "streams read side by side; with --convention txl the result does not depend on it")
     tgt_len: int | None = option(None, "tokens to predict in a segment")
     mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and a plot, context.png")
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
+    text: str | None = option(None, "score this file instead of a split, from its first token on (-: standard input)")
+    context: str | None = option(None, "--text: a file that is read before it and not scored")
+    tokenise: bool = option(False, "--text: running text, written as WikiText is before it is read: ends . like this .")
+    per_token: str | None = option(
+        None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
+    )
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size")
+        self._check_text()
+        require(
+            self.reset == "never" or self.convention == "txl",
+            f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
+            f"drop one of the two",
+        )
+
+    def _check_text(self) -> None:
+        if self.text is None:
+            for name in ("context", "tokenise", "per_token"):
+                require(not getattr(self, name), f"--{name}: goes with --text FILE; give one, or leave the flag out")
+            return
+        require(
+            self.convention == "txl" and self.reset == "never",
+            "--text: is read from its beginning as one stream; leave out --convention and --reset, which cut splits",
+        )
+        require(
+            (self.text, self.context) != ("-", "-"),
+            "--text - and --context -: standard input can be only one of the two; name a file",
+        )
+        if self.per_token is not None:
+            require(
+                self.per_token == "-" or self.per_token.endswith((".tsv", ".json")),
+                f"--per_token {self.per_token}: its name says how it is written; end it in .tsv or .json",
+            )
+            require(len(self.mem_len) <= 1, "--per_token: is written for one memory length; give --mem_len one value")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
 """Words and ids."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from data_utils.corpus import Corpus, DataConfig
 from data_utils.vocabulary import Vocab, count_words
 
 
@@ -56,3 +58,34 @@ def test_fingerprints_tell_orders_apart() -> None:
 def test_a_word_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         Vocab(["a", "a"])
+
+
+def sizes_of(text: str, folder: Path) -> dict[str, int]:
+    """What the tokens of a text stand for, summed, as a corpus reads it."""
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8")
+    corpus = Corpus(DataConfig(data=str(folder), dataset="text"))
+    return {name: int(size_V[corpus.split("valid")].sum()) for name, size_V in corpus.vocab.sizes.items()}
+
+
+def test_characters_and_bytes_are_those_of_the_file(tmp_path: Path) -> None:
+    text = " ein schöner Tag\n\n <unk> 東京 €\n"
+    assert sizes_of(text, tmp_path) == {
+        "words": 6,
+        "lines": 3,
+        "characters": len(text),
+        "bytes": len(text.encode()),
+        "unknown": 1,
+    }
+
+
+def test_the_last_space_of_each_line_of_wikitext_is_not_counted(tmp_path: Path) -> None:
+    text = " \n = Ærø = \n \n Ærø is an island . \n"
+    sizes = sizes_of(text, tmp_path)
+    assert sizes["bytes"] == (tmp_path / "valid.txt").stat().st_size - sizes["lines"]
+    assert sizes["characters"] == len(text) - sizes["lines"]
+
+
+def test_running_text_has_no_space_before_its_lines(tmp_path: Path) -> None:
+    sizes = sizes_of("one two\nthree\n\nfour\n", tmp_path)
+    assert sizes["bytes"] == (tmp_path / "valid.txt").stat().st_size + 3

@@ -1,5 +1,6 @@
 """Evaluation: a split's nats are one number, whatever it is cut into (law 9)."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,22 +11,20 @@ from data_utils.stream import ScoringStream
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.evaluate import Score, evaluate, evaluation_context, warmup_segments
+from txl.evaluate import Score, evaluate, evaluation_context, score_text, warmup_segments, within
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 
 
-def score(model: TransformerXL, context: Context, batch_size: int) -> Score:
-    stream = ScoringStream(
-        IDS,
-        batch_size=batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=warmup_segments(model.config.n_layer, context),
-    )
-    return evaluate(model, stream, context)
+def score(model: TransformerXL, context: Context, batch_size: int, world: int = 1) -> Score:
+    """With the shares of all ranks one after another."""
+    lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    n_warmup = warmup_segments(model.config.n_layer, context)
+    streams = [ScoringStream(IDS, **lengths, n_warmup=n_warmup, rank=rank, world=world) for rank in range(world)]
+    return Score.total(evaluate(model, stream, context) for stream in streams)
 
 
+@pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(
     "context",
     [
@@ -39,12 +38,12 @@ def score(model: TransformerXL, context: Context, batch_size: int) -> Score:
     ],
     ids=str,
 )
-def test_nats_do_not_depend_on_the_batch_size(context: Context) -> None:
+def test_nats_do_not_depend_on_the_batch_size_or_the_ranks(context: Context, world: int) -> None:
     model = build("adaptive", n_layer=2)
     one = score(model, context, 1)
     assert one.tokens == len(IDS) - 1
     for batch_size in (2, 7, 16):
-        other = score(model, context, batch_size)
+        other = score(model, context, batch_size, world)
         assert other.tokens == one.tokens
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
 
@@ -52,9 +51,9 @@ def test_nats_do_not_depend_on_the_batch_size(context: Context) -> None:
 @pytest.mark.parametrize("mem_len", [1, 6])
 def test_with_same_length_nats_do_not_depend_on_tgt_len(mem_len: int) -> None:
     model = build("plain", n_layer=2)
-    one = score(model, Context(tgt_len=1, mem_len=mem_len, same_length=True), 3)
-    for tgt_len in (8, 64):
-        other = score(model, Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True), 3)
+    one = score(model, Context(tgt_len=1, mem_len=mem_len, same_length=True), 1)
+    for tgt_len, batch_size in itertools.product((1, 8, 64), (1, 3, 16)):
+        other = score(model, Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True), batch_size)
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
 
 
@@ -79,6 +78,68 @@ def test_the_model_is_left_in_the_mode_it_was_in() -> None:
 def test_perplexity_is_the_exponential_of_nats_per_token() -> None:
     assert Score(nats=6.0, tokens=3).perplexity == pytest.approx(math.e**2)
     assert Score(nats=1e9, tokens=1).perplexity == math.inf
+
+
+def test_counts_are_summed_over_the_targets_that_count() -> None:
+    model, context = build("plain"), Context(tgt_len=7, mem_len=9)
+    sizes = {"words": np.arange(50), "unknown": np.arange(50) == 3}
+    for batch_size, world in ((1, 1), (7, 1), (7, 2)):
+        streams = [
+            ScoringStream(IDS, batch_size=batch_size, tgt_len=7, n_warmup=4, rank=rank, world=world)
+            for rank in range(world)
+        ]
+        total = Score.total(evaluate(model, stream, context, sizes=sizes) for stream in streams)
+        assert (total.words, total.unknown) == (IDS[1:].sum(), (IDS[1:] == 3).sum())
+
+
+def test_rates_are_read_off_the_counts() -> None:
+    score = Score(nats=6 * math.log(2), tokens=5, words=2, lines=1, characters=12, bytes=24)
+    assert score.bits_per_character == pytest.approx(0.5)
+    assert score.bits_per_byte == pytest.approx(0.25)
+    assert score.word_perplexity == pytest.approx(4)
+
+
+def test_no_length_beyond_the_text_makes_a_difference() -> None:
+    model = build("plain", n_layer=2)
+    far = Context(tgt_len=10**9, mem_len=10**9, ext_len=10**9, clamp_len=10**9, same_length=True)
+    seen = within(far, len(IDS))
+    assert score(model, seen, 4).nats == pytest.approx(
+        score(model, Context(tgt_len=200, mem_len=900), 1).nats, rel=1e-12
+    )
+    near = Context(tgt_len=4, mem_len=6, ext_len=2, clamp_len=3)
+    assert within(near, len(IDS)) == near
+    assert within(Context(), 2).clamp_len == -1
+
+
+@pytest.mark.parametrize("first", [1, 2, 30, 150])
+@pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)
+def test_the_nats_of_a_text_come_token_by_token(context: Context, first: int) -> None:
+    """As many as tokens are asked for, those of a plain loop, which share out what `evaluate` sums."""
+    model = build("adaptive", n_layer=2)
+    memory, nats = None, []
+    for begin in range(0, len(IDS) - 1, context.tgt_len):
+        end = min(begin + context.tgt_len, len(IDS) - 1)
+        input_1T = torch.from_numpy(IDS[max(0, begin - context.ext_len) : end])[None]
+        nll_1T, memory = model.nll(input_1T, torch.from_numpy(IDS[begin + 1 : end + 1])[None], memory, context)
+        nats += nll_1T[0].tolist()
+    ours = score_text(model, IDS, context, first=first)
+    torch.testing.assert_close(ours, torch.tensor(nats[first - 1 :], dtype=torch.float64))
+    if first == 1:
+        assert float(ours.sum()) == pytest.approx(score(model, context, 4).nats, rel=1e-9)
+
+
+def test_a_text_may_be_shorter_than_the_segment_and_the_memory() -> None:
+    model, context = build("plain").train(), Context(tgt_len=64, mem_len=64)
+    nats = score_text(model, [3, 1, 4], context)
+    assert nats.shape == (2,)
+    torch.testing.assert_close(score_text(model, torch.tensor([3, 1]), context), nats[:1])
+    assert model.training
+
+
+@pytest.mark.parametrize(("ids", "first"), [([], 1), ([3], 1), ([3, 1], 0), ([3, 1], 2)])
+def test_a_text_with_nothing_to_score_is_refused(ids: list[int], first: int) -> None:
+    with pytest.raises(ValueError, match="1 <= first < length"):
+        score_text(build("plain"), ids, Context(), first=first)
 
 
 def test_evaluation_in_training_gives_to_memory_what_the_segment_gives_up() -> None:

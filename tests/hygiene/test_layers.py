@@ -18,7 +18,7 @@ FLOORS = [
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
-    {"training", "report"},
+    {"training", "conventions", "report"},
     {"run", "cli"},
 ]
 FLOOR = {name: i for i, floor in enumerate(FLOORS) for name in floor}

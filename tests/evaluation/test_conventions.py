@@ -1,0 +1,191 @@
+"""The conventions of others, each against a loop written out from what their code does."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_utils.files import DataError
+from data_utils.stream import equal_streams
+from tests.golden.test_model import Golden
+from tests.laws.conftest import build
+from txl import Context, Memory, TransformerXL
+from txl.config import UsageError
+from txl.conventions import context_of, n_warmup_of, predictor_of
+from txl.evaluate import Score, evaluate
+from txl.memory import Span
+
+IDS = np.random.default_rng(0).integers(0, 50, 157)
+KEEP_ALL = Context(mem_len=10**6)
+
+
+def score(
+    convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS, world: int = 1
+) -> Score:
+    """As eval.py does it, with the shares of all ranks one after another."""
+    seen = context_of(convention, context)
+    n_warmup = n_warmup_of(convention, context, seen, n_layer=model.config.n_layer)
+    lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len, "n_warmup": n_warmup}
+    predictor = predictor_of(convention, model, seen)
+    return Score.total(
+        evaluate(model, equal_streams(ids, **lengths, rank=rank, world=world), seen, predictor=predictor)
+        for rank in range(world)
+    )
+
+
+def columns_of(batch_size: int) -> Tensor:
+    """The text as LMOrderedIterator lays it out: (n_step, B), the remainder dropped."""
+    n_step = len(IDS) // batch_size
+    return torch.from_numpy(IDS[: batch_size * n_step]).view(batch_size, -1).t().contiguous()
+
+
+def batches(data: Tensor, context: Context) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """As LMOrderedIterator's get_batch: where a segment begins, its input and target, batch first."""
+    for i in range(0, len(data) - 1, context.tgt_len):
+        seq_len = min(context.tgt_len, len(data) - 1 - i)
+        yield i, data[max(0, i - context.ext_len) : i + seq_len].t(), data[i + 1 : i + 1 + seq_len].t()
+
+
+def average(weighted: list[tuple[int, float]]) -> float:
+    """Their total_loss / total_len: each segment's mean loss weighs its length."""
+    return sum(seq_len * loss for seq_len, loss in weighted) / sum(seq_len for seq_len, _ in weighted)
+
+
+ORIGINAL = [
+    Context(tgt_len=4, mem_len=0),
+    Context(tgt_len=4, mem_len=6, clamp_len=5),
+    Context(tgt_len=8, mem_len=3),
+    Context(tgt_len=4, mem_len=0, ext_len=5),
+    Context(tgt_len=4, mem_len=6, ext_len=5),
+    Context(tgt_len=3, mem_len=2, ext_len=7),
+    Context(tgt_len=200, mem_len=6),
+]
+
+
+@pytest.mark.parametrize("context", ORIGINAL, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_original(context: Context, batch_size: int) -> None:
+    """Ten streams from an empty memory; the memory is cut with its two lengths exchanged."""
+    model = build("adaptive", n_layer=2)
+    memory, weighted = None, []
+    for _, input_BT, target_BT in batches(columns_of(batch_size), context):
+        mlen, qlen = (memory.layers[0].shape[1] if memory else 0), input_BT.shape[1]
+        everything = dataclasses.replace(KEEP_ALL, clamp_len=context.clamp_len)
+        nll_BT, seen = model.nll(input_BT, target_BT, memory, everything)
+        end = qlen + max(0, mlen - context.ext_len)
+        memory = Memory(tuple(layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers))
+        weighted.append((target_BT.shape[1], nll_BT.mean().item()))
+    ours = score("original", model, context, batch_size)
+    assert ours.tokens == batch_size * (len(IDS) // batch_size - 1)
+    assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["eval_len", "ext"])
+def test_original_gives_the_figures_of_its_code(name: str) -> None:
+    """The golden text as a split: streams that are cut into the golden segments again."""
+    golden = Golden(name)
+    model, context = golden.model()
+    segments = [golden.segment(i) for i in range(golden.n_segment)]
+    first_B1 = segments[0][0][:, :1]
+    text_BS = torch.cat([first_B1, *(target_BT for _, target_BT, _ in segments)], dim=1)
+    losses = torch.cat([loss_BT for _, _, loss_BT in segments], dim=1)
+    ours = score("original", model, context, len(text_BS), text_BS.flatten().numpy())
+    assert ours.tokens == losses.numel()
+    assert ours.nats == pytest.approx(float(losses.sum()), rel=1e-10)
+
+
+def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor:
+    """True where a query may attend, as its _forward computes it."""
+    ones, klen = torch.ones(qlen, mlen + qlen), mlen + qlen
+    forbidden = torch.triu(ones, 1 + mlen)
+    if same_length:
+        mask_len = klen - mem_len - 1
+        forbidden = forbidden + torch.tril(ones, -(qlen - mask_len if mask_len > 0 else qlen))
+    return ~forbidden.bool()
+
+
+@pytest.mark.parametrize("mlen", [0, 3, 6])
+@pytest.mark.parametrize("qlen", [1, 4, 9])
+def test_nvidia_shows_one_key_more(mlen: int, qlen: int) -> None:
+    seen = context_of("nvidia", Context(tgt_len=qlen, mem_len=6, same_length=True))
+    mask_TS = Span.of(seen, n_mem=mlen, n_new=qlen).mask_TS(torch.device("cpu"))
+    assert torch.equal(mask_TS, nvidia_mask(qlen, mlen, 6, same_length=True))
+    longest = Span.of(seen, n_mem=7, n_new=qlen).mask_TS(torch.device("cpu"))  # our memory holds one more
+    assert not longest[:, 0].any()
+
+
+NVIDIA = [
+    Context(tgt_len=4, mem_len=0),
+    Context(tgt_len=4, mem_len=6),
+    Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=3),
+    Context(tgt_len=3, mem_len=6, same_length=True),
+    Context(tgt_len=4, mem_len=5, ext_len=3),
+]
+
+
+@pytest.mark.parametrize("context", NVIDIA, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ceil(mem_len / tgt_len) segments of the stream before, the last one's before the first, warm the memory up."""
+    model = build("adaptive", n_layer=2)
+    ours = score("nvidia", model, context, batch_size)
+
+    def mask_TS(span: Span, device: torch.device) -> Tensor:
+        return nvidia_mask(span.n_new, span.n_mem, context.mem_len, context.same_length)
+
+    monkeypatch.setattr(Span, "mask_TS", mask_TS)
+    data = columns_of(batch_size)
+    warmup = -(-context.mem_len // context.tgt_len) * context.tgt_len
+    data = torch.cat([data.roll((warmup, 1), (0, 1))[:warmup], data])
+    memory, weighted = None, []
+    plain = dataclasses.replace(context, same_length=False)
+    for i, input_BT, target_BT in batches(data, context):
+        nll_BT, memory = model.nll(input_BT, target_BT, memory, plain)
+        if i >= warmup:
+            weighted.append((target_BT.shape[1], nll_BT.mean().item()))
+    assert ours.tokens == batch_size * (len(IDS) // batch_size - 1)
+    assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["plain", "pre_lnorm"])
+@pytest.mark.parametrize("context", [Context(tgt_len=4, mem_len=6), Context(tgt_len=3, mem_len=5, same_length=True)])
+def test_huggingface(shape: str, context: Context) -> None:
+    """Streams as the original's; the memory begins as mem_len states of zeros, none of them masked."""
+    model = build(shape, n_layer=2)
+    memory = Memory((torch.zeros(3, context.mem_len, 16, dtype=torch.float64),) * 2)
+    weighted = []
+    for _, input_BT, target_BT in batches(columns_of(3), context):
+        assert memory.length == context.mem_len
+        nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
+        weighted.append((target_BT.shape[1], nll_BT.mean().item()))
+    ours = score("huggingface", model, context, 3)
+    assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
+    assert ours.nats_per_token != pytest.approx(score("original", model, context, 3).nats_per_token, rel=1e-6)
+
+
+def test_huggingface_without_memory_is_the_original() -> None:
+    model, context = build("plain"), Context(tgt_len=4, mem_len=0)
+    assert score("huggingface", model, context, 3).nats == pytest.approx(score("original", model, context, 3).nats)
+
+
+@pytest.mark.parametrize("convention", ["original", "nvidia", "huggingface"])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_ranks_share_the_streams_out(convention: str, world: int) -> None:
+    """Also when there are fewer streams than ranks, or they do not divide evenly."""
+    model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
+    alone, together = (score(convention, model, context, 4, world=n) for n in (1, world))
+    assert together.tokens == alone.tokens
+    assert together.nats == pytest.approx(alone.nats, rel=1e-12)
+
+
+def test_streams_shorter_than_their_warmup_are_refused() -> None:
+    with pytest.raises(DataError, match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens"):
+        equal_streams(IDS, batch_size=10, tgt_len=4, n_warmup=5)
+
+
+def test_huggingface_has_no_ext_len() -> None:
+    with pytest.raises(UsageError, match="--convention huggingface needs --ext_len 0"):
+        context_of("huggingface", Context(ext_len=2))
