@@ -6,7 +6,14 @@ from torch import Tensor
 
 from txl.ops.rel_attention.naive import naive
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"naive": naive}
+
+def _fused(*args: Tensor, **options: float) -> Tensor:
+    from txl.ops.rel_attention.fused import fused  # registers an operator: not before somebody asks for it
+
+    return fused(*args, **options)
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"naive": naive, "fused": _fused}
 
 
 def rel_attention(
