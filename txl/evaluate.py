@@ -126,7 +126,8 @@ def scored(
     The model is in evaluation mode meanwhile, and afterwards in the mode it was in.
     """
     device = _device(model)
-    predictor = predictor or (Graphed(model) if device.type == "cuda" else model)
+    if predictor is None or predictor is model:
+        predictor = Graphed(model) if device.type == "cuda" else model
     was_training = model.training
     model.eval()
     memory = None

@@ -17,6 +17,7 @@ from txl.config import UsageError
 from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.evaluate import Score, evaluate
 from txl.memory import Span
+from txl.positions.base import rel_shift
 
 IDS = np.random.default_rng(0).integers(0, 50, 157)
 KEEP_ALL = Context(mem_len=10**6)
@@ -133,10 +134,16 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
     model = build("adaptive", n_layer=2)
     ours = score("nvidia", model, context, batch_size)
 
-    def mask_TS(span: Span, device: torch.device) -> Tensor:
-        return nvidia_mask(span.n_new, span.n_mem, context.mem_len, context.same_length)
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, *, scale: float, **_: object
+    ) -> Tensor:
+        n_new, n_key = q.shape[2], k.shape[2]
+        place = rel_shift((q + w[:, None]) @ r.permute(1, 2, 0))
+        logit = scale * ((q + u[:, None]) @ k.mT + place)
+        visible = nvidia_mask(n_new, n_key - n_new, context.mem_len, context.same_length)
+        return logit.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
-    monkeypatch.setattr(Span, "mask_TS", mask_TS)
+    monkeypatch.setattr("txl.kernels.softmax.rel_attention", attend)
     data = columns_of(batch_size)
     warmup = -(-context.mem_len // context.tgt_len) * context.tgt_len
     data = torch.cat([data.roll((warmup, 1), (0, 1))[:warmup], data])

@@ -9,7 +9,19 @@ from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {"naive": naive, "dense": dense, "blockwise": blockwise}
+
+def _fused(*args: Tensor, **options: float) -> Tensor:
+    from txl.ops.rel_attention.fused import fused  # registers an operator: not before somebody asks for it
+
+    return fused(*args, **options)
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "naive": naive,
+    "dense": dense,
+    "blockwise": blockwise,
+    "fused": _fused,
+}
 
 _LONG = 8192  # keys from which on tiles are faster than rows on a CPU, where no gradient is asked for
 

@@ -1,0 +1,131 @@
+"""What the kernels of fused attention become on an H100 or H200 (sm_90), found without one: registers, spills, memory.
+
+    python -m benchmarks.aot [--head 64] [--dtype bfloat16] [--dropout 0] [--block 64] [--warps 4] [--stages 2]
+
+The operator is called as a model calls it, on tensors that nobody reads; each launch compiles its kernel, as
+specialised as on a GPU, and goes no further. ptxas and cuobjdump come with Triton.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from txl.ops.rel_attention import fused as module
+
+INSTRUCTIONS = ("HGMMA", "HMMA", "FFMA", "SHFL", "LDGSTS", "LDG", "LDS", "STS", "STL", "LDL", "BAR")
+
+
+class Report(NamedTuple):
+    """One compiled kernel; bytes of stack and shared memory per thread and program, instructions by name."""
+
+    kernel: str
+    side: int
+    warps: int
+    stages: int
+    registers: int
+    stack: int
+    shared: int
+    instructions: Counter[str]
+
+
+@contextmanager
+def compiling_only() -> Iterator[list[Any]]:
+    """Within, launching a kernel compiles it for sm_90; yields the list that grows by (name, constants, compiled)."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class NoDriver:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    compiled: list[Any] = []
+    launch = JITFunction.run
+
+    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> Any:
+        kernel = launch(self, *args, grid=grid, warmup=True, **constants)
+        compiled.append((self.__name__, constants, kernel))
+        return kernel
+
+    driver.set_active(NoDriver())
+    JITFunction.run = compile_instead
+    try:
+        yield compiled
+    finally:
+        JITFunction.run = launch
+
+
+def compile_all(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
+    """Every kernel of one forward and backward pass, with the tiles in `module.TILES`."""
+    B, N, T, S = 2, 16, 384, 768
+
+    def heads(L: int) -> torch.Tensor:
+        return torch.empty(B, L, N, head, dtype=dtype).transpose(1, 2).requires_grad_()
+
+    shared = [torch.empty(S, N, head, dtype=dtype), torch.empty(N, head), torch.empty(N, head)]
+    with compiling_only() as compiled:
+        args = [heads(T), heads(S), heads(S), *(x.requires_grad_() for x in shared)]
+        out = module.fused(*args, scale=1.0, dropout=dropout, window=window)
+        torch.autograd.grad(out, args, torch.empty_like(out))
+    return [report(*each) for each in compiled]
+
+
+def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
+    """Read off the machine code."""
+    tools = Path(__import__("triton").__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(tools / "cuobjdump"), "--dump-resource-usage", "-sass", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = dict(re.findall(r"(\w+):(\d+)", text.split("Resource usage")[-1]))
+    names = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z0-9]+)", text, re.MULTILINE))
+    return Report(
+        name,
+        constants.get("W", constants.get("ROWS")),
+        kernel.metadata.num_warps,
+        kernel.metadata.num_stages,
+        int(usage["REG"]),
+        int(usage["STACK"]),
+        kernel.metadata.shared,
+        Counter({key: names[key] for key in INSTRUCTIONS if names[key]}),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--window", type=int, default=-1)
+    parser.add_argument("--tile", type=int, nargs=3, metavar=("SIDE", "WARPS", "STAGES"), help="for every kernel")
+    args = parser.parse_args()
+    if args.tile:
+        module.TILES.update(dict.fromkeys(module.TILES, module.Tile(*args.tile)))
+    print(f"{'kernel':20} side warps stages | registers stack shared | instructions")
+    for r in compile_all(args.head, getattr(torch, args.dtype), args.dropout, window=args.window):
+        names = " ".join(f"{key} {count}" for key, count in r.instructions.items())
+        print(
+            f"{r.kernel:20} {r.side:4} {r.warps:5} {r.stages:6} | {r.registers:9} {r.stack:5} {r.shared:6} | {names}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    main()

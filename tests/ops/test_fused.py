@@ -1,0 +1,179 @@
+"""Fused attention against the definition, run by Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
+
+from txl.ops.rel_attention import fused as module
+from txl.ops.rel_attention import rel_attention
+from txl.ops.rel_attention.fused import Tile, fused
+from txl.ops.rel_attention.naive import naive
+
+ROOT = Path(__file__).parents[2]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALVES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles at the sizes an interpreter can do."""
+    monkeypatch.setattr(module, "TILES", {key: Tile(16, 4, 2) for key in module.TILES})
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel forgets to write is NaN."""
+    plain = module.empty
+    monkeypatch.setattr(module, "empty", lambda *args: plain(*args).fill_(torch.nan))
+
+
+def inputs(B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """q, k, v as a projection leaves them, (B, L, N, H) in memory with heads before length; r; u and w in float32."""
+
+    def heads(L: int) -> Tensor:
+        return torch.randn(B, L, N, H, device=DEVICE).to(dtype).transpose(1, 2)
+
+    shared = [torch.randn(S, N, H, device=DEVICE).to(dtype), *torch.randn(2, N, H, device=DEVICE)]
+    return [x.requires_grad_() for x in (heads(T), heads(S), heads(S), *shared)]
+
+
+def in_float64(tensors: list[Tensor]) -> list[Tensor]:
+    return [x.detach().double().requires_grad_() for x in tensors]
+
+
+def with_gradients(attention, args: list[Tensor], dout: Tensor, **options: float) -> list[Tensor]:
+    out = attention(*args, scale=args[0].shape[3] ** -0.5, **options)
+    return [out.detach(), *torch.autograd.grad(out, args, dout.to(out.dtype))]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    """Each tensor to `tolerance` of the expected one's largest entry."""
+    for name, x, y in zip(("out", "dq", "dk", "dv", "dr", "du", "dw"), found, expected, strict=True):
+        assert x.shape == y.shape
+        off = (x.double() - y).abs().max()
+        assert off <= tolerance * max(1.0, y.abs().max().item()), f"{name} is off by {off:.1e}"
+
+
+SHAPES = [
+    # B, N, T, S, H, window
+    (1, 1, 1, 1, 8, -1),
+    (2, 1, 1, 37, 8, -1),
+    (2, 2, 7, 19, 8, 5),
+    (1, 2, 37, 53, 41, -1),
+    (2, 1, 23, 61, 16, 7),
+    (2, 2, 16, 48, 16, 32),
+    (1, 1, 31, 31, 64, -1),
+    (1, 3, 53, 113, 32, 1),
+    (2, 2, 17, 67, 128, 29),
+    (1, 1, 43, 101, 40, 100),
+]
+
+
+@pytest.mark.parametrize(("B", "N", "T", "S", "H", "window"), SHAPES)
+def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window) -> None:
+    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
+    expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
+    assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(dtype: torch.dtype) -> None:
+    args, dout = inputs(2, 2, 19, 41, 24, dtype), torch.randn(2, 2, 19, 24, device=DEVICE).to(dtype)
+    found = with_gradients(fused, args, dout)
+    assert_close(found, with_gradients(naive, in_float64(args), dout.double()), TOLERANCE[dtype])
+    assert [x.dtype for x in found] == [dtype] * 5 + [torch.float32] * 2
+
+
+def test_the_output_joins_its_heads_without_a_copy() -> None:
+    out = fused(*inputs(2, 3, 5, 7, 8), scale=1.0)
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() -> None:
+    """Rows then start wherever they happen to, and strides may be zero."""
+    qkv = torch.randn(2, 23, 3 * 2 * 20 + 1, device=DEVICE)[..., 1:]
+    q, k, v = (x.unflatten(-1, (2, 20)).transpose(1, 2) for x in qkv.chunk(3, dim=-1))
+    shared = [torch.randn(23, 2, 20, device=DEVICE), *torch.randn(2, 2, 20, device=DEVICE)]
+    args = [x.requires_grad_() for x in (q[:, :, 10:], k, v.mT.contiguous().mT, *shared)]
+    dout = torch.randn(1, device=DEVICE).expand(2, 2, 13, 20)
+    expected = with_gradients(naive, in_float64(args), dout.double())
+    assert_close(with_gradients(fused, args, dout), expected, TOLERANCE[torch.float32])
+
+
+def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
+    """With values that are the rows of the identity, the output is the matrix of probabilities itself."""
+    B, N, T, S, H = 2, 2, 61, 64, 64
+    args = inputs(B, N, T, S, H)
+    args[2] = torch.eye(S, device=DEVICE).expand(B, N, S, H)
+    prob, dropped, again, other = (
+        (torch.manual_seed(seed), fused(*args, scale=0.1, dropout=p).detach())[1]
+        for seed, p in [(1, 0.0), (1, 0.3), (1, 0.3), (2, 0.3)]
+    )
+    assert torch.equal(dropped, again)
+    assert not torch.equal(dropped, other)
+    kept = dropped[prob > 0] != 0
+    torch.testing.assert_close(dropped[prob > 0], kept * prob[prob > 0] / 0.7, rtol=1e-5, atol=1e-7)
+    assert abs(kept.double().mean() - 0.7) < 5 * (0.3 * 0.7 / kept.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("window", [-1, 11])
+def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int) -> None:
+    """The mask is read off a run whose values are the identity, then applied to the definition."""
+    B, N, T, S, H = 2, 2, 19, 32, 32
+    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
+    options = {"scale": H**-0.5, "window": window}
+    eye = torch.eye(S, device=DEVICE).expand(B, N, S, H)
+    torch.manual_seed(3)
+    keep = fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0
+    torch.manual_seed(3)
+    found = with_gradients(fused, args, dout, window=window, dropout=0.25)
+
+    exact = in_float64(args)
+    eye = eye.double()
+    prob = naive(*exact[:2], eye, *exact[3:], **options)
+    out = (prob * keep / 0.75) @ exact[2]
+    expected = [out.detach(), *torch.autograd.grad(out, exact, dout.double())]
+    assert_close(found, expected, TOLERANCE[torch.float32])
+
+
+def test_the_operator_keeps_the_promises_of_pytorch() -> None:
+    """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
+    for H in (8, 5):
+        args = inputs(1, 2, 5, 7, H)
+        torch.library.opcheck(module._forward, (*args, None, 0.5, -1, 0.0))
+
+
+def test_a_layer_compiles_into_one_graph() -> None:
+    args = inputs(1, 2, 5, 7, 8)
+    dout = torch.randn(1, 2, 5, 8, device=DEVICE)
+    compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
+    assert_close(with_gradients(compiled, args, dout), [x.double() for x in with_gradients(fused, args, dout)], 1e-6)
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    q, k, v, r, u, w = inputs(1, 1, 3, 5, 8)
+    with pytest.raises(ValueError, match="must share float32, bfloat16 or float16"):
+        fused(q, k, v.double(), r, u, w, scale=1.0)
+    with pytest.raises(ValueError, match="heads of up to 128, not 136"):
+        fused(*inputs(1, 1, 3, 5, 136), scale=1.0)
+    with pytest.raises(ValueError, match="5 queries need as many keys"):
+        fused(k, q, q, r, u, w, scale=1.0)
+
+
+def test_it_is_reached_by_name() -> None:
+    args = inputs(1, 1, 3, 5, 8)
+    assert torch.equal(rel_attention(*args, scale=1.0, impl="fused"), fused(*args, scale=1.0))
+
+
+def test_importing_the_operators_does_not_import_triton() -> None:
+    code = "import sys, txl.ops.rel_attention.fused; print('triton' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert out.strip() == "False"

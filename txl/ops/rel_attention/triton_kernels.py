@@ -1,0 +1,310 @@
+"""The Triton kernels of `fused`. Import this module only where they are about to run.
+
+What they compute is derived in README.md beside this file. Shared conventions:
+
+    row c of R belongs to distance S - 1 - c, so query t and key s meet at row T - 1 - t + s;
+    QU = (q + u) * scale * log2(e), QW likewise with w, (B, N, T, HP) contiguous: exponentials are powers of two;
+    LSE (B * N, T) is the base-2 logarithm of the sum of those powers, DELTA (B * N, T) the dot product of out and its
+    gradient;
+    X_b, X_n, X_l are the strides of X over batch, head and row; the last dimension is contiguous;
+    W is the side of a tile, HP the columns that are read, H those that are written, D the power of two that holds both.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _rows(ptr, row, n_rows, stride, HP: tl.constexpr, D: tl.constexpr):
+    """Rows of a matrix as a (len(row), D) tile; zeros where there is no such row or column."""
+    col = tl.arange(0, D)
+    there = ((row >= 0) & (row < n_rows))[:, None]
+    if HP < D:
+        there = there & (col < HP)[None, :]
+    return tl.load(ptr + row[:, None] * stride + col[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _store_rows(ptr, tile, row, n_rows, stride, H: tl.constexpr, D: tl.constexpr):
+    col = tl.arange(0, D)
+    there = (row < n_rows)[:, None] & (col < H)[None, :]
+    tl.store(ptr + row[:, None] * stride + col[None, :], tile.to(ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _keep(SEED, bn, t, s, drop):
+    """Which probabilities dropout leaves: a Philox counter per (sequence and head, query, key)."""
+    s, t = tl.broadcast(s, t)
+    bits, _, _, _ = tl.philox(tl.load(SEED), s, t, bn, 0)
+    return tl.uint_to_uniform_float(bits) >= drop
+
+
+@triton.jit
+def _visible(t, s, T, S, window):
+    distance = S - T + t - s
+    return (distance >= 0) & (distance < window) & (s >= 0) & (s < S) & (t < T)
+
+
+@triton.jit
+def queries(Q, U, V, QU, QW, factor, N, T, q_b, q_n, q_l, ROWS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
+            D: tl.constexpr):  # fmt: skip
+    """QU = factor * (q + u), QW = factor * (q + w). Grid (tiles of ROWS queries * B * N)."""
+    tiles = tl.cdiv(T, ROWS)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, D)
+    q = _rows(Q + bn // N * q_b + bn % N * q_n, row, T, q_l, H, D).to(tl.float32)
+    u = tl.load(U + bn % N * H + col, mask=col < H, other=0.0).to(tl.float32)
+    w = tl.load(V + bn % N * H + col, mask=col < H, other=0.0).to(tl.float32)
+    _store_rows(QU + bn * T * HP, (q + u[None, :]) * factor, row, T, HP, HP, D)
+    _store_rows(QW + bn * T * HP, (q + w[None, :]) * factor, row, T, HP, HP, D)
+
+
+@triton.jit
+def copy_rows(X, OUT, N, L, x_b, x_n, x_l, ROWS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr):
+    """OUT (B, N, L, HP) = X with zeros in the columns from H on. Grid (tiles of ROWS rows * B * N)."""
+    tiles = tl.cdiv(L, ROWS)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    tile = _rows(X + bn // N * x_b + bn % N * x_n, row, L, x_l, H, D)
+    _store_rows(OUT + bn * L * HP, tile, row, L, HP, HP, D)
+
+
+@triton.jit
+def deltas(OUT, DO, DELTA, N, T, o_b, o_n, o_l, do_b, do_n, do_l, ROWS: tl.constexpr, H: tl.constexpr,
+           D: tl.constexpr):  # fmt: skip
+    """DELTA[t] = out_t . dout_t. Grid (tiles of ROWS queries * B * N)."""
+    tiles = tl.cdiv(T, ROWS)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    out = _rows(OUT + bn // N * o_b + bn % N * o_n, row, T, o_l, H, D).to(tl.float32)
+    dout = _rows(DO + bn // N * do_b + bn % N * do_n, row, T, do_l, H, D).to(tl.float32)
+    tl.store(DELTA + bn * T + row, tl.sum(out * dout, 1), mask=row < T)
+
+
+@triton.jit
+def _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t0, bn, T, S, window, drop, k_l, v_l,
+            r_l, W: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
+            MASKED: tl.constexpr):  # fmt: skip
+    """Online softmax of W queries over the keys lo ... hi - 1. `left` is the position product of the block before."""
+    m = tl.arange(0, W)[:, None]
+    n = tl.arange(0, W)[None, :]
+    turn = (n - m - 1 + W) % W
+    from_left = n >= W - 1 - m
+    for s0 in range(lo, hi, W):
+        key = s0 + tl.arange(0, W)
+        k = _rows(k_ptr, key, S, k_l, HP, D)
+        r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
+        right = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+        place = tl.gather(tl.where(from_left, left, right), turn, axis=1)
+        left = right
+        logit = tl.dot(qu, tl.trans(k), input_precision=PRECISION) + place
+        if MASKED:
+            logit = tl.where(_visible(t0 + m, s0 + n, T, S, window), logit, float("-inf"))
+        higher = tl.maximum(peak, tl.max(logit, 1))
+        prob = tl.exp2(logit - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        total = total * shrink + tl.sum(prob, 1)
+        peak = higher
+        if DROPOUT:
+            prob = tl.where(_keep(SEED, bn, t0 + m, s0 + n, drop), prob, 0.0)
+        v = _rows(v_ptr, key, S, v_l, HP, D)
+        acc = tl.dot(prob.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, peak, total, left
+
+
+@triton.jit
+def forward(QU, QW, K, V, R, OUT, LSE, SEED, N, T, S, window, drop, k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l,
+            o_b, o_n, o_l, W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr,
+            PRECISION: tl.constexpr, DROPOUT: tl.constexpr):  # fmt: skip
+    """Grid (tiles of W queries * B * N), the tiles that see most first."""
+    tiles = tl.cdiv(T, W)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
+    b, n = bn // N, bn % N
+    row = t0 + tl.arange(0, W)
+    k_ptr, v_ptr, r_ptr = K + b * k_b + n * k_n, V + b * v_b + n * v_n, R + n * r_n
+    qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
+    qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
+    acc = tl.zeros([W, D], tl.float32)
+    peak = tl.full([W], -1e30, tl.float32)
+    total = tl.zeros([W], tl.float32)
+    M = S - T
+    lo = tl.maximum(0, t0 + M - window + 1) // W * W
+    hi = tl.minimum(S, t0 + W + M)
+    r = _rows(r_ptr, T - W - t0 + lo + tl.arange(0, W), S, r_l, HP, D)
+    left = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    acc, peak, total, left = _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t0,
+                                     bn.to(tl.int32), T, S, window, drop, k_l, v_l, r_l, W, HP, D, PRECISION, DROPOUT,
+                                     True)  # fmt: skip
+    total = tl.where(total > 0, total, 1.0)  # rows past T see nothing
+    kept = 1.0 - drop if DROPOUT else 1.0
+    _store_rows(OUT + b * o_b + n * o_n, acc / (total * kept)[:, None], row, T, o_l, H, D)
+    tl.store(LSE + bn * T + row, peak + tl.log2(total), mask=row < T)
+
+
+@triton.jit
+def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, N, T, S, window, drop,
+                     k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dq_b, dq_n, dq_l, W: tl.constexpr,
+                     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+                     DROPOUT: tl.constexpr):  # fmt: skip
+    """dq, and this tile's part of du and dw, (B, tiles, N, H). Grid (tiles of W queries * B * N)."""
+    tiles = tl.cdiv(T, W)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
+    b, head = bn // N, bn % N
+    row = t0 + tl.arange(0, W)
+    k_ptr, v_ptr, r_ptr = K + b * k_b + head * k_n, V + b * v_b + head * v_n, R + head * r_n
+    qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
+    qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
+    dout = _rows(DO + b * do_b + head * do_n, row, T, do_l, HP, D)
+    lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[:, None]
+    delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[:, None]
+    M = S - T
+    lo = tl.maximum(0, t0 + M - window + 1) // W * W
+    hi = tl.minimum(S, t0 + W + M)
+    m = tl.arange(0, W)[:, None]
+    n = tl.arange(0, W)[None, :]
+    turn = (n - m - 1 + W) % W
+    back = (n + m + 1) % W
+    from_left = n >= W - 1 - m
+    dqu = tl.zeros([W, D], tl.float32)
+    dqw = tl.zeros([W, D], tl.float32)
+    r = _rows(r_ptr, T - W - t0 + lo + tl.arange(0, W), S, r_l, HP, D)
+    left = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+    dleft = tl.zeros([W, W], qw.dtype)
+    for s0 in range(lo, hi, W):
+        key = s0 + tl.arange(0, W)
+        k = _rows(k_ptr, key, S, k_l, HP, D)
+        v = _rows(v_ptr, key, S, v_l, HP, D)
+        r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
+        right = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
+        place = tl.gather(tl.where(from_left, left, right), turn, axis=1)
+        left = right
+        logit = tl.dot(qu, tl.trans(k), input_precision=PRECISION) + place
+        prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
+        dprob = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            dprob = tl.where(_keep(SEED, bn.to(tl.int32), t0 + m, s0 + n, drop), dprob / (1.0 - drop), 0.0)
+        dlogit = (prob * (dprob - delta)).to(k.dtype)
+        dqu = tl.dot(dlogit, k, dqu, input_precision=PRECISION)
+        dplace = tl.gather(dlogit, back, axis=1)
+        before = _rows(r_ptr, T - W - t0 + key, S, r_l, HP, D)
+        dqw = tl.dot(tl.where(from_left, dplace, dleft), before, dqw, input_precision=PRECISION)
+        dleft = tl.where(from_left, 0.0, dplace).to(k.dtype)
+    last = lo + tl.cdiv(hi - lo, W) * W
+    r = _rows(r_ptr, T - W - t0 + last + tl.arange(0, W), S, r_l, HP, D)
+    dqw = tl.dot(dleft, r, dqw, input_precision=PRECISION)
+    _store_rows(DQ + b * dq_b + head * dq_n, (dqu + dqw) * scale, row, T, dq_l, H, D)
+    col = tl.arange(0, D)
+    part = ((b * tiles + t0 // W) * N + head) * H + col
+    tl.store(DU + part, tl.sum(dqu, 0) * scale, mask=col < H)
+    tl.store(DW + part, tl.sum(dqw, 0) * scale, mask=col < H)
+
+
+@triton.jit
+def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, N, T, S, window, drop,
+                  k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l, dv_b, dv_n, dv_l,
+                  W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+                  DROPOUT: tl.constexpr):  # fmt: skip
+    """dk and dv; tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
+    tiles = tl.cdiv(S, W)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    s0 = tl.program_id(0) % tiles * W
+    b, head = bn // N, bn % N
+    key = s0 + tl.arange(0, W)
+    qu_ptr, qw_ptr, do_ptr, r_ptr = QU + bn * T * HP, QW + bn * T * HP, DO + b * do_b + head * do_n, R + head * r_n
+    k = _rows(K + b * k_b + head * k_n, key, S, k_l, HP, D)
+    v = _rows(V + b * v_b + head * v_n, key, S, v_l, HP, D)
+    M = S - T
+    lo = tl.maximum(0, s0 - M) // W * W
+    hi = tl.minimum(T, s0 + W - 1 + window - M)
+    n = tl.arange(0, W)[:, None]
+    m = tl.arange(0, W)[None, :]
+    turn = (n - m - 1 + W) % W
+    from_left = n >= W - 1 - m
+    dk = tl.zeros([W, D], tl.float32)
+    dv = tl.zeros([W, D], tl.float32)
+    for t0 in range(lo, hi, W):
+        row = t0 + tl.arange(0, W)
+        qu = _rows(qu_ptr, row, T, HP, HP, D)
+        qw = _rows(qw_ptr, row, T, HP, HP, D)
+        dout = _rows(do_ptr, row, T, do_l, HP, D)
+        lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[None, :]
+        delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[None, :]
+        r = _rows(r_ptr, T - W - t0 + key, S, r_l, HP, D)
+        left = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
+        r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
+        right = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
+        place = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        logit = tl.dot(k, tl.trans(qu), input_precision=PRECISION) + place
+        prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
+        dprob = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        passed = prob
+        if DROPOUT:
+            keep = _keep(SEED, bn.to(tl.int32), t0 + m, s0 + n, drop)
+            passed = tl.where(keep, prob / (1.0 - drop), 0.0)
+            dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
+        dv = tl.dot(passed.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dlogit = prob * (dprob - delta)
+        dk = tl.dot(dlogit.to(qu.dtype), qu, dk, input_precision=PRECISION)
+    _store_rows(DK + b * dk_b + head * dk_n, dk * LN2, key, S, dk_l, H, D)
+    _store_rows(DV + b * dv_b + head * dv_n, dv, key, S, dv_l, H, D)
+
+
+@triton.jit
+def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, window, drop,
+                    k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, splits, W: tl.constexpr,
+                    H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+                    DROPOUT: tl.constexpr):  # fmt: skip
+    """Parts of dr, (splits, S, N, H); tiles are (distances, queries): here it is the keys that are turned.
+
+    Grid (tiles of W rows of r * N * splits); a split is every `splits`-th sequence of the batch.
+    """
+    tiles = tl.cdiv(S, W)
+    c0 = tl.program_id(0) % tiles * W
+    head = (tl.program_id(0) // tiles % N).to(tl.int64)
+    split = tl.program_id(0) // tiles // N
+    place_row = c0 + tl.arange(0, W)
+    r = _rows(R + head * r_n, place_row, S, r_l, HP, D)
+    n = tl.arange(0, W)[:, None]
+    m = tl.arange(0, W)[None, :]
+    turn = (n + m) % W
+    from_left = n >= m
+    dr = tl.zeros([W, D], tl.float32)
+    first = tl.maximum(0, T - W - c0) // W
+    each = tl.cdiv(T, W) - first
+    if S - W - c0 >= window:
+        each = 0
+    sequences = tl.cdiv(B - split, splits)
+    for step in range(0, each * sequences):
+        b = (split + step // each * splits).to(tl.int64)
+        bn = b * N + head
+        t0 = (first + step % each) * W
+        row = t0 + tl.arange(0, W)
+        qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
+        qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
+        dout = _rows(DO + b * do_b + head * do_n, row, T, do_l, HP, D)
+        lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[None, :]
+        delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[None, :]
+        s0 = t0 + c0 - (T - 1)
+        key = s0 + tl.arange(0, W)
+        k_ptr, v_ptr = K + b * k_b + head * k_n, V + b * v_b + head * v_n
+        left = tl.dot(_rows(k_ptr, key, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
+        right = tl.dot(_rows(k_ptr, key + W, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
+        logit = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        logit += tl.dot(r, tl.trans(qw), input_precision=PRECISION)
+        prob = tl.exp2(tl.where(_visible(t0 + m, s0 + m + n, T, S, window), logit - lse, float("-inf")))
+        left = tl.dot(_rows(v_ptr, key, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
+        right = tl.dot(_rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
+        dprob = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        if DROPOUT:
+            keep = _keep(SEED, bn.to(tl.int32), t0 + m, s0 + m + n, drop)
+            dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
+        dlogit = prob * (dprob - delta)
+        dr = tl.dot(dlogit.to(qw.dtype), qw, dr, input_precision=PRECISION)
+    dr_ptr = DR + (split.to(tl.int64) * S * N + head) * H
+    _store_rows(dr_ptr, dr * LN2, place_row, S, N * H, H, D)
