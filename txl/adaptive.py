@@ -5,14 +5,14 @@ The vocabulary, most frequent words first, is cut into a shortlist and C tail cl
 embedding width E_i = d_embed // div_val^i and a projection of d_model x E_i.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
+from txl.ops.linear_cross_entropy import grouped_linear_cross_entropy
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -23,6 +23,20 @@ def _check_ids(ids: Tensor, n_token: int) -> None:
     # on a GPU the look would be a device sync in every step; there the kernels' own assertions must do
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n_token:
         raise ValueError(f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}")
+
+
+def _sent(ids: Tensor, device: torch.device) -> Tensor:
+    """To a GPU from pinned memory, the only kind whose copy nobody waits for."""
+    return (ids.pin_memory() if device.type == "cuda" and not ids.is_cuda else ids).to(device, non_blocking=True)
+
+
+def _members(id_L: Tensor, first: int, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each of the clusters that follow each other from word `first` on: which tokens fall in it, and their places
+    in it. On a GPU the device is waited for, on the CPU nobody is."""
+    for size in sizes:
+        index = ((id_L >= first) & (id_L < first + size)).nonzero().squeeze(1)
+        yield index, id_L[index] - first
+        first += size
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -46,40 +60,30 @@ class AdaptiveEmbedding(nn.Module):
         self.projs = nn.ParameterList(_table(*shape) for shape in projs)
 
     def forward(self, token_BT: Tensor) -> Tensor:
-        """Hidden states (B, T, D).
+        """Hidden states (B, T, D), where the tables are.
+
+        The ids may lie on the CPU while the tables are on a GPU: then nothing waits for the device. Ids on a GPU make
+        it wait once per cluster if div_val > 1.
 
         Raises:
-            ValueError: if an id lies outside the vocabulary (looked at on the CPU only).
+            ValueError: if an id lies outside the vocabulary (looked at where the ids are on the CPU).
         """
         _check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
-            out = F.embedding(token_BT, self.tables[0])
+            out = F.embedding(_sent(token_BT, self.tables[0].device), self.tables[0])
             out = F.linear(out, self.projs[0]).to(out.dtype) if len(self.projs) else out  # autocast narrows it
         else:
             out = self._by_cluster(token_BT.flatten()).view(*token_BT.shape, -1)
         return out * self.d_model**0.5
 
     def _by_cluster(self, token_L: Tensor) -> Tensor:
-        out_LD = self.projs[0].new_zeros(len(token_L), self.d_model)
-        first = 0
-        for size, table, proj in zip(self.sizes, self.tables, self.projs, strict=True):
-            # a cluster that no token falls in is computed with zero rows, so that its weights still get a gradient
-            index = ((token_L >= first) & (token_L < first + size)).nonzero().squeeze(1)
-            row_LD = F.linear(F.embedding(token_L[index] - first, table), proj)
-            out_LD = out_LD.index_copy(0, index, row_LD.to(out_LD.dtype))
-            first += size
-        return out_LD
-
-
-class Cluster(NamedTuple):
-    """What one cluster's logits are made of: ((hidden @ proj) @ weight.T) + bias; no `proj` means none."""
-
-    weight: Tensor
-    bias: Tensor
-    proj: Tensor | None
-
-    def logits(self, hidden_LD: Tensor) -> Tensor:
-        return F.linear(hidden_LD if self.proj is None else hidden_LD @ self.proj, self.weight, self.bias)
+        orders, places = zip(*_members(token_L, 0, self.sizes), strict=True)
+        lengths = [len(order) for order in orders]
+        order_L, place_L = _sent(torch.stack([torch.cat(orders), torch.cat(places)]), self.projs[0].device)
+        parts = zip(place_L.split(lengths), self.tables, self.projs, strict=True)
+        # a cluster that no token falls in is computed with zero rows, so that its weights still get a gradient
+        row_LD = torch.cat([F.linear(F.embedding(place, table), proj) for place, table, proj in parts])
+        return self.projs[0].new_zeros(row_LD.shape).index_copy(0, order_L, row_LD.to(self.projs[0].dtype))
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -115,53 +119,81 @@ class AdaptiveSoftmax(nn.Module):
     def nll(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Negative log-likelihood of each target, in nats, in the order of the tokens.
 
+        Never holds tokens x words, and forms each table's gradient once.
+
         Args:
             hidden: output of the last layer, (..., D).
-            target: token ids, (...).
+            target: token ids, (...). They may lie on the CPU while `hidden` is on a GPU, and should: then they are
+                grouped by cluster there, and nothing waits for the device, as it else must once per tail cluster.
         Raises:
-            ValueError: if an id lies outside the vocabulary (looked at on the CPU only).
+            ValueError: if an id lies outside the vocabulary (looked at where the ids are on the CPU).
         """
         _check_ids(target, self.n_token)
-        hidden_LD, target_L = hidden.flatten(0, -2), target.flatten()
-        head, *tails = self._clusters()
-        column_L, members = self._group(target_L)
-        nll_L = F.cross_entropy(head.logits(hidden_LD), column_L, reduction="none")
-        for tail, (first, index) in zip(tails, members, strict=True):
-            tail_nll = F.cross_entropy(tail.logits(hidden_LD[index]), target_L[index] - first, reduction="none")
-            nll_L = nll_L.index_add(0, index, tail_nll.to(nll_L.dtype))
-        return nll_L.view(target.shape)
+        hidden_LD = hidden.flatten(0, -2)
+        target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
+        hiddens = [hidden_LD]
+        if self.n_tail:
+            hiddens += hidden_LD.index_select(0, order_P).split(lengths[1:])
+        if len(self.projs):
+            hiddens = [hidden @ proj for hidden, proj in zip(hiddens, self.projs, strict=True)]
+        head_nll_L, *tail_nlls = self._nlls(hiddens, target_M, lengths)
+        if self.n_tail:
+            head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
+        return head_nll_L.view(target.shape)
+
+    def _nlls(self, hiddens: Sequence[Tensor], target_M: Tensor, lengths: list[int]) -> Sequence[Tensor]:
+        """Nats of the tokens of each cluster, of all tokens in the head."""
+        entries = (self.cluster_weight, self.cluster_bias) if self.n_tail else (None, None)
+        tables, biases = list(self.tables), list(self.biases)
+        if len(tables) == 1:
+            groups = (target_M, lengths, list(self.sizes))
+            return grouped_linear_cross_entropy(torch.cat(hiddens), tables[0], biases[0], *groups, *entries).split(
+                lengths
+            )
+        nlls = []
+        for hidden, table, bias, target in zip(hiddens, tables, biases, target_M.split(lengths), strict=True):
+            nlls.append(
+                grouped_linear_cross_entropy(hidden, table, bias, target, [len(hidden)], [len(table)], *entries)
+            )
+            entries = (None, None)
+        return nlls
+
+    def _group(self, target_L: Tensor, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+        """The head's column of every target, followed by the places of the tails' targets in their clusters; which
+        tokens those are; and how many of them there are in the head, which has all, and in each tail cluster."""
+        column_L, orders, places = target_L.clone(), [], []
+        for c, (order, place) in enumerate(_members(target_L, self.sizes[0], self.sizes[1:])):
+            column_L[order] = self.sizes[0] + c
+            orders.append(order)
+            places.append(place)
+        lengths = [len(target_L), *map(len, orders)]
+        packed = _sent(torch.cat([column_L, *places, *orders]), device)  # one copy
+        target_M, order_P = packed.split([sum(lengths), sum(lengths[1:])])
+        return target_M, order_P, lengths
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
-        head, *tails = self._clusters()
-        head_logprob = head.logits(hidden).log_softmax(-1)
-        shortlist, cluster = head_logprob.split([self.sizes[0], self.n_tail], dim=-1)
-        parts = [shortlist]
-        for c, tail in enumerate(tails):
-            parts.append(cluster[..., c : c + 1] + tail.logits(hidden).log_softmax(-1))
-        return torch.cat(parts, dim=-1)
+        shortlist, cluster = self.head_log_prob(hidden)
+        tails = [cluster[..., c : c + 1] + self.tail_log_prob(hidden, c) for c in range(self.n_tail)]
+        return torch.cat([shortlist, *tails], dim=-1)
 
-    def _clusters(self) -> list[Cluster]:
-        """The head (shortlist and cluster entries) and the tail clusters."""
-        if len(self.tables) == 1:  # split, not slices: the gradients of slices would each be as large as the table
-            weights, biases = self.tables[0].split(self.sizes), self.biases[0].split(self.sizes)
-        else:
-            weights, biases = list(self.tables), list(self.biases)
-        projs = list(self.projs) if len(self.projs) else [None] * len(self.sizes)
-        head, *tails = (Cluster(*parts) for parts in zip(weights, biases, projs, strict=True))
+    def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the words of the shortlist, and of each tail cluster as a whole."""
+        hidden, weight, bias = self._cluster(hidden, 0)
+        logit = F.linear(hidden, weight, bias)
         if self.n_tail:
-            weight = torch.cat([head.weight, self.cluster_weight])
-            head = Cluster(weight, torch.cat([head.bias, self.cluster_bias]), head.proj)
-        return [head, *tails]
+            logit = torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
+        shortlist, cluster = logit.log_softmax(-1).split([self.sizes[0], self.n_tail], dim=-1)
+        return shortlist, cluster
 
-    def _group(self, target_L: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """The head's column of each target, and per tail cluster its first word and the tokens that fall in it."""
-        column_L = target_L.clone()
-        members = []
-        first = self.sizes[0]
-        for c, size in enumerate(self.sizes[1:]):
-            inside = (target_L >= first) & (target_L < first + size)
-            column_L.masked_fill_(inside, self.sizes[0] + c)
-            members.append((first, inside.nonzero().squeeze(1)))
-            first += size
-        return column_L, members
+    def tail_log_prob(self, hidden: Tensor, c: int) -> Tensor:
+        """Log-probabilities of the words of tail cluster c, given that the word is one of them."""
+        return F.linear(*self._cluster(hidden, 1 + c)).log_softmax(-1)
+
+    def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden state as cluster i sees it, and the cluster's weight and bias; the head is cluster 0."""
+        if len(self.projs):
+            hidden = hidden @ self.projs[i]
+        if len(self.tables) > 1:
+            return hidden, self.tables[i], self.biases[i]
+        return hidden, self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]

@@ -166,12 +166,12 @@ def _speaks_of_peers(error: Exception) -> bool:
 def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
     """The module with gradients averaged over ranks; itself where there is one rank only.
 
-    Every parameter gets a gradient in every step, so nothing has to look for unused ones.
+    Every parameter gets a gradient in every step, so nothing has to look for unused ones. What the module is given
+    stays on the device where it is.
     """
     if ranks.world == 1:
         return module
-    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+    return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 class Vote:

@@ -89,7 +89,7 @@ class TransformerXL(nn.Module):
         """Compute each layer a second time in the backward pass instead of keeping its activations."""
 
     def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
-        """Read a segment.
+        """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
 
         Raises:
             ValueError: if the memory belongs to a batch of another size, or an id lies outside the vocabulary.
@@ -178,7 +178,8 @@ class TransformerXL(nn.Module):
     ) -> tuple[Tensor, AnyMemory]:
         """Nats of each target, (B, T) in the order of the tokens, and the memory for the next segment.
 
-        The input may be longer than the target (`ext_len`): the targets belong to its last positions.
+        The input may be longer than the target (`ext_len`): the targets belong to its last positions. Ids that lie on
+        the CPU spare a GPU the waiting, see `AdaptiveSoftmax.nll`.
         """
         hidden_BTD, memory = self(input_BT, memory, context)
         return self.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory
