@@ -128,7 +128,7 @@ def test_it_helps_where_words_come_again() -> None:
     model = build("plain")
     text_BL = torch.arange(6).repeat(20)[None]
     plain = nats(model, CacheConfig(cache_size=50, cache_lambda=1e-9), text_BL).sum()
-    assert nats(model, CacheConfig(cache_size=50, cache_theta=1.0, cache_lambda=0.5), text_BL).sum() < plain / 2
+    assert nats(model, CacheConfig(cache_size=50, cache_theta=1.0, cache_lambda=0.5), text_BL).sum() < 0.7 * plain
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def nats_of(model: TransformerXL, config: DynamicConfig, text_BL: Tensor) -> lis
     memory, nats = predictor.fresh_memory(len(text_BL)), []
     for input_BT, target_BT, _ in cut(text_BL):
         nll_BT, memory = predictor.nll(input_BT, target_BT, memory, CONTEXT)
+        memory = predictor.learnt(memory, None)
         nats.append(nll_BT)
     return nats
 
@@ -166,6 +167,41 @@ def test_a_second_text_starts_from_the_trained_weights() -> None:
     predictor = DynamicEvaluation(model, SGD)
     scores = [evaluate(model, cut(text(1)), CONTEXT, predictor=predictor).nats for _ in range(2)]
     assert scores[0] == scores[1]
+
+
+def test_what_does_not_count_is_not_learnt_from() -> None:
+    """A stream beside others that is over, or only warms up, leaves the weights as the others make them."""
+    model, text_BL = build("adaptive"), text(2)
+
+    def segments(filled: Tensor) -> Segments:
+        counts_B1 = torch.tensor([[True], [False]])
+        for input_BT, target_BT, _ in cut(torch.cat([text_BL[:1], filled])):
+            yield input_BT, target_BT, counts_B1.expand_as(target_BT)
+
+    predictor = DynamicEvaluation(model, RMS, gradient_statistics(model, segments(text_BL[1:]), CONTEXT))
+    one = evaluate(model, segments(text_BL[1:]), CONTEXT, predictor=predictor)
+    other = evaluate(model, segments(torch.zeros_like(text_BL[1:])), CONTEXT, predictor=predictor)
+    alone = evaluate(model, cut(text_BL[:1]), CONTEXT, predictor=predictor)
+    assert one.tokens == alone.tokens
+    assert other.nats == pytest.approx(one.nats, rel=1e-12)
+    assert alone.nats == pytest.approx(one.nats, rel=1e-12)
+
+
+def test_a_segment_is_learnt_from_once() -> None:
+    model = build("plain")
+    predictor = DynamicEvaluation(model, SGD)
+    segment = cut(text(1))[0]
+    _, memory = predictor.nll(segment[0], segment[1], predictor.fresh_memory(1), CONTEXT)
+    memory = predictor.learnt(memory, None)
+    with pytest.raises(ValueError, match="no segment was scored"):
+        predictor.learnt(memory, None)
+
+
+def test_a_model_that_computes_layers_twice_is_refused() -> None:
+    model = build("plain")
+    model.recompute = True
+    with pytest.raises(ValueError, match="recompute"):
+        DynamicEvaluation(model, SGD)
 
 
 def test_weights_that_run_away_are_an_error_in_one_line() -> None:

@@ -19,7 +19,7 @@ and epsilon are sqrt(N) times those here.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,15 @@ Weights = dict[str, Tensor]
 
 
 class Adapted(NamedTuple):
-    """The state of the text: hidden states of the segments before, and the weights that these have left."""
+    """The state of the text: hidden states of the segments before, and the weights that these have left.
+
+    Attributes:
+        scored: between scoring a segment and learning from it, its nats (B, T) as a function of the weights.
+    """
 
     memory: Memory
     weights: Weights
+    scored: tuple[Tensor, list[Tensor]] | None = None
 
 
 class DynamicEvaluation:
@@ -54,10 +59,13 @@ class DynamicEvaluation:
     Args:
         mean_square: (1), see `gradient_statistics`; only the rule "rms" needs it.
     Raises:
-        ValueError: if it needs it and does not have it.
+        ValueError: if it needs it and does not have it; if the model computes layers a second time (`recompute`), by
+            when it would have its own weights again.
     """
 
     def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
+        if model.recompute:
+            raise ValueError("dynamic evaluation needs a model with recompute = False")
         self.model = model
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
         self.lr, self.decay, self.epsilon = config.lr, config.dynamic_decay, config.dynamic_epsilon
@@ -70,23 +78,32 @@ class DynamicEvaluation:
 
     def fresh_memory(self, batch_size: int) -> Adapted:
         """The trained weights, and nothing remembered."""
-        return Adapted(_nothing(self.model, batch_size), {name: w.clone() for name, w in self.trained.items()})
+        weights = {name: weight.clone() for name, weight in self.trained.items()}
+        like = self.model.layers[0].attn_norm.weight
+        return Adapted(Memory.empty(len(self.model.layers), batch_size, self.model.config.d_model, like=like), weights)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
-        """Nats of each target under the weights so far, and the state after these have learnt from it.
+        """Nats of each target under the weights so far, and the state to learn from them.
 
         Raises:
             UsageError: if the weights have run away, and a loss is no longer a number.
         """
-        weights = memory.weights
-        nll_BT, gradients, hidden = _gradients(self.model, weights, input_BT, target_BT, memory.memory, context)
+        with torch.enable_grad():
+            leaves = {f"model.{name}": w.detach().requires_grad_() for name, w in memory.weights.items()}
+            segment = input_BT, target_BT, memory.memory, context
+            nll_BT, hidden = functional_call(_Scoring(self.model), leaves, segment)
         if not nll_BT.isfinite().all():
             raise UsageError(f"--dynamic_lr {self.lr:g}: the weights ran away, losses are infinite; use a smaller one")
-        self._step(weights, gradients)
-        return nll_BT, Adapted(hidden, weights)
+        return nll_BT.detach(), Adapted(hidden, memory.weights, (nll_BT, list(leaves.values())))
 
-    def _step(self, weights: Weights, gradients: Weights) -> None:
-        for name, weight in weights.items():
+    def learnt(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
+        """The state after a step by the targets that count (None: all) of the segment just scored.
+
+        Raises:
+            ValueError: if no segment was scored since the last step.
+        """
+        gradients = self.gradients(memory, counted_BT)
+        for name, weight in memory.weights.items():
             step, back = gradients[name], self.trained[name] - weight
             if self.rms is None:
                 back *= self.decay
@@ -94,6 +111,21 @@ class DynamicEvaluation:
                 step /= self.rms[name] + self.epsilon
                 back *= (self.rms[name] * self.decay).clamp_(max=1)
             weight.add_(back).sub_(step, alpha=self.lr)
+        return memory._replace(scored=None)
+
+    @staticmethod
+    def gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
+        """Those of the mean loss over the targets that count (None: all) of the segment just scored.
+
+        Raises:
+            ValueError: if no segment was scored since the last step.
+        """
+        if memory.scored is None:
+            raise ValueError("no segment was scored since the last step")
+        nll_BT, leaves = memory.scored
+        with torch.enable_grad():
+            loss = (nll_BT if counted_BT is None else nll_BT[counted_BT.to(nll_BT.device)]).mean()
+        return dict(zip(memory.weights, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True))
 
 
 def gradient_statistics(model: TransformerXL, segments: Segments, context: Context) -> Weights:
@@ -101,49 +133,32 @@ def gradient_statistics(model: TransformerXL, segments: Segments, context: Conte
 
     The gradient of a segment is that of its mean loss over all streams: read as many as will be evaluated.
     """
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    squares = {name: torch.zeros_like(w) for name, w in weights.items()}
-    device = next(iter(weights.values())).device
+    reader = DynamicEvaluation(model, DynamicConfig(dynamic="sgd"))  # that never takes a step
+    squares = {name: torch.zeros_like(weight) for name, weight in reader.trained.items()}
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     memory, n_segment = None, 0
-    for input_BT, target_BT, _ in segments:
+    for input_BT, target_BT, counted_BT in segments:
         if memory is None:
-            memory = _nothing(model, len(input_BT))
-        both = input_BT.to(device), target_BT.to(device)
-        _, gradients, memory = _gradients(model, weights, *both, memory, context)
-        for name, gradient in gradients.items():
+            memory = reader.fresh_memory(len(input_BT))
+        _, memory = reader.nll(input_BT.to(device), target_BT.to(device), memory, context)
+        for name, gradient in reader.gradients(memory, counted_BT).items():
             squares[name].addcmul_(gradient, gradient)
         n_segment += 1
     model.train(was_training)
     return {name: square / n_segment for name, square in squares.items()}
 
 
-class _Loss(nn.Module):
+class _Scoring(nn.Module):
     """What a model says of a segment, as the forward pass that `functional_call` wants."""
 
     def __init__(self, model: TransformerXL) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *segment: object) -> tuple[Tensor, Memory]:
+    def forward(self, *segment: Any) -> tuple[Tensor, Memory]:
         return self.model.nll(*segment)
-
-
-def _gradients(
-    model: TransformerXL, weights: Weights, input_BT: Tensor, target_BT: Tensor, memory: Memory, context: Context
-) -> tuple[Tensor, Weights, Memory]:
-    """Nats of each target under other weights than the model's, the gradients of their mean, and the memory after."""
-    with torch.enable_grad():
-        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        named = {f"model.{name}": leaf for name, leaf in leaves.items()}
-        nll_BT, memory = functional_call(_Loss(model), named, (input_BT, target_BT, memory, context))
-        gradients = torch.autograd.grad(nll_BT.mean(), list(leaves.values()), materialize_grads=True)
-    return nll_BT.detach(), dict(zip(leaves, gradients, strict=True)), memory
-
-
-def _nothing(model: TransformerXL, batch_size: int) -> Memory:
-    return Memory.empty(len(model.layers), batch_size, model.config.d_model, like=model.layers[0].attn_norm.weight)
 
 
 def _mean(tensors: Iterable[Tensor]) -> float:
