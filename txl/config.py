@@ -37,6 +37,11 @@ def _require_at_least(config: Any, minimum: int, *names: str) -> None:
         require(value >= minimum, f"--{name} {value}: must be at least {minimum}")
 
 
+def _require_share(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    require(0 < value < 1, f"--{name} {value}: must be above 0 and below 1")
+
+
 def _require_seed(seed: int) -> None:
     require(0 <= seed < 2**32, f"--seed {seed}: must be at least 0 and below 2^32")
 
@@ -280,6 +285,85 @@ class EvalConfig:
                 f"--per_token {self.per_token}: its name says how it is written; end it in .tsv or .json",
             )
             require(len(self.mem_len) <= 1, "--per_token: is written for one memory length; give --mem_len one value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicConfig:
+    """Dynamic evaluation (Krause et al. 2018, 2019): the weights follow the text that is read.
+
+    Raises:
+        UsageError: on values outside their range.
+    """
+
+    dynamic: Literal["off", "sgd", "rms"] = option(
+        "off",
+        "let the weights learn from each segment after it was scored; --batch_size is 1 unless given, as streams side "
+        "by side adapt the same weights, each over its own part of the text, and the result depends on their number",
+    )
+    dynamic_lr: float | None = option(None, "learning rate (not given: 0.1 for sgd, 0.0001 for rms)")
+    dynamic_decay: float = option(0.001, "part of the way back to the trained weights at each step, for rms on average")
+    dynamic_epsilon: float = option(0.00002, "rms: added to the root mean square of the gradients")
+    dynamic_segments: int = option(500, "rms: segments of the training text to take these gradients from")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "dynamic_segments")
+        require(self.lr > 0, f"--dynamic_lr {self.lr:g}: must be above 0")
+        require(
+            0 <= self.dynamic_decay <= 1, f"--dynamic_decay {self.dynamic_decay:g}: must be at least 0 and at most 1"
+        )
+        require(self.dynamic_epsilon > 0, f"--dynamic_epsilon {self.dynamic_epsilon:g}: must be above 0")
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the rule."""
+        if self.dynamic_lr is not None:
+            return self.dynamic_lr
+        return 0.1 if self.dynamic == "sgd" else 0.0001
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The continuous cache (Grave et al. 2017): the words just read, found again by similar hidden states.
+
+    Raises:
+        UsageError: on values outside their range.
+    """
+
+    cache_size: int = option(0, "tokens in the cache (0: no cache); streams are warmed up on as much text before them")
+    cache_theta: float = option(0.1, "how sharply the cache tells similar hidden states from others")
+    cache_lambda: float = option(0.1, "share of the cache in the probabilities")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 0, "cache_size", "cache_theta")
+        require(self.cache_theta < inf, f"--cache_theta {self.cache_theta}: must be finite")
+        _require_share(self, "cache_lambda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnConfig:
+    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text.
+
+    Raises:
+        UsageError: on values outside their range.
+    """
+
+    knn_store: str | None = option(
+        None, "folder of the training text's hidden states, made where it is not there; 2 d_model + 4 bytes per token"
+    )
+    knn_tokens: int | None = option(None, "tokens of the training text in the store, from its start (not given: all)")
+    knn_k: int = option(1024, "neighbours that are asked")
+    knn_lambda: float = option(0.25, "share of the neighbours in the probabilities")
+    knn_temperature: float = option(1.0, "the squared distances are divided by this")
+    knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install txl[knn]")
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "knn_k")
+        require(self.knn_tokens is None or self.knn_tokens > 0, f"--knn_tokens {self.knn_tokens}: must be at least 1")
+        _require_share(self, "knn_lambda")
+        require(
+            0 < self.knn_temperature < inf,
+            f"--knn_temperature {self.knn_temperature}: must be above 0, and must be finite",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

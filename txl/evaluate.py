@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,15 @@ class Predictor(Protocol):
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
         """Nats of each target (B, T), and the state after the segment."""
+        ...
+
+
+@runtime_checkable
+class Learner(Predictor, Protocol):
+    """A predictor that learns from a segment once it was scored."""
+
+    def learnt(self, memory: Any, counted_BT: Tensor | None) -> Any:
+        """The state after learning from the targets that count (None: all) of the segment just scored."""
         ...
 
 
@@ -136,6 +145,8 @@ def scored(
             if memory is None:
                 memory = predictor.fresh_memory(len(input_BT))
             nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
+            if isinstance(predictor, Learner):
+                memory = predictor.learnt(memory, counted_BT)
             if counted_BT is None:
                 yield target_BT.flatten(), nll_BT.flatten()
             else:

@@ -18,6 +18,7 @@ FLOORS = [
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
+    {"testtime"},
     {"training", "conventions", "report"},
     {"run", "cli"},
 ]

@@ -1,0 +1,147 @@
+"""The continuous cache against the paper's formula, written as the plainest loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_utils.stream import ScoringStream
+from tests.laws.conftest import N_TOKEN, build
+from txl import Context, TransformerXL
+from txl.config import CacheConfig, UsageError
+from txl.evaluate import Score, evaluate, warmup_segments
+from txl.testtime import ContinuousCache, Mixture
+
+CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)
+CONTEXT = Context(tgt_len=4, mem_len=6)
+
+
+def text(batch_size: int = 1) -> Tensor:
+    """Few words, so that they come again."""
+    return torch.randint(0, 7, (batch_size, 31), generator=torch.Generator().manual_seed(5))
+
+
+def nats(model: TransformerXL, config: CacheConfig, text_BL: Tensor, context: Context = CONTEXT) -> Tensor:
+    """Nats of every token but the first, (B, L - 1)."""
+    predictor = Mixture(model, [ContinuousCache(model, config)])
+    memory, parts = predictor.fresh_memory(len(text_BL)), []
+    with torch.no_grad():
+        for begin in range(0, text_BL.shape[1] - 1, context.tgt_len):
+            piece_BT = text_BL[:, begin : begin + context.tgt_len + 1]
+            read_BT = text_BL[:, max(0, begin - context.ext_len) : begin + piece_BT.shape[1] - 1]
+            nll_BT, memory = predictor.nll(read_BT, piece_BT[:, 1:], memory, context)
+            parts.append(nll_BT)
+    return torch.cat(parts, dim=1)
+
+
+def distributions_by_hand(model: TransformerXL, config: CacheConfig, text_L: Tensor) -> list[dict[int, float]]:
+    """p(w) after each token but the last, for all words; Grave et al. 2017, sec. 3, one pair at a time."""
+    hidden, logprobs, memory = [], [], None
+    with torch.no_grad():
+        for begin in range(0, len(text_L) - 1, CONTEXT.tgt_len):
+            end = min(begin + CONTEXT.tgt_len, len(text_L) - 1)
+            out_BTD, memory = model(text_L[None, begin:end], memory, CONTEXT)
+            hidden += list(out_BTD[0])
+            logprobs += list(model.log_prob(out_BTD[0]))
+    out = []
+    for t, (h, logprob) in enumerate(zip(hidden, logprobs, strict=True)):
+        mass = dict.fromkeys(range(N_TOKEN), 0.0)
+        for i in range(max(0, t - config.cache_size), t):
+            mass[int(text_L[i + 1])] += math.exp(config.cache_theta * float(h @ hidden[i]))
+        total, share = sum(mass.values()), config.cache_lambda if t else 0.0
+        out.append({w: (1 - share) * math.exp(logprob[w]) + (share * m / total if t else 0) for w, m in mass.items()})
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 1000])
+@pytest.mark.parametrize("shape", ["plain", "adaptive"])
+def test_nats_are_the_formula(shape: str, size: int) -> None:
+    model, text_BL = build(shape), text()
+    config = CacheConfig(cache_size=size, cache_theta=CONFIG.cache_theta, cache_lambda=CONFIG.cache_lambda)
+    expected = distributions_by_hand(model, config, text_BL[0])
+    assert all(sum(p.values()) == pytest.approx(1, rel=1e-12) for p in expected)
+    expected_L = torch.tensor([-math.log(p[int(w)]) for p, w in zip(expected, text_BL[0, 1:], strict=True)])
+    torch.testing.assert_close(nats(model, config, text_BL)[0], expected_L.double(), rtol=1e-6, atol=0)
+
+
+def test_the_first_token_is_the_models_alone() -> None:
+    model, text_BL = build("plain"), text(2)
+    plain_BT, _ = model.nll(text_BL[:, :1], text_BL[:, 1:2], None, CONTEXT)
+    torch.testing.assert_close(nats(model, CONFIG, text_BL)[:, :1], plain_BT.detach())
+
+
+def test_a_later_token_changes_no_earlier_nats() -> None:
+    model, text_BL = build("adaptive"), text()
+    before_BL = nats(model, CONFIG, text_BL)
+    for place in (1, 6, 8, 30):
+        changed_BL = text_BL.clone()
+        changed_BL[0, place] = 7
+        after_BL = nats(model, CONFIG, changed_BL)
+        assert torch.equal(after_BL[:, : place - 1], before_BL[:, : place - 1])
+        assert not torch.equal(after_BL[:, place - 1 :], before_BL[:, place - 1 :])
+
+
+def test_each_stream_has_a_cache_of_its_own() -> None:
+    model, text_BL = build("adaptive"), text(3)
+    alone = torch.cat([nats(model, CONFIG, row_L[None]) for row_L in text_BL])
+    torch.testing.assert_close(nats(model, CONFIG, text_BL), alone)
+
+
+def test_the_cut_into_segments_changes_nothing() -> None:
+    """With same_length the model's own nats do not depend on it either."""
+    model, text_BL = build("adaptive"), text()
+    one, *others = (
+        nats(model, CONFIG, text_BL, Context(tgt_len=n, mem_len=5, same_length=True)) for n in (1, 4, 7, 100)
+    )
+    for other in others:
+        torch.testing.assert_close(other, one)
+
+
+def test_tokens_that_are_read_again_are_kept_once() -> None:
+    model, text_BL = build("adaptive"), text()
+    context = Context(tgt_len=4, mem_len=0, ext_len=100)
+    whole = nats(model, CONFIG, text_BL, Context(tgt_len=100, mem_len=0))
+    torch.testing.assert_close(nats(model, CONFIG, text_BL, context), whole)
+
+
+def test_nats_do_not_depend_on_the_batch_size() -> None:
+    """Streams are warmed up on as much text as the model sees, and the cache on top."""
+    model = build("adaptive", n_layer=2)
+    ids = np.random.default_rng(0).integers(0, 9, 200)
+
+    def score(batch_size: int) -> Score:
+        n_warmup = warmup_segments(2, CONTEXT) + ContinuousCache(model, CONFIG).warmup_segments(CONTEXT.tgt_len)
+        stream = ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
+        assert stream.batch_size == batch_size
+        return evaluate(model, stream, CONTEXT, predictor=Mixture(model, [ContinuousCache(model, CONFIG)]))
+
+    one = score(1)
+    for batch_size in (2, 5):
+        other = score(batch_size)
+        assert other.tokens == one.tokens == len(ids) - 1
+        assert other.nats == pytest.approx(one.nats, rel=1e-9)
+
+
+def test_it_helps_where_words_come_again() -> None:
+    model = build("plain")
+    text_BL = torch.arange(6).repeat(20)[None]
+    plain = nats(model, CacheConfig(cache_size=50, cache_lambda=1e-9), text_BL).sum()
+    assert nats(model, CacheConfig(cache_size=50, cache_theta=1.0, cache_lambda=0.5), text_BL).sum() < 0.7 * plain
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cache_size": -1}, "--cache_size -1: must be at least 0"),
+        ({"cache_theta": -0.1}, "--cache_theta -0.1: must be at least 0"),
+        ({"cache_theta": math.inf}, "--cache_theta inf: must be finite"),
+        ({"cache_lambda": 1.0}, "--cache_lambda 1.0: must be above 0 and below 1"),
+        ({"cache_lambda": 0.0}, "--cache_lambda 0.0: must be above 0 and below 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        CacheConfig(**values)
+    assert str(error.value) == message

@@ -1,0 +1,232 @@
+"""Dynamic evaluation against the papers' equations, and what it may never do."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.conftest import N_TOKEN, build
+from txl import Context, TransformerXL
+from txl.config import DynamicConfig, UsageError
+from txl.evaluate import Segments, evaluate
+from txl.testtime import DynamicEvaluation, gradient_statistics
+
+CONTEXT = Context(tgt_len=5, mem_len=7)
+SGD = DynamicConfig(dynamic="sgd", dynamic_lr=0.05, dynamic_decay=0.1)
+RMS = DynamicConfig(dynamic="rms", dynamic_lr=0.01, dynamic_decay=0.2, dynamic_epsilon=0.003)
+
+
+def cut(text_BL: Tensor) -> Segments:
+    """The text in segments of tgt_len; the last is shorter."""
+    ends = range(0, text_BL.shape[1] - 1, CONTEXT.tgt_len)
+    pieces = [text_BL[:, begin : begin + CONTEXT.tgt_len + 1] for begin in ends]
+    return [(piece[:, :-1], piece[:, 1:], None) for piece in pieces]
+
+
+def text(batch_size: int, seed: int = 3) -> Tensor:
+    return torch.randint(0, N_TOKEN, (batch_size, 23), generator=torch.Generator().manual_seed(seed))
+
+
+def nats_of(model: TransformerXL, config: DynamicConfig, text_BL: Tensor) -> list[Tensor]:
+    """Nats of each segment, (B, T)."""
+    predictor = DynamicEvaluation(model, config, gradient_statistics(model, cut(text(1, seed=9)), CONTEXT))
+    memory, nats = predictor.fresh_memory(len(text_BL)), []
+    for input_BT, target_BT, _ in cut(text_BL):
+        nll_BT, memory = predictor.nll(input_BT, target_BT, memory, CONTEXT)
+        memory = predictor.learnt(memory, None)
+        nats.append(nll_BT)
+    return nats
+
+
+def gradients_by_hand(model: TransformerXL, segment: tuple, memory: object) -> tuple[dict[str, Tensor], Tensor, object]:
+    """The gradient of the mean loss, by backward() through the model itself."""
+    model.zero_grad()
+    nll_BT, memory = model.nll(segment[0], segment[1], memory, CONTEXT)
+    nll_BT.mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}, nll_BT.detach(), memory
+
+
+@pytest.mark.parametrize("shape", ["adaptive", "adaptive_one_table", "pre_lnorm", "untied"])
+def test_gradient_statistics_are_the_mean_of_squares_over_segments(shape: str) -> None:
+    model, segments = build(shape), cut(text(2))
+    squares, memory = [], None
+    for segment in segments:
+        gradients, _, memory = gradients_by_hand(model, segment, memory)
+        squares.append({name: g**2 for name, g in gradients.items()})
+    statistics = gradient_statistics(model, segments, CONTEXT)
+    assert statistics.keys() == squares[0].keys()
+    for name, mean in statistics.items():
+        torch.testing.assert_close(mean, sum(s[name] for s in squares) / len(squares), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("shape", ["plain", "adaptive", "adaptive_one_table", "untied"])
+@pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
+def test_updates_are_the_formula(config: DynamicConfig, shape: str, batch_size: int) -> None:
+    """Krause et al. 2018, sec. 4, weight by weight, on a second model that is really changed."""
+    model, other, text_BL = build(shape), build(shape), text(batch_size)
+    other.load_state_dict(model.state_dict())
+    square = gradient_statistics(model, cut(text(1, seed=9)), CONTEXT)
+    rms = {name: s.sqrt() for name, s in square.items()}
+    mean_rms = sum(float(r.sum()) for r in rms.values()) / sum(r.numel() for r in rms.values())
+    trained = {name: p.detach().clone() for name, p in other.named_parameters()}
+    memory, expected = None, []
+    clipped = 0
+    for segment in cut(text_BL):
+        gradients, nll_BT, memory = gradients_by_hand(other, segment, memory)
+        expected.append(nll_BT)
+        for name, p in other.named_parameters():
+            flat, g, start, r = (t.detach().view(-1) for t in (p, gradients[name], trained[name], rms[name]))
+            for i in range(flat.numel()):
+                if config.dynamic == "sgd":
+                    step, pull = float(g[i]), config.dynamic_decay
+                else:
+                    step = float(g[i]) / (float(r[i]) + config.dynamic_epsilon)
+                    pull = min(config.dynamic_decay * float(r[i]) / mean_rms, 1)
+                    clipped += pull == 1
+                flat[i] += -config.lr * step + pull * float(start[i] - flat[i])
+    assert clipped or config.dynamic == "sgd"
+    for ours, theirs in zip(nats_of(model, config, text_BL), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
+def test_a_segment_is_predicted_before_it_is_learnt_from(config: DynamicConfig) -> None:
+    model, text_BL = build("adaptive"), text(1)
+    first_BT = cut(text_BL)[0]
+    plain_BT, memory = model.nll(first_BT[0], first_BT[1], None, CONTEXT)
+    torch.testing.assert_close(nats_of(model, config, text_BL)[0], plain_BT.detach())
+    second_BT = cut(text_BL)[1]
+    plain_BT, _ = model.nll(second_BT[0], second_BT[1], memory, CONTEXT)
+    assert not torch.allclose(nats_of(model, config, text_BL)[1], plain_BT.detach())
+
+
+@pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
+def test_a_later_token_changes_no_earlier_nats(config: DynamicConfig) -> None:
+    model, text_BL = build("adaptive"), text(1)
+    before = torch.cat(nats_of(model, config, text_BL), 1)
+    for place in (1, 7, 10, 22):
+        changed_BL = text_BL.clone()
+        changed_BL[0, place] = (changed_BL[0, place] + 1) % N_TOKEN
+        after = torch.cat(nats_of(model, config, changed_BL), 1)
+        assert torch.equal(after[:, : place - 1], before[:, : place - 1])
+        assert not torch.equal(after[:, place - 1 :], before[:, place - 1 :])
+
+
+def test_no_learning_rate_and_no_decay_is_plain_evaluation() -> None:
+    model, text_BL = build("adaptive"), text(2)
+    config = DynamicConfig(dynamic="sgd", dynamic_lr=1e-300, dynamic_decay=0)
+    plain = evaluate(model, cut(text_BL), CONTEXT)
+    dynamic = evaluate(model, cut(text_BL), CONTEXT, predictor=DynamicEvaluation(model, config))
+    assert dynamic.tokens == plain.tokens
+    assert dynamic.nats == pytest.approx(plain.nats, rel=1e-10)
+
+
+def test_it_learns_a_text_that_repeats() -> None:
+    model = build("plain")
+    text_BL = torch.arange(6).repeat(20)[None]
+    plain = evaluate(model, cut(text_BL), CONTEXT)
+    config = DynamicConfig(dynamic="sgd", dynamic_lr=0.2, dynamic_decay=0.0)
+    dynamic = evaluate(model, cut(text_BL), CONTEXT, predictor=DynamicEvaluation(model, config))
+    assert dynamic.nats < 0.7 * plain.nats
+
+
+class _Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_model_is_left_as_it_was(breaks: bool) -> None:
+    model = build("adaptive").train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    objects = dict(model.named_parameters())
+
+    def segments() -> Segments:
+        yield from cut(text(2))[:3]
+        if breaks:
+            raise _Broken
+
+    predictor = DynamicEvaluation(model, SGD)
+    if breaks:
+        with pytest.raises(_Broken):
+            evaluate(model, segments(), CONTEXT, predictor=predictor)
+    else:
+        evaluate(model, segments(), CONTEXT, predictor=predictor)
+        assert model.training
+    gradient_statistics(model, cut(text(2)), CONTEXT)
+    for name, p in model.named_parameters():
+        assert p is objects[name]
+        assert p.requires_grad
+        assert p.grad is None
+        assert torch.equal(p, before[name])
+
+
+def test_a_second_text_starts_from_the_trained_weights() -> None:
+    model = build("plain")
+    predictor = DynamicEvaluation(model, SGD)
+    scores = [evaluate(model, cut(text(1)), CONTEXT, predictor=predictor).nats for _ in range(2)]
+    assert scores[0] == scores[1]
+
+
+def test_what_does_not_count_is_not_learnt_from() -> None:
+    """A stream beside others that is over, or only warms up, leaves the weights as the others make them."""
+    model, text_BL = build("adaptive"), text(2)
+
+    def segments(filled: Tensor) -> Segments:
+        counts_B1 = torch.tensor([[True], [False]])
+        for input_BT, target_BT, _ in cut(torch.cat([text_BL[:1], filled])):
+            yield input_BT, target_BT, counts_B1.expand_as(target_BT)
+
+    predictor = DynamicEvaluation(model, RMS, gradient_statistics(model, segments(text_BL[1:]), CONTEXT))
+    one = evaluate(model, segments(text_BL[1:]), CONTEXT, predictor=predictor)
+    other = evaluate(model, segments(torch.zeros_like(text_BL[1:])), CONTEXT, predictor=predictor)
+    alone = evaluate(model, cut(text_BL[:1]), CONTEXT, predictor=predictor)
+    assert one.tokens == alone.tokens
+    assert other.nats == pytest.approx(one.nats, rel=1e-12)
+    assert alone.nats == pytest.approx(one.nats, rel=1e-12)
+
+
+def test_a_segment_is_learnt_from_once() -> None:
+    model = build("plain")
+    predictor = DynamicEvaluation(model, SGD)
+    segment = cut(text(1))[0]
+    _, memory = predictor.nll(segment[0], segment[1], predictor.fresh_memory(1), CONTEXT)
+    memory = predictor.learnt(memory, None)
+    with pytest.raises(ValueError, match="no segment was scored"):
+        predictor.learnt(memory, None)
+
+
+def test_a_model_that_computes_layers_twice_is_refused() -> None:
+    model = build("plain")
+    model.recompute = True
+    with pytest.raises(ValueError, match="recompute"):
+        DynamicEvaluation(model, SGD)
+
+
+def test_weights_that_run_away_are_an_error_in_one_line() -> None:
+    model = build("plain")
+    predictor = DynamicEvaluation(model, DynamicConfig(dynamic="sgd", dynamic_lr=1e200, dynamic_decay=0))
+    with pytest.raises(UsageError, match=r"^--dynamic_lr 1e\+200: the weights ran away.*use a smaller one$"):
+        evaluate(model, cut(text(1)), CONTEXT, predictor=predictor)
+
+
+def test_the_rule_rms_needs_statistics() -> None:
+    with pytest.raises(ValueError, match="mean squares"):
+        DynamicEvaluation(build("plain"), RMS)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dynamic_lr": 0.0}, "--dynamic_lr 0: must be above 0"),
+        ({"dynamic_lr": math.nan}, "--dynamic_lr nan: must be above 0"),
+        ({"dynamic_decay": 1.5}, "--dynamic_decay 1.5: must be at least 0 and at most 1"),
+        ({"dynamic_epsilon": 0.0}, "--dynamic_epsilon 0: must be above 0"),
+        ({"dynamic_segments": 0}, "--dynamic_segments 0: must be at least 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        DynamicConfig(dynamic="rms", **values)
+    assert str(error.value) == message

@@ -1,0 +1,242 @@
+"""kNN-LM against the paper's formula and a search by hand; the store's files."""
+
+import errno
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_utils.stream import ScoringStream
+from tests.laws.conftest import N_TOKEN, build
+from txl import Context, TransformerXL
+from txl.config import KnnConfig, UsageError
+from txl.evaluate import Score, evaluate, warmup_segments
+from txl.testtime import Mixture, NearestNeighbours, knn, store
+from txl.testtime.store import Store, build_store, open_store
+
+CONTEXT = Context(tgt_len=4, mem_len=6)
+TRAIN = np.random.default_rng(1).integers(0, 8, 60)
+TEXT = np.random.default_rng(2).integers(0, 8, 30)
+SOURCE = {"checkpoint": "c", "text": "t", "tokens": 60}
+
+
+def stream(ids: np.ndarray, batch_size: int = 1) -> ScoringStream:
+    n_warmup = warmup_segments(2, CONTEXT)
+    return ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
+
+
+def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
+    build_store(folder, model, stream(TRAIN, batch_size), CONTEXT, n_pair=len(TRAIN) - 1, source=SOURCE)
+    opened = open_store(folder, SOURCE)
+    assert opened is not None
+    return opened
+
+
+@pytest.fixture
+def model(seeded: None) -> TransformerXL:
+    return build("adaptive", n_layer=2)
+
+
+def hidden_of(model: TransformerXL, ids: np.ndarray) -> Tensor:
+    """The last hidden state at every token but the last, (L, D), read in one go without a limit to the memory."""
+    hidden, memory = [], None
+    with torch.no_grad():
+        for begin in range(0, len(ids) - 1, CONTEXT.tgt_len):
+            end = min(begin + CONTEXT.tgt_len, len(ids) - 1)
+            out_BTD, memory = model(torch.from_numpy(ids[None, begin:end]), memory, CONTEXT)
+            hidden += list(out_BTD[0])
+    return torch.stack(hidden)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_store_holds_each_token_once_with_the_hidden_state_before_it(
+    tmp_path: Path, model: TransformerXL, batch_size: int
+) -> None:
+    opened = made(tmp_path / "store", model, batch_size)
+    assert (opened.keys_ND.dtype, opened.values_N.dtype) == (np.float16, np.int32)
+    assert len(opened) == len(TRAIN) - 1
+    key_ND, value_N = hidden_of(model, TRAIN).numpy(), TRAIN[1:]
+    distance_NN = np.square(key_ND[:, None] - opened.keys_ND[None]).sum(-1)
+    mine_N = distance_NN.argmin(1)
+    assert sorted(mine_N) == list(range(len(TRAIN) - 1))
+    np.testing.assert_allclose(opened.keys_ND[mine_N], key_ND, rtol=1e-3, atol=1e-3)
+    assert opened.values_N[mine_N].tolist() == value_N.tolist()
+
+
+@pytest.mark.parametrize("k", [1, 5, 59, 1000])
+def test_nats_are_the_formula(tmp_path: Path, model: TransformerXL, k: int) -> None:
+    """Khandelwal et al. 2020, eqs. 2 and 3, one pair at a time."""
+    opened = made(tmp_path / "store", model)
+    config = KnnConfig(knn_k=k, knn_lambda=0.4, knn_temperature=20.0)
+    predictor = Mixture(model, [NearestNeighbours(opened, config, device=torch.device("cpu"))])
+    keys = torch.from_numpy(opened.keys_ND).double()
+    expected = 0.0
+    for h, w in zip(hidden_of(model, TEXT), TEXT[1:], strict=True):
+        pairs = sorted((float(((h - key) ** 2).sum()), int(v)) for key, v in zip(keys, opened.values_N, strict=True))
+        mass = dict.fromkeys(range(N_TOKEN), 0.0)
+        for distance, v in pairs[:k]:
+            mass[v] += math.exp(-distance / config.knn_temperature)
+        logprob = model.log_prob(h).detach()
+        p = {v: 0.6 * math.exp(logprob[v]) + 0.4 * m / sum(mass.values()) for v, m in mass.items()}
+        assert sum(p.values()) == pytest.approx(1, rel=1e-12)
+        expected -= math.log(p[int(w)])
+    assert evaluate(model, stream(TEXT), CONTEXT, predictor=predictor).nats == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 7, 10, 64])
+@pytest.mark.parametrize("k", [1, 10, 50])
+def test_the_search_by_blocks_finds_what_a_search_by_hand_finds(
+    monkeypatch: pytest.MonkeyPatch, block: int, k: int
+) -> None:
+    monkeypatch.setattr(knn, "BLOCK", block)
+    query_LD, keys_ND = torch.randn(6, 5).double(), torch.randn(50, 5).half()
+    distance_LK, place_LK = knn.nearest(query_LD, keys_ND, k)
+    assert distance_LK.shape == place_LK.shape == (6, k)
+    for query_D, distance_K, place_K in zip(query_LD, distance_LK, place_LK, strict=True):
+        pairs = sorted((float(((query_D - key) ** 2).sum()), i) for i, key in enumerate(keys_ND.double()))[:k]
+        assert sorted(place_K.tolist()) == sorted(i for _, i in pairs)
+        assert sorted(distance_K.tolist()) == pytest.approx([d for d, _ in pairs], rel=1e-9)
+
+
+def test_nats_do_not_depend_on_the_batch_size(tmp_path: Path, model: TransformerXL) -> None:
+    opened = made(tmp_path / "store", model)
+
+    def score(batch_size: int) -> Score:
+        source = NearestNeighbours(opened, KnnConfig(knn_k=7), device=torch.device("cpu"))
+        return evaluate(model, stream(TEXT, batch_size), CONTEXT, predictor=Mixture(model, [source]))
+
+    assert score(3).nats == pytest.approx(score(1).nats, rel=1e-9)
+
+
+def test_a_later_token_changes_no_earlier_nats(tmp_path: Path, model: TransformerXL) -> None:
+    source = NearestNeighbours(made(tmp_path / "store", model), KnnConfig(knn_k=7), device=torch.device("cpu"))
+    predictor = Mixture(model, [source])
+    text_BL = torch.from_numpy(TEXT)[None]
+    before_BT, _ = predictor.nll(text_BL[:, :-1], text_BL[:, 1:], predictor.fresh_memory(1), CONTEXT)
+    changed_BL = text_BL.clone()
+    changed_BL[0, 10] = 9
+    after_BT, _ = predictor.nll(changed_BL[:, :-1], changed_BL[:, 1:], predictor.fresh_memory(1), CONTEXT)
+    assert torch.equal(after_BT[:, :9], before_BT[:, :9])
+    assert not torch.equal(after_BT[:, 9:], before_BT[:, 9:])
+
+
+def test_the_text_of_the_store_itself_is_known_by_heart(tmp_path: Path, model: TransformerXL) -> None:
+    config = KnnConfig(knn_k=1, knn_lambda=0.5)
+    source = NearestNeighbours(made(tmp_path / "store", model), config, device=torch.device("cpu"))
+    score = evaluate(model, stream(TRAIN), CONTEXT, predictor=Mixture(model, [source]))
+    assert score.nats_per_token < math.log(2) + 1e-6
+
+
+# the store's files
+
+
+def test_there_is_no_store_where_there_is_no_folder(tmp_path: Path) -> None:
+    assert open_store(tmp_path / "store", SOURCE) is None
+
+
+@pytest.mark.parametrize("name", list(SOURCE))
+def test_a_store_of_something_else_is_refused(tmp_path: Path, model: TransformerXL, name: str) -> None:
+    made(tmp_path / "store", model)
+    with pytest.raises(UsageError, match=f"store: made from another {name}; name a folder that is not there"):
+        open_store(tmp_path / "store", {**SOURCE, name: "other"})
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^--knn_store {tmp_path}: no store of hidden states; name a folder"):
+        open_store(tmp_path, SOURCE)
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "values.npy"])
+def test_a_truncated_store_is_refused(tmp_path: Path, model: TransformerXL, name: str) -> None:
+    path = made(tmp_path / "store", model).folder / name
+    for keep in (path.stat().st_size - 1, 10, 0):
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(UsageError, match="truncated or damaged; remove it to have it made anew"):
+            open_store(tmp_path / "store", SOURCE)
+
+
+def test_a_record_that_is_no_json_is_refused(tmp_path: Path, model: TransformerXL) -> None:
+    made(tmp_path / "store", model)
+    (tmp_path / "store" / "store.json").write_text("{")
+    with pytest.raises(UsageError, match="no store of hidden states"):
+        open_store(tmp_path / "store", SOURCE)
+
+
+def test_a_store_that_was_not_finished_leaves_nothing(tmp_path: Path, model: TransformerXL) -> None:
+    def segments() -> object:
+        yield from list(stream(TRAIN))[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_store(tmp_path / "store", model, segments(), CONTEXT, n_pair=59, source=SOURCE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_known_before_the_text_is_read(
+    tmp_path: Path, model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = store.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=100))
+
+    def segments() -> object:
+        raise AssertionError("the text is read")
+        yield
+
+    with pytest.raises(UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"):
+        build_store(tmp_path / "store", model, segments(), CONTEXT, n_pair=59, source=SOURCE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_says_what_the_store_was_made_from(tmp_path: Path, model: TransformerXL) -> None:
+    made(tmp_path / "store", model)
+    assert json.loads((tmp_path / "store" / "store.json").read_text())["source"] == SOURCE
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, model: TransformerXL) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file") as error:
+        build_store(tmp_path / "file" / "store", model, stream(TRAIN), CONTEXT, n_pair=59, source=SOURCE)
+    assert error.value.errno in (errno.ENOTDIR, errno.EEXIST)
+
+
+# faiss
+
+
+def test_without_faiss_its_flag_is_refused(
+    tmp_path: Path, model: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    opened = made(tmp_path / "store", model)
+    with pytest.raises(UsageError, match=r"^--knn_faiss: faiss is not installed; run: pip install txl\[knn\]$"):
+        NearestNeighbours(opened, KnnConfig(knn_faiss=True), device=torch.device("cpu"))
+
+
+def test_faiss_finds_the_same_in_a_small_store(tmp_path: Path, model: TransformerXL) -> None:
+    pytest.importorskip("faiss")
+    opened, scores = made(tmp_path / "store", model), []
+    for knn_faiss in (False, True, True):  # the third reads the index that the second wrote
+        config = KnnConfig(knn_k=7, knn_faiss=knn_faiss)
+        source = NearestNeighbours(opened, config, device=torch.device("cpu"))
+        scores.append(evaluate(model, stream(TEXT), CONTEXT, predictor=Mixture(model, [source])).nats)
+    assert scores[1:] == pytest.approx([scores[0]] * 2, rel=1e-9)
+    assert (opened.folder / "index.faiss").is_file()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"knn_k": 0}, "--knn_k 0: must be at least 1"),
+        ({"knn_tokens": 0}, "--knn_tokens 0: must be at least 1"),
+        ({"knn_lambda": 1.0}, "--knn_lambda 1.0: must be above 0 and below 1"),
+        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be above 0, and must be finite"),
+        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be above 0, and must be finite"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        KnnConfig(**values)
+    assert str(error.value) == message
