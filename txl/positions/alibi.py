@@ -38,5 +38,5 @@ def slopes(n_head: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """How fast the logits of each head fall per token, (N,)."""
     power = 1 << (n_head.bit_length() - 1)
     exponents = torch.arange(1, power + 1, device=device, dtype=dtype) * (8 / power)
-    between = torch.arange(1, 2 * (n_head - power), 2, device=device, dtype=dtype) * (4 / power)
+    between = (2 * torch.arange(n_head - power, device=device, dtype=dtype) + 1) * (4 / power)
     return 2 ** -torch.cat([exponents, between])

@@ -54,11 +54,14 @@ class Floater(PositionEncoding):
     def path(self, span: Span) -> Tensor:
         """z of all keys, (S, D)."""
         device = self.z0_D.device
-        if span.n_key == 1:
-            return self.z0_D[None]
+        n_step = max(2, span.n_key)  # one token alone would leave the motion without a gradient
         with torch.autocast(device.type, enabled=False):  # small steps are lost in half precision
-            times_S = TIME_PER_TOKEN * span.key_positions_S(device).to(self.z0_D.dtype)
-            return _odeint()(lambda t, z_D: self.motion(torch.cat([z_D, t[None]])), self.z0_D, times_S, method="rk4")
+            times_S = TIME_PER_TOKEN * torch.arange(n_step, device=device, dtype=self.z0_D.dtype)
+            path_SD = _odeint()(self._motion, self.z0_D, times_S, method="rk4")
+        return path_SD[: span.n_key]
+
+    def _motion(self, time: Tensor, z_D: Tensor) -> Tensor:
+        return self.motion(torch.cat([z_D, time[None]]))
 
 
 def _odeint() -> Callable[..., Tensor]:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, rel_shift, rows_of_table
+from txl.positions.base import PositionEncoding, RelativeTerms, rows_of_table
 
 
 class RelativeKeys(PositionEncoding):
@@ -38,5 +38,6 @@ class RelativeKeys(PositionEncoding):
         """W_r P, (S, N, H)."""
         return self.r_net(self.drop(self.p_RD[feats])).unflatten(-1, self.head_shape)
 
-    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        return rel_shift((self.scale * q_BNTH) @ feats.permute(1, 2, 0))
+    def relative(self, feats: Tensor) -> RelativeTerms:
+        nothing_NH = feats.new_zeros(self.head_shape)
+        return RelativeTerms(feats, nothing_NH, nothing_NH)
