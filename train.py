@@ -61,6 +61,7 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     context = build(Context, typed, **saved["context"])
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
+    model.layers[0].attn.pos.require_serves(context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
     outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
@@ -200,7 +201,9 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
 def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
     """The model's configuration with what the data set decides: words, cutoffs, which projections are tied."""
     n_token = len(corpus.vocab)
-    decided: dict[str, Any] = {"n_token": n_token}
+    look_back = build(Context, typed)
+    n_position = look_back.tgt_len + look_back.ext_len + look_back.mem_len
+    decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
     if typed.get("adaptive") and "cutoffs" not in typed:
         published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
         shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)

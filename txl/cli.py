@@ -48,10 +48,11 @@ _REFUSED = {
     "restart": Retired("?", "use --resume, which goes on exactly where the run in --work_dir was saved"),
     "restart_dir": Retired(1, "use --resume, which goes on exactly where the run in --work_dir was saved"),
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
-    "attn_type": Retired(1, "only attn_type 0, the paper's, is built so far; leave the flag out"),
 }
-_HARMLESS = {"attn_type": "0", "sample_softmax": "-1", "restart_dir": ""}
+_HARMLESS = {"sample_softmax": "-1", "restart_dir": ""}
 """Values of refused flags that ask for what is done anyway."""
+_ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
+"""What the numbers of --attn_type are called now."""
 
 
 def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
@@ -82,12 +83,15 @@ def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
             if retired.n_value == "?":
                 given["const"] = ""
             parser.add_argument(f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given)
+    if parser.knows("position"):
+        parser.add_argument("--attn_type", choices=_ATTN_TYPE, help=argparse.SUPPRESS, default=None)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         raise UsageError(_unknown_message(unknown[0], parser.names()))
     values = vars(typed)
     retired = {key.removeprefix("retired "): values.pop(key) for key in list(values) if key.startswith("retired ")}
     _answer_retired({name: value for name, value in retired.items() if value is not None})
+    _translate_attn_type(values)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -179,6 +183,25 @@ def _unknown_message(word: str, known: Sequence[str]) -> str:
         return f"{word}: not a flag, and no flag before it takes it as a value; quote values with spaces; see --help"
     close = difflib.get_close_matches(name, known, n=1)
     return f"{name}: no such flag; " + (f"did you mean {close[0]}?" if close else "see --help")
+
+
+def _translate_attn_type(values: dict[str, Any]) -> None:
+    """Put the encoding's name where its number of 2019 was typed."""
+    number = values.pop("attn_type", None)
+    if number is None:
+        return
+    name = _ATTN_TYPE[number]
+    if values.setdefault("position", name) != name:
+        raise UsageError(
+            f"--attn_type {number}: means --position {name}, but --position {values['position']} is asked for too; "
+            f"drop one of them"
+        )
+    if number in "23":
+        print(
+            f"note: --attn_type {number} is --position {name}: remembered tokens get their positions once, where the "
+            f"original added them again at each segment",
+            file=sys.stderr,
+        )
 
 
 def _answer_retired(typed: dict[str, Any]) -> None:

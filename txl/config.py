@@ -67,15 +67,40 @@ class ModelConfig:
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
     tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
     pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
-    untie_r: bool = option(False, "a pair of u and v biases for each layer instead of one pair for all")
-    position: Literal["rel_sinusoid"] = option("rel_sinusoid", "position encoding")
+    untie_r: bool = option(False, "what the layers share of a position encoding, u and v for one, each has for itself")
+    position: Literal[
+        "rel_sinusoid",
+        "learned_relative",
+        "sinusoid_input",
+        "learned_per_layer",
+        "learned_absolute",
+        "rotary",
+        "t5",
+        "shaw",
+        "relative_keys",
+        "deberta",
+        "floater",
+        "alibi",
+        "none",
+    ] = option("rel_sinusoid", "position encoding, see docs/encodings.md")
+    n_position: int | None = option(
+        None, "rows of learned tables of positions (not given: tgt_len + ext_len + mem_len of the training)"
+    )
+    max_distance: int | None = option(
+        None, "shaw, t5, deberta: distances from this one on are told alike (not given: 16, 128, 512)"
+    )
+    n_bucket: int = option(32, "t5: buckets that distances are sorted into")
+    count_back: bool = option(False, "sinusoid_input, learned_per_layer: positions count from the end", flag=False)
     attention: Literal["softmax"] = option("softmax", "attention rule")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
-        _require_at_least(self, 1, "d_embed")
+        _require_at_least(self, 1, "d_embed", "n_bucket")
+        for name in ("n_position", "max_distance"):
+            if getattr(self, name) is not None:
+                _require_at_least(self, 1, name)
         require(
             self.d_model % 2 == 0,
             f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "

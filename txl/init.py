@@ -5,6 +5,7 @@ from torch import nn
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.config import TrainConfig
 from txl.model import TransformerXL
+from txl.positions import PositionEncoding
 
 
 def init_weights(model: TransformerXL, config: TrainConfig) -> None:
@@ -16,6 +17,8 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     | projections of embeddings and softmax                       | N(0, proj_init_std)                          |
     | LayerNorm weights                                           | N(1, init_std)                               |
     | biases                                                      | 0                                            |
+
+    What a position encoding sets otherwise comes last, see `PositionEncoding.reset_parameters`.
     """
     projections = {
         id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs
@@ -32,3 +35,6 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
             nn.init.uniform_(parameter, -config.init_range, config.init_range)
         else:
             nn.init.normal_(parameter, 0.0, config.init_std)
+    for module in model.modules():
+        if isinstance(module, PositionEncoding):
+            module.reset_parameters()

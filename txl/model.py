@@ -35,6 +35,7 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The layer's output (B, T, D). With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
+        x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
         if self.pre_lnorm:
             return self._after(x_BTD, self.attn(self.attn_norm(x_BTD), self.attn_norm(mem_BMD), feats, span))
         return self._after(x_BTD, self.attn(x_BTD, mem_BMD, feats, span))
@@ -92,12 +93,14 @@ class TransformerXL(nn.Module):
         """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
 
         Raises:
-            ValueError: if the memory belongs to a batch of another size, or an id lies outside the vocabulary.
+            ValueError: if the memory belongs to a batch of another size, an id lies outside the vocabulary, or the
+                position encoding has no meaning for this look-back.
         """
         return self.read(self.word_emb(token_BT), memory, context)
 
     def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context) -> Output:
         """Read a segment of embedded tokens (B, T, D)."""
+        self.layers[0].attn.pos.require_serves(context)
         h_BTD = self.drop(h_BTD)
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:

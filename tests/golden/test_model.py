@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from txl import Context, Memory, TransformerXL
+from txl import Context, Memory, ModelConfig, Span, TransformerXL
+from txl.config import UsageError
 from txl.convert import from_kimiyoung, to_kimiyoung
 
 FOLDER = Path(__file__).parent / "model"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.npz"))
-RIGHT_IN_THE_ORIGINAL = [name for name in NAMES if name != "ext"]
+PILED_UP = ["attn2", "attn3"]
+RIGHT_IN_THE_ORIGINAL = [name for name in NAMES if name not in ("ext", *PILED_UP)]
 
 
 class Golden:
@@ -117,6 +119,62 @@ def test_ext_len_where_the_original_remembers_tokens_it_reads_again() -> None:
         assert_same(ours, theirs[:, :4])
 
 
+@pytest.mark.parametrize("name", PILED_UP)
+def test_absolute_positions_without_memory_where_the_original_is_right(name: str) -> None:
+    golden = Golden(name)
+    model, context = golden.model()
+    data_BT, target_BT, loss_BT = golden.segment(0)
+    nll_BT, memory = model.nll(data_BT, target_BT, None, context)
+    assert_same(nll_BT, loss_BT)
+    without = dataclasses.replace(context, mem_len=0)
+    assert_same(model.nll(data_BT, target_BT, None, without)[0], loss_BT)
+    # what the original remembers of it has positions in it: attn_type 2 in its first layer, attn_type 3 in all
+    theirs, positions_TD = golden.memory(0), added_positions(model, 8)
+    for layer, ours in enumerate(memory.layers):
+        placed = ours + positions_TD[layer] if name == "attn3" or layer == 0 else ours
+        assert_same(placed, theirs[layer])
+
+
+def added_positions(model: TransformerXL, n_new: int) -> list[Tensor]:
+    """What the encoding adds to the input of each layer in a first segment."""
+    span, nothing = Span(0, n_new), torch.zeros(1, n_new, model.config.d_model).double()
+    encodings = [layer.attn.pos for layer in model.layers]
+    feats = encodings[0].prepare(span, like=nothing)
+    return [pos.layer_input(nothing, nothing[:, :0], feats, span)[0] for pos in encodings]
+
+
+@pytest.mark.parametrize("name", PILED_UP)
+def test_absolute_positions_that_the_original_adds_to_its_memory_again_and_again(name: str) -> None:
+    """The original adds positions in place to what it remembers, and carries the sum on (`mems_i += ...`).
+
+    A token remembered for k segments carries k + 1 positions. Given a memory with positions in it, ours computes what
+    the original computes, to 1e-9; what it remembers itself has none, so that they are added once.
+    """
+    golden = Golden(name)
+    model, context = golden.model()
+    ours = None
+    for i in range(golden.n_segment):
+        data_BT, target_BT, loss_BT = golden.segment(i)
+        if i > 0:
+            piled = Memory(tuple(golden.memory(i - 1)))
+            assert_same(model.nll(data_BT, target_BT, piled, context)[0], loss_BT)
+            assert (model.nll(data_BT, target_BT, ours, context)[0] - loss_BT).abs().max() > 1e-3
+        _, ours = model.nll(data_BT, target_BT, ours, context)
+
+
+def test_gradient_of_learned_positions_in_every_layer() -> None:
+    golden = Golden("attn3")
+    model, context = golden.model()
+    segment = golden.config["grad_segment"]
+    data_BT, target_BT, _ = golden.segment(segment)
+    model.nll(data_BT, target_BT, Memory(tuple(golden.memory(segment - 1))), context)[0].mean().backward()
+    ours = to_kimiyoung(model, {name: p.grad for name, p in model.named_parameters()})
+    theirs = golden.gradients()
+    assert ours.keys() == theirs.keys()
+    for key, gradient in theirs.items():
+        assert_same(ours[key], gradient)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_export_is_the_inverse_of_import(name: str) -> None:
     golden = Golden(name)
@@ -135,3 +193,25 @@ def test_float32_weights_make_a_float32_model(name: str) -> None:
     nll_BT, _ = model.eval().nll(data_BT, target_BT, None, context)
     assert nll_BT.dtype == torch.float32
     torch.testing.assert_close(nll_BT.double(), loss_BT, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"position": "alibi"}, "--position alibi: the original has no such encoding"),
+        ({"untie_r": True}, "--untie_r: the original has one pair of u and v"),
+        ({"position": "sinusoid_input"}, "counts positions back from the last token"),
+        ({"position": "learned_per_layer", "n_position": 4}, "counts positions back from the last token"),
+    ],
+)
+def test_what_the_original_has_no_place_for_is_not_exported(settings: dict[str, object], reason: str) -> None:
+    model = TransformerXL(
+        ModelConfig(**{"n_token": 5, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4} | settings)
+    )
+    with pytest.raises(UsageError, match=reason):
+        to_kimiyoung(model)
+
+
+def test_an_attn_type_that_the_original_has_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="attn_type 4: the original has 0, 1, 2 and 3"):
+        from_kimiyoung({}, {"attn_type": 4})

@@ -1,12 +1,16 @@
 """What must hold of memory, whatever the model: laws 1 to 4, 6 and 10 of the design."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.laws.conftest import encoding
 from txl import Context, Memory, TransformerXL
+from txl.config import UsageError
+from txl.memory import KeyValueMemory
 
 FAR = Context(mem_len=100)
 
@@ -81,11 +85,11 @@ def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_
 
 
 @pytest.mark.parametrize("mem_len", [1, 2, 5, 9])
-def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
+def test_same_length_does_not_depend_on_tgt_len(relative_model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
     context = Context(mem_len=mem_len, same_length=True)
-    whole = read(model, token_BT, [24], context)[0]
+    whole = read(relative_model, token_BT, [24], context)[0]
     for sizes in ([1] * 24, [8] * 3, [5, 5, 5, 5, 4], [17, 7]):
-        torch.testing.assert_close(read(model, token_BT, sizes, context)[0], whole)
+        torch.testing.assert_close(read(relative_model, token_BT, sizes, context)[0], whole)
 
 
 def test_same_length_shows_exactly_mem_len_keys(token_BT: Tensor, model: TransformerXL) -> None:
@@ -101,12 +105,13 @@ def test_same_length_shows_exactly_mem_len_keys(token_BT: Tensor, model: Transfo
         assert moved.tolist() == list(range(place, min(24, place + 6)))
 
 
-def test_clamped_distances_are_all_the_same(token_BT: Tensor, model: TransformerXL) -> None:
+def test_clamped_distances_are_all_the_same(token_BT: Tensor, clamping_model: TransformerXL) -> None:
     """Beyond clamp_len the order of remembered tokens is lost: in one layer, exchanging two changes nothing."""
-    one_layer = TransformerXL(type(model.config)(**{**vars(model.config), "n_layer": 1})).double().eval()
+    config = dataclasses.replace(clamping_model.config, n_layer=1)
+    one_layer = TransformerXL(config).double().eval()
     context = Context(mem_len=100, clamp_len=3)
     exchanged_BT = token_BT.clone()
-    exchanged_BT[:, [0, 1]] = exchanged_BT[:, [1, 0]]
+    exchanged_BT[:, [3, 4]] = exchanged_BT[:, [4, 3]]
     one, two = (read(one_layer, text, [8, 16], context)[0][:, 8:] for text in (token_BT, exchanged_BT))
     torch.testing.assert_close(one, two)
     unclamped = read(one_layer, exchanged_BT, [8, 16], FAR)[0][:, 8:]
@@ -141,10 +146,12 @@ def test_re_read_tokens_are_not_remembered(model: TransformerXL, token_BT: Tenso
     ],
     ids=str,
 )
-@pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [3, 16, 5]], ids=str)
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [3, 16, 5]], ids=lambda sizes: f"{len(sizes)}_segments")
 def test_remembered_keys_and_values_equal_remembered_hidden_states(
     model: TransformerXL, token_BT: Tensor, context: Context, sizes: list[int]
 ) -> None:
+    if context.clamp_len > 0 and not encoding(model).clamps:
+        pytest.skip("no distances to clamp")
     hidden, cached = None, model.fresh_memory(2)
     with torch.inference_mode():
         for segment_BT in token_BT.split(sizes, dim=1):
@@ -160,7 +167,7 @@ def test_remembered_keys_and_values_serve_another_look_back(model: TransformerXL
     contexts = [
         Context(tgt_len=4, mem_len=6),
         Context(tgt_len=4, mem_len=20),
-        Context(tgt_len=4, mem_len=20, clamp_len=2),
+        Context(tgt_len=4, mem_len=20, clamp_len=2 if encoding(model).clamps else -1),
     ]
     with torch.inference_mode():
         for context, segment_BT in zip(contexts * 2, token_BT.split(4, dim=1), strict=True):
@@ -169,10 +176,13 @@ def test_remembered_keys_and_values_serve_another_look_back(model: TransformerXL
             torch.testing.assert_close(two, one)
 
 
-def test_remembered_positions_are_projected_once(model: TransformerXL, token_BT: Tensor) -> None:
-    context, calls = Context(tgt_len=8, mem_len=16), []
-    for layer in model.layers:
-        layer.attn.pos.r_net.register_forward_hook(lambda *_: calls.append(None))
+def test_remembered_distances_are_projected_once(
+    model: TransformerXL, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not encoding(model).by_distance:
+        pytest.skip("no row per distance to keep")
+    context, calls, project = Context(tgt_len=8, mem_len=16), [], type(encoding(model)).project
+    monkeypatch.setattr(type(encoding(model)), "project", lambda *args: calls.append(None) or project(*args))
     memory = model.fresh_memory(2)
     with torch.inference_mode():
         for segment_BT in token_BT.split(8, dim=1):
@@ -198,12 +208,40 @@ def test_remembered_keys_and_values_may_go_two_ways(model: TransformerXL, token_
 
 
 def test_a_token_more_does_not_copy_the_memory(model: TransformerXL, token_BT: Tensor) -> None:
+    if encoding(model).places_hidden_states():
+        pytest.skip("hidden states are remembered")
     context, memory, rooms = Context(tgt_len=1, mem_len=16), model.fresh_memory(2), []
     for segment_BT in token_BT.repeat(1, 3).split(1, dim=1):
         _, memory = model(segment_BT, memory, context)
         rooms.append(memory.layers[0].k_BNMH.untyped_storage().data_ptr())
     moves = sum(a != b for a, b in itertools.pairwise(rooms[20:]))
     assert moves <= 52 // 4
+
+
+def test_keys_that_hold_positions_are_not_remembered(model: TransformerXL) -> None:
+    """Keys are kept where they hold no position, or are given one when they are read; else hidden states are."""
+    by_position = model.config.position in ("sinusoid_input", "learned_per_layer", "learned_absolute", "floater")
+    assert isinstance(model.fresh_memory(2), Memory if by_position else KeyValueMemory)
+
+
+def test_a_clamp_that_an_encoding_has_no_distances_for_is_refused(model: TransformerXL, token_BT: Tensor) -> None:
+    context = Context(mem_len=8, clamp_len=4)
+    if encoding(model).clamps:
+        model(token_BT, None, context)
+        return
+    with pytest.raises(UsageError, match=rf"--clamp_len 4: --position {model.config.position} knows positions, not"):
+        model(token_BT, None, context)
+
+
+@pytest.mark.parametrize("context", [Context(mem_len=60), Context(mem_len=60, same_length=True)], ids=str)
+def test_evaluation_may_look_further_than_any_table(model: TransformerXL, token_BT: Tensor, context: Context) -> None:
+    """No table is longer than 40: beyond it encodings are shared, and every number stays finite."""
+    memory = model.fresh_memory(2)
+    with torch.inference_mode():
+        for segment_BT in token_BT.repeat(1, 4).split(12, dim=1):
+            hidden_BTD, memory = model(segment_BT, memory, context)
+            assert hidden_BTD.isfinite().all()
+    assert memory.length == 60
 
 
 def test_a_memory_of_another_batch_is_refused(model: TransformerXL, token_BT: Tensor) -> None:

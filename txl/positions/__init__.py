@@ -1,11 +1,35 @@
 """Position encodings: a new one is a new file here and a line in the registry."""
 
 from txl.config import ModelConfig
+from txl.positions.alibi import Alibi
 from txl.positions.base import PositionEncoding
+from txl.positions.deberta import Deberta
+from txl.positions.floater import Floater
+from txl.positions.learned_absolute import LearnedAbsolute
+from txl.positions.learned_per_layer import LearnedPerLayer
+from txl.positions.learned_relative import LearnedRelative
+from txl.positions.none import NoPosition
 from txl.positions.rel_sinusoid import RelSinusoid
+from txl.positions.relative_keys import RelativeKeys
+from txl.positions.rotary import Rotary
+from txl.positions.shaw import Shaw
+from txl.positions.sinusoid_input import SinusoidInput
+from txl.positions.t5 import T5
 
 POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
     "rel_sinusoid": RelSinusoid,
+    "learned_relative": LearnedRelative,
+    "sinusoid_input": SinusoidInput,
+    "learned_per_layer": LearnedPerLayer,
+    "learned_absolute": LearnedAbsolute,
+    "rotary": Rotary,
+    "t5": T5,
+    "shaw": Shaw,
+    "relative_keys": RelativeKeys,
+    "deberta": Deberta,
+    "floater": Floater,
+    "alibi": Alibi,
+    "none": NoPosition,
 }
 
 
@@ -13,8 +37,8 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
     """One encoding per layer; what its class declares `shared` is the same object in all, unless `untie_r`."""
     cls = POSITION_ENCODINGS[config.position]
     first, *rest = (cls(config, dropout=dropout) for _ in range(config.n_layer))
-    if not config.untie_r:
-        for encoding in rest:
-            for name in cls.shared:
-                setattr(encoding, name, getattr(first, name))
+    for layer, encoding in enumerate(rest, start=1):
+        encoding.layer = layer
+        for name in () if config.untie_r else cls.shared:
+            setattr(encoding, name, getattr(first, name))
     return [first, *rest]

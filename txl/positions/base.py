@@ -1,4 +1,4 @@
-"""The interface of all position encodings, and the two pieces of arithmetic several of them share."""
+"""The interface of all position encodings, and the arithmetic several of them share."""
 
 from typing import ClassVar, NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
+from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 
 
@@ -25,6 +25,7 @@ class PositionEncoding(nn.Module):
 
     The hooks, in the order the data meets them:
         prepare       once per forward pass, for all layers: what depends on positions only
+        layer_input   what a layer reads, residual connection and values included
         project       once per layer: what this layer's weights make of it; kept in evaluation, where they do not change
         qk_input      the hidden states that queries and keys (never values) are projected from
         transform_qk  projected queries and keys
@@ -39,15 +40,35 @@ class PositionEncoding(nn.Module):
     """Parameters and modules that all layers hold in common."""
     by_distance: ClassVar[bool] = False
     """`prepare` and `project` return one row per distance, S-1 ... 0, so that a shorter span uses the last rows."""
+    clamps: bool = True
+    """Distances beyond `clamp_len` can share an encoding."""
+    layer: int = 0
+    """The layer it belongs to, from 0."""
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.scale = config.d_head**-0.5  # of q.k, and of whatever a paper puts under the same root
         self.drop = nn.Dropout(dropout)
+        self.name = config.position
+
+    def reset_parameters(self) -> None:
+        """Set the weights that do not begin as all others do, see `txl.init`."""
+
+    def require_serves(self, context: Context) -> None:
+        """Raise `UsageError` if the encoding has no meaning for this look-back."""
+        require(
+            self.clamps or context.clamp_len <= 0,
+            f"--clamp_len {context.clamp_len}: --position {self.name} knows positions, not distances that could be "
+            f"clamped; leave it out (-1), or use an encoding of distances",
+        )
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """What depends on positions only, computed once for all layers, on the device and in the dtype of `like`."""
         return like.new_empty(0)
+
+    def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """What the layer reads for new and for remembered tokens; the memory itself stays without positions."""
+        return x_BTD, mem_BMD
 
     def project(self, feats: Tensor) -> Tensor:
         """What this layer makes of the positions; `score` and `value` receive it."""
@@ -79,7 +100,8 @@ class PositionEncoding(nn.Module):
     @classmethod
     def places_hidden_states(cls) -> bool:
         """True if keys depend on where they are read, so that they cannot be remembered."""
-        return cls.qk_input is not PositionEncoding.qk_input
+        hooks = (cls.qk_input, cls.layer_input)
+        return hooks != (PositionEncoding.qk_input, PositionEncoding.layer_input)
 
     @classmethod
     def needs_scores(cls) -> bool:
@@ -96,6 +118,47 @@ def rel_shift(x_BNTS: Tensor) -> Tensor:
     B, N, T, S = x_BNTS.shape
     padded = F.pad(x_BNTS, (1, 0)).view(B, N, S + 1, T)
     return padded[:, :, 1:].view(B, N, T, S)
+
+
+def rel_unshift(x_BNTS: Tensor) -> Tensor:
+    """Turn columns 'key 0 ... S-1' into columns 'distance S-1 ... 0', the inverse of `rel_shift`.
+
+    out[t, s + (T - 1 - t)] = x[t, s], and 0 where a row has no key at that distance. The future must be 0 in x.
+    """
+    B, N, T, S = x_BNTS.shape
+    padded = F.pad(x_BNTS.reshape(B, N, T * S), (T - 1, 1))
+    return padded.view(B, N, T, S + 1)[..., :S]
+
+
+def spread(row_SN: Tensor, n_new: int) -> Tensor:
+    """A row per distance, S-1 ... 0, as a term per pair: out[n, t, s] = row[s + (T - 1 - t), n], (N, T, S).
+
+    What `rel_shift` does for terms that are the same for all queries. The future is 0.
+    """
+    padded_NL = F.pad(row_SN.T, (0, n_new - 1))
+    return padded_NL.unfold(-1, len(row_SN), 1).flip(-2)
+
+
+def rows_of_table(config: ModelConfig) -> int:
+    """Rows of a table with a row per position or distance.
+
+    Raises:
+        UsageError: if the configuration does not say.
+    """
+    require(
+        config.n_position is not None,
+        f"--position {config.position}: learns a row for each position; say how many with --n_position, for instance "
+        f"as many tokens as segment and memory have together in training",
+    )
+    return config.n_position
+
+
+def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:
+    """The row of each key in a table by position, counted from the first remembered token.
+
+    A span longer than the table is read by its end: the last `n_row` tokens have a row each, all before them the first.
+    """
+    return (span.key_positions_S(device) - max(0, span.n_key - n_row)).clamp(min=0)
 
 
 def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

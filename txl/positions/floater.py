@@ -1,0 +1,74 @@
+"""Positions as the path of a learned differential equation."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig, UsageError
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, sinusoid
+
+TIME_PER_TOKEN = 0.1
+
+
+class Floater(PositionEncoding):
+    """A vector that moves on with the position by a learned law of motion.
+
+    q_t = W_q (x_t + p_t), k_s = W_k (x_s + p_s), v_s = W_v x_s
+    p_i = S_i + z(0.1 i),  dz/dtau = f(tau, z),  f = two linear maps with a tanh between them
+
+    S_i is the sinusoid of position i, and f and z(0) are 0 at first, so that training begins at the sinusoids. With
+    h(tau, p) = S'(tau) + f(tau, p - S(tau)) it is the paper's dp/dtau = h(tau, p).
+    Source: Liu et al. 2020, FLOATER (arXiv 2003.09229), sec. 3, positions in every block. Solved by Runge and
+    Kutta's fourth-order steps of torchdiffeq, one per token, so that more text does not move the positions before it.
+    Differs from the paper: values carry no positions, so that hidden states can be remembered (its code adds them to
+    values too); f is a net of full width, not a convolution; gradients go through the steps of the solver.
+    Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
+    Beyond the trained length: works; the path goes on as the equation says. Needs torchdiffeq.
+    """
+
+    shared = ("z0_D", "motion")
+    clamps = False
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        _odeint()
+        self.untied, width = config.untie_r, config.d_model
+        self.z0_D = nn.Parameter(torch.zeros(width))
+        self.motion = nn.Sequential(nn.Linear(width + 1, width), nn.Tanh(), nn.Linear(width, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in (self.z0_D, self.motion[2].weight, self.motion[2].bias):
+            nn.init.zeros_(parameter)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """p of all keys, (S, D), where all layers share it; else S alone."""
+        sinusoid_SD = sinusoid(span.key_positions_S(like.device), like.shape[-1], like.dtype)
+        return sinusoid_SD if self.untied else self.drop(sinusoid_SD + self.path(span))
+
+    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        return x_BSD + (self.drop(feats + self.path(span)) if self.untied else feats)
+
+    def path(self, span: Span) -> Tensor:
+        """z of all keys, (S, D)."""
+        device = self.z0_D.device
+        n_step = max(2, span.n_key)  # one token alone would leave the motion without a gradient
+        with torch.autocast(device.type, enabled=False):  # small steps are lost in half precision
+            times_S = TIME_PER_TOKEN * torch.arange(n_step, device=device, dtype=self.z0_D.dtype)
+            path_SD = _odeint()(self._motion, self.z0_D, times_S, method="rk4")
+        return path_SD[: span.n_key]
+
+    def _motion(self, time: Tensor, z_D: Tensor) -> Tensor:
+        return self.motion(torch.cat([z_D, time[None]]))
+
+
+def _odeint() -> Callable[..., Tensor]:
+    try:
+        from torchdiffeq import odeint  # optional
+    except ImportError:
+        raise UsageError(
+            "--position floater: needs torchdiffeq, which is not installed; pip install torchdiffeq"
+        ) from None
+    return odeint

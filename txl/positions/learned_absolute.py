@@ -1,0 +1,37 @@
+"""Learned absolute positions."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, rows_of_positions_S, rows_of_table
+
+
+class LearnedAbsolute(PositionEncoding):
+    """A learned vector of the position added to what queries and keys are projected from.
+
+    q_t = W_q (x_t + P_t), k_s = W_k (x_s + P_s), v_s = W_v x_s          P a learned table with R rows
+
+    Source: Gehring et al. 2017 (arXiv 1705.03122), sec. 3.1, for the table; Press et al. 2021, Shortformer (arXiv
+    2012.15832), sec. 5, for adding positions in every layer and never to values, so that hidden states carry none and
+    can be remembered.
+    Differs from Gehring et al.: P is not added to the embeddings, where it would stay in what is remembered.
+    Shared by all layers: P, unless `untie_r`. R is `n_position`, the longest span in training. Positions count from the
+    first remembered token.
+    Beyond the trained length: the last R tokens have a row each, and all before them share the first one.
+    """
+
+    shared = ("p_RD",)
+    clamps = False
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        self.p_RD = nn.Parameter(torch.randn(rows_of_table(config), config.d_model) * 0.02)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """The row of each key, (S,)."""
+        return rows_of_positions_S(span, len(self.p_RD), like.device)
+
+    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        return x_BSD + self.drop(self.p_RD[feats])

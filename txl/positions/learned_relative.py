@@ -1,0 +1,49 @@
+"""Learned relative positions, the original's attn_type 1."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, rel_shift, rows_of_table
+
+
+class LearnedRelative(PositionEncoding):
+    """A learned vector and a learned number for every distance, head and layer.
+
+    logit_ts = H^(-1/2) [ (q_t + u).k_s + q_t.r_(t-s) + b_(t-s) ]          r, b learned tables with R rows
+
+    Source: kimiyoung/transformer-xl, attn_type 1, after Shaw et al. 2018 (arXiv 1803.02155), eq. 4.
+    r is `r_emb` there, b is `r_bias`, u is `r_w_bias`; its tables hold the farthest distance first, ours distance 0.
+    Differs from Shaw et al.: a vector for each head, no vectors in the values, the biases u and b.
+    Shared by all layers: nothing. R is `n_position`, the longest span in training.
+    Beyond the trained length: distances from R-1 on share the last row. `clamp_len` lets distances from clamp_len - 1
+    on share one, a distance earlier than it does for other encodings, as in the original.
+    """
+
+    by_distance = True
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        n_row, shape = rows_of_table(config), (config.n_head, config.d_head)
+        self.u_NH = nn.Parameter(torch.randn(shape) * 0.02)
+        self.r_RNH = nn.Parameter(torch.randn(n_row, *shape) * 0.02)
+        self.b_RN = nn.Parameter(torch.zeros(n_row, config.n_head))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.b_RN)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """The row of each distance, (S,)."""
+        n_row = min(len(self.b_RN), span.clamp_len) if span.clamp_len > 0 else len(self.b_RN)
+        return span.distances_S(like.device).clamp(max=n_row - 1)
+
+    def project(self, feats: Tensor) -> Tensor:
+        """r and b side by side, (S, N, H + 1)."""
+        return torch.cat([self.r_RNH[feats], self.b_RN[feats][..., None]], dim=-1)
+
+    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+        r_NHS, b_N1S = feats[..., :-1].permute(1, 2, 0), feats[..., -1].T[:, None]
+        content_BN1S = (self.scale * self.u_NH)[:, None] @ k_BNSH.mT
+        distance_BNTS = (self.scale * q_BNTH) @ r_NHS + self.scale * b_N1S
+        return content_BN1S + rel_shift(distance_BNTS)

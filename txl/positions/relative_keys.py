@@ -1,0 +1,43 @@
+"""Contextual relative positions: what a query asks of a distance."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, RelativeTerms, rows_of_table
+
+
+class RelativeKeys(PositionEncoding):
+    """A learned vector per distance, projected to a key of the distance in each layer.
+
+    logit_ts = H^(-1/2) [ q_t.k_s + q_t.W_r P_min(t-s, R-1) ]          P a learned table with R rows of size D
+
+    The term is contextual: it depends on what the query holds. It is term (b) of Dai et al. 2019, sec. 3.3, alone, with
+    learned vectors in place of the sinusoids, and `deberta` without its third term.
+    Source: Huang et al. 2019, Music Transformer (arXiv 1809.04281), eq. 3, for q.E_r as the only term, where E is not
+    projected; Dai et al. 2019 for the projection.
+    Shared by all layers: P, unless `untie_r`. Per layer: W_r. R is `n_position`, the longest span in training.
+    Beyond the trained length: distances from R-1 on share the last row.
+    """
+
+    shared = ("p_RD",)
+    by_distance = True
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        self.head_shape = (config.n_head, config.d_head)
+        self.p_RD = nn.Parameter(torch.randn(rows_of_table(config), config.d_model) * 0.02)
+        self.r_net = nn.Linear(config.d_model, config.n_head * config.d_head, bias=False)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """The row of each distance, (S,)."""
+        return span.distances_S(like.device).clamp(max=len(self.p_RD) - 1)
+
+    def project(self, feats: Tensor) -> Tensor:
+        """W_r P, (S, N, H)."""
+        return self.r_net(self.drop(self.p_RD[feats])).unflatten(-1, self.head_shape)
+
+    def relative(self, feats: Tensor) -> RelativeTerms:
+        nothing_NH = feats.new_zeros(self.head_shape)
+        return RelativeTerms(feats, nothing_NH, nothing_NH)

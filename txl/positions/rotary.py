@@ -1,0 +1,43 @@
+"""Rotary position embedding."""
+
+import torch
+from torch import Tensor
+
+from txl.config import ModelConfig, require
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, sinusoid
+
+
+class Rotary(PositionEncoding):
+    """Queries and keys are turned by an angle that grows with the position, so that q.k tells the distance.
+
+    logit_ts = H^(-1/2) (Rot_t q_t).(Rot_s k_s) = H^(-1/2) q_t.(Rot_(s-t) k_s)
+    Rot_p turns the pair of channels (c, c + H/2) by the angle p 10000^(-2c/H)
+
+    Source: Su et al. 2021, RoFormer (arXiv 2104.09864), sec. 3.2, eq. 14 to 16.
+    Differs from the paper: a channel's partner is half a head away instead of beside it, which renumbers the channels
+    of W_q and W_k and nothing else.
+    Remembered keys are not turned; they are turned to their new positions when they are read. No weights.
+    Beyond the trained length: works, with angles that were never trained. `clamp_len` is refused: turning queries and
+    keys one by one cannot clamp a distance.
+    """
+
+    clamps = False
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        require(
+            config.d_head % 2 == 0,
+            f"--d_head {config.d_head}: --position rotary turns pairs of channels; use an even one",
+        )
+
+    def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        device = q_BNTH.device
+        return _turned(q_BNTH, span.query_positions_T(device)), _turned(k_BNSH, span.key_positions_S(device))
+
+
+def _turned(x_BNLH: Tensor, position_L: Tensor) -> Tensor:
+    at_least_float32 = torch.promote_types(x_BNLH.dtype, torch.float32)
+    sin_LC, cos_LC = sinusoid(position_L, x_BNLH.shape[-1], at_least_float32).chunk(2, dim=-1)
+    a, b = x_BNLH.chunk(2, dim=-1)
+    return torch.cat([a * cos_LC - b * sin_LC, a * sin_LC + b * cos_LC], dim=-1).to(x_BNLH.dtype)

@@ -1,0 +1,66 @@
+"""T5's buckets of distances."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig, require
+from txl.memory import Span
+from txl.positions.base import PositionEncoding, spread
+
+
+class T5(PositionEncoding):
+    """A learned number per head and bucket of distances, added to the logits.
+
+    logit_ts = H^(-1/2) q_t.k_s + b_bucket(t-s)
+    bucket(d) = d                                                                            for d < E = n_bucket / 2
+                min(E + floor((n_bucket - E) ln(d / E) / ln(max_distance / E)), n_bucket - 1)  else
+
+    Source: Raffel et al. 2020 (arXiv 1910.10683), sec. 2.1, with the buckets of its code for one direction.
+    Differs from the paper: q.k is scaled by H^(-1/2), which T5 leaves to the initial weights.
+    Shared by all layers: the table b, unless `untie_r`.
+    Beyond the trained length: distances from `max_distance` (128) on share the last bucket.
+    """
+
+    shared = ("b_RN",)
+    by_distance = True
+
+    starts_R: Tensor
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__(config, dropout=dropout)
+        max_distance = config.max_distance or 128
+        require(config.n_bucket >= 2, f"--n_bucket {config.n_bucket}: --position t5 needs at least 2")
+        require(
+            max_distance > config.n_bucket // 2,
+            f"--max_distance {max_distance}: must be above half of --n_bucket {config.n_bucket}, up to which every "
+            f"distance has a bucket of its own",
+        )
+        self.b_RN = nn.Parameter(torch.randn(config.n_bucket, config.n_head) * 0.02)
+        self.register_buffer("starts_R", torch.tensor(bucket_starts(config.n_bucket, max_distance)), persistent=False)
+
+    def prepare(self, span: Span, like: Tensor) -> Tensor:
+        """The bucket of each distance, (S,)."""
+        return torch.bucketize(span.distances_S(like.device), self.starts_R, right=True) - 1
+
+    def project(self, feats: Tensor) -> Tensor:
+        """The number of each distance, (S, N)."""
+        return self.b_RN[feats]
+
+    def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+        return spread(feats, span.n_new)
+
+
+def bucket_starts(n_bucket: int, max_distance: int) -> list[int]:
+    """The smallest distance of each bucket.
+
+    In whole numbers, because logarithms rounded to floats put some distances on the wrong side of a border:
+    (n - E) ln(d / E) / ln(m / E) >= i  is  d^(n - E) E^i >= m^i E^(n - E).
+    """
+    exact = n_bucket // 2
+    n_log = n_bucket - exact
+    starts, distance = list(range(exact)), exact
+    for i in range(n_log):
+        while distance**n_log * exact**i < max_distance**i * exact**n_log:
+            distance += 1
+        starts.append(distance)
+    return starts
