@@ -64,13 +64,23 @@ class ModelConfig:
     pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
     untie_r: bool = option(False, "a pair of u and v biases for each layer instead of one pair for all")
     position: Literal["rel_sinusoid"] = option("rel_sinusoid", "position encoding")
-    attention: Literal["softmax"] = option("softmax", "attention rule")
+    attention: Literal["softmax", "performer", "lsh"] = option(
+        "softmax", "attention rule; performer: random features, linear in the length; lsh: within buckets of a hash"
+    )
+    n_feature: int = option(256, "performer: random features of a layer")
+    n_round: int = option(4, "lsh: rounds of hashing")
+    n_bucket: int = option(64, "lsh: buckets of a round (even)")
+    lsh_reach: int = option(64, "lsh: earlier tokens of its bucket that a token sees, and size of the sorted chunks")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
-        _require_at_least(self, 1, "d_embed")
+        _require_at_least(self, 1, "d_embed", "n_feature", "n_round", "lsh_reach")
+        require(
+            self.n_bucket >= 2 and self.n_bucket % 2 == 0,
+            f"--n_bucket {self.n_bucket}: must be even and at least 2, buckets are directions and their opposites",
+        )
         require(
             self.d_model % 2 == 0,
             f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
@@ -179,6 +189,9 @@ class TrainConfig:
         "auto", "numbers of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
+    redraw_interval: int = option(
+        1000, "performer, lsh: updates between two draws of the random features or rotations (0: drawn once)"
+    )
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")
@@ -201,8 +214,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
         _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
-        _require_at_least(self, 0, "warmup_step", "eta_min", "patience", "lr_min", "weight_decay", "mom")
-        _require_at_least(self, 0, "init_std", "proj_init_std", "init_range")
+        _require_at_least(self, 0, "warmup_step", "redraw_interval", "eta_min", "patience", "lr_min", "weight_decay")
+        _require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
         _require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
             if getattr(self, name) is not None:
