@@ -62,6 +62,15 @@ class ModelConfig:
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
     tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
     pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
+    reversible: bool = option(
+        False, "layers of two streams whose inputs are computed from their outputs: no activations are kept"
+    )
+    activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
+        "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"
+    )
+    recurrence: Literal["below", "same"] = option(
+        "below", "a layer remembers below: what it read; same: what it returned, which reaches back without limit"
+    )
     untie_r: bool = option(False, "a pair of u and v biases for each layer instead of one pair for all")
     position: Literal["rel_sinusoid"] = option("rel_sinusoid", "position encoding")
     attention: Literal["softmax", "performer", "lsh"] = option(
@@ -85,6 +94,10 @@ class ModelConfig:
             self.d_model % 2 == 0,
             f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
             f"use {self.d_model + 1}",
+        )
+        require(
+            not self.reversible or self.pre_lnorm,
+            "--reversible needs --pre_lnorm: a LayerNorm over the sum of a residual connection cannot be undone",
         )
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
@@ -195,6 +208,9 @@ class TrainConfig:
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")
+    ff_chunk: int = option(
+        0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)"
+    )
     swap_mem: bool = option(False, "keep the memory of the segments before in the host's RAM")
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(10, "skip: so many updates in a row are skipped at most")
@@ -214,7 +230,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
         _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
-        _require_at_least(self, 0, "warmup_step", "redraw_interval", "eta_min", "patience", "lr_min", "weight_decay")
+        _require_at_least(
+            self, 0, "warmup_step", "redraw_interval", "ff_chunk", "eta_min", "patience", "lr_min", "weight_decay"
+        )
         _require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
         _require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval"):

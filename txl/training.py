@@ -102,6 +102,8 @@ class TrainState:
         self.model, self.config, self.context, self.ranks = model, config, context, ranks
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
         model.recompute = config.recompute
+        for layer in model.layers:
+            layer.ff.chunk = config.ff_chunk
         if config.compile:
             for layer in model.layers:
                 layer.compile()

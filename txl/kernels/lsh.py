@@ -32,6 +32,7 @@ class LshKernel(nn.Module):
     """
 
     shared_qk = True
+    impl = "auto"
     rotation_RHK: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:

@@ -32,6 +32,7 @@ class PerformerKernel(nn.Module):
     """
 
     shared_qk = False
+    impl = "auto"
     omega_FH: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
