@@ -77,18 +77,18 @@ class ModelConfig:
         "softmax", "attention rule; performer: random features, linear in the length; lsh: within buckets of a hash"
     )
     n_feature: int = option(256, "performer: random features of a layer")
-    n_round: int = option(4, "lsh: rounds of hashing")
-    n_bucket: int = option(64, "lsh: buckets of a round (even)")
+    lsh_round: int = option(4, "lsh: rounds of hashing")
+    lsh_bucket: int = option(64, "lsh: buckets of a round (even)")
     lsh_reach: int = option(64, "lsh: earlier tokens of its bucket that a token sees, and size of the sorted chunks")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
-        _require_at_least(self, 1, "d_embed", "n_feature", "n_round", "lsh_reach")
+        _require_at_least(self, 1, "d_embed", "n_feature", "lsh_round", "lsh_reach")
         require(
-            self.n_bucket >= 2 and self.n_bucket % 2 == 0,
-            f"--n_bucket {self.n_bucket}: must be even and at least 2, buckets are directions and their opposites",
+            self.lsh_bucket >= 2 and self.lsh_bucket % 2 == 0,
+            f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
         )
         require(
             self.d_model % 2 == 0,

@@ -48,7 +48,7 @@ def test_sorted_chunks_equal_the_full_matrix(M: int, T: int, reach: int, window:
 @pytest.mark.parametrize("window", [-1, 3])
 def test_the_rule_is_the_formula(window: int) -> None:
     """Kitaev et al. 2020: hash, share queries and keys, join rounds, look at oneself only where nothing else is."""
-    kernel, pos = kernel_of(n_round=2, n_bucket=6, lsh_reach=2)
+    kernel, pos = kernel_of(lsh_round=2, lsh_bucket=6, lsh_reach=2)
     span = Span(6, 9, window=window)
     x_BNSH, v_BNSH = torch.randn(2, B, N, 15, H).double()
     ours = kernel(x_BNSH[:, :, 6:], x_BNSH, v_BNSH, pos=pos, feats=x_BNSH.new_empty(0), span=span)
@@ -97,7 +97,7 @@ def test_empty_rounds_leave_no_trace_in_gradients() -> None:
 def recall(n_round: int, *, n_key: int = 400, d_head: int = 16) -> float:
     """The share of full attention's weight that lies on keys which n_round rounds let a token see."""
     torch.manual_seed(3)
-    kernel, _ = kernel_of(d_head=d_head, n_round=8, n_bucket=16, lsh_reach=n_key)
+    kernel, _ = kernel_of(d_head=d_head, lsh_round=8, lsh_bucket=16, lsh_reach=n_key)
     x_BNSH = torch.randn(1, 2, n_key, d_head).double()
     k_BNSH = F.normalize(x_BNSH, dim=-1) * 4
     bucket_RBNS = kernel.buckets(x_BNSH)[:n_round]

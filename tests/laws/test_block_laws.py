@@ -17,7 +17,7 @@ from txl.positions import POSITION_ENCODINGS, PositionEncoding
 from txl.reversible import reversible_layers
 
 REVERSIBLE = {"pre_lnorm": True, "reversible": True}
-SMALL = {"n_feature": 13, "n_round": 2, "n_bucket": 4, "lsh_reach": 3}
+SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 PAIRS = [("toy_none", rule) for rule in ATTENTION_KERNELS]
 PAIRS += [
     (name, rule)

@@ -14,7 +14,7 @@ from txl.kernels import ATTENTION_KERNELS, redraw
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 SCORELESS = ("performer", "lsh")
-SMALL = {"n_feature": 13, "n_round": 2, "n_bucket": 4, "lsh_reach": 3}
+SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 
 
 class Turned(PositionEncoding):

@@ -16,7 +16,7 @@ from txl.checkpoint import last_checkpoint, load_model
 from txl.distributed import Ranks
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
-RULES = {"n_feature": 6, "n_round": 2, "n_bucket": 4, "lsh_reach": 3, "position": "toy_none"}
+RULES = {"n_feature": 6, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3, "position": "toy_none"}
 REVERSIBLE = SHAPE | {"pre_lnorm": True, "reversible": True}
 
 

@@ -18,7 +18,7 @@ class LshKernel(nn.Module):
     out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
     P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t) },
     without those that `span` hides; { t } where it is empty
-    bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (n_bucket / 2)
+    bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
 
     Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; the union
     counts a key once, as N_(i,j) does there. Keys of length sqrt(H), as in google/trax, so that logits do not shrink.
@@ -40,7 +40,7 @@ class LshKernel(nn.Module):
         require_scoreless(config)
         require_no_dropatt(config, dropatt)
         self.reach = config.lsh_reach
-        self.register_buffer("rotation_RHK", torch.randn(config.n_round, config.d_head, config.n_bucket // 2))
+        self.register_buffer("rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2))
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the rotations anew, the same from the same generator on every device."""
