@@ -47,7 +47,8 @@ class Attention(nn.Module):
         return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, place, span), both
 
     def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, place: Tensor, span: Span) -> Tensor:
-        q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
+        if not self.kernel.shared_qk:
+            q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
         out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=place, span=span)
         return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
 

@@ -1,7 +1,7 @@
 """Checkpoints: a folder each, whole or not there.
 
     run/step_00004000/config.json                  configurations, step, validation loss, versions: readable
-                      model.safetensors            the parameters, tied ones once
+                      model.safetensors            parameters, tied ones once, and what was drawn at random for good
                       vocab.txt, ...               what the caller attaches
                       progress.json                where the training is
                       optimizer.safetensors        what the optimizer remembers
@@ -191,7 +191,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     path = checkpoint.folder / _WEIGHTS
     saved = _load(path)
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
-    parameters = dict(model.named_parameters())
+    parameters = _weights(model)
     if {n: p.shape for n, p in parameters.items()} != {n: t.shape for n, t in saved.items()}:
         raise UsageError(f"{path}: the weights do not fit {_RECORD} beside them; use another checkpoint")
     if not all(tensor.isfinite().all() for tensor in saved.values()):
@@ -235,6 +235,12 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
     return Snapshot(progress, _load(folder / _OPTIMIZER), memory, rng)
 
 
+def _weights(model: TransformerXL) -> dict[str, Tensor]:
+    """The parameters, tied ones once, and the buffers that belong to the state."""
+    state = model.state_dict()
+    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
+
+
 def _write_streams(folder: Path, snapshot: Snapshot, streams: slice) -> None:
     layers = snapshot.memory.layers if snapshot.memory is not None else ()
     tensors = {f"memory.{i}": layer for i, layer in enumerate(layers)}
@@ -245,7 +251,7 @@ def _write_streams(folder: Path, snapshot: Snapshot, streams: slice) -> None:
 def _write_main(
     folder: Path, model: TransformerXL, record: dict[str, Any], attachments: Mapping[str, str], snapshot: Snapshot
 ) -> None:
-    _save(dict(model.named_parameters()), folder / _WEIGHTS)
+    _save(_weights(model), folder / _WEIGHTS)
     _save(snapshot.optimizer, folder / _OPTIMIZER)
     texts = {_RECORD: record, _PROGRESS: snapshot.progress}
     for name, value in texts.items():

@@ -67,6 +67,15 @@ class ModelConfig:
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
     tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
     pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
+    reversible: bool = option(
+        False, "layers of two streams whose inputs are computed from their outputs: no activations are kept"
+    )
+    activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
+        "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"
+    )
+    recurrence: Literal["below", "same"] = option(
+        "below", "a layer remembers below: what it read; same: what it returned, which reaches back without limit"
+    )
     untie_r: bool = option(False, "what the layers share of a position encoding, u and v for one, each has for itself")
     position: Literal[
         "rel_sinusoid",
@@ -91,20 +100,34 @@ class ModelConfig:
     )
     n_bucket: int = option(32, "t5: buckets that distances are sorted into")
     count_back: bool = option(False, "sinusoid_input, learned_per_layer: positions count from the end", flag=False)
-    attention: Literal["softmax"] = option("softmax", "attention rule")
+    attention: Literal["softmax", "performer", "lsh"] = option(
+        "softmax", "attention rule; performer: random features, linear in the length; lsh: within buckets of a hash"
+    )
+    n_feature: int = option(256, "performer: random features of a layer")
+    lsh_round: int = option(4, "lsh: rounds of hashing")
+    lsh_bucket: int = option(64, "lsh: buckets of a round (even)")
+    lsh_reach: int = option(64, "lsh: earlier tokens of its bucket that a token sees, and size of the sorted chunks")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
-        _require_at_least(self, 1, "d_embed", "n_bucket")
+        _require_at_least(self, 1, "d_embed", "n_bucket", "n_feature", "lsh_round", "lsh_reach")
         for name in ("n_position", "max_distance"):
             if getattr(self, name) is not None:
                 _require_at_least(self, 1, name)
         require(
+            self.lsh_bucket >= 2 and self.lsh_bucket % 2 == 0,
+            f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
+        )
+        require(
             self.d_model % 2 == 0,
             f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
             f"use {self.d_model + 1}",
+        )
+        require(
+            not self.reversible or self.pre_lnorm,
+            "--reversible needs --pre_lnorm: a LayerNorm over the sum of a residual connection cannot be undone",
         )
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
@@ -209,9 +232,15 @@ class TrainConfig:
         "auto", "numbers of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
+    redraw_interval: int = option(
+        1000, "performer, lsh: updates between two draws of the random features or rotations (0: drawn once)"
+    )
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")
+    ff_chunk: int = option(
+        0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)"
+    )
     swap_mem: bool = option(False, "keep the memory of the segments before in the host's RAM")
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(10, "skip: so many updates in a row are skipped at most")
@@ -231,8 +260,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
         _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
-        _require_at_least(self, 0, "warmup_step", "eta_min", "patience", "lr_min", "weight_decay", "mom")
-        _require_at_least(self, 0, "init_std", "proj_init_std", "init_range")
+        _require_at_least(
+            self, 0, "warmup_step", "redraw_interval", "ff_chunk", "eta_min", "patience", "lr_min", "weight_decay"
+        )
+        _require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
         _require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
             if getattr(self, name) is not None:

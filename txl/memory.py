@@ -97,11 +97,15 @@ class Memory:
         Differs from kimiyoung/transformer-xl, whose `_update_mems` is called with its two lengths exchanged: there a
         memory shorter than ext_len keeps tokens that the next segment reads again.
         """
-        n_new = inputs[0].shape[1]
-        end = self.length + max(0, n_new - ext_len)
-        begin = max(0, end - mem_len)
-        joined = (torch.cat([old, new.detach()], dim=1) for old, new in zip(self.layers, inputs, strict=True))
-        return Memory(tuple(both[:, begin:end] for both in joined))
+        pairs = zip(self.layers, inputs, strict=True)
+        return Memory(tuple(kept_tokens(old, new, mem_len=mem_len, ext_len=ext_len) for old, new in pairs))
+
+
+def kept_tokens(old_BMD: Tensor, new_BTD: Tensor, *, mem_len: int, ext_len: int = 0) -> Tensor:
+    """One layer's part of `Memory.extended`. Holds on to nothing but what it returns."""
+    n_old, n_new = old_BMD.shape[1], max(0, new_BTD.shape[1] - ext_len)
+    begin = max(0, n_old + n_new - mem_len)
+    return torch.cat([old_BMD[:, begin:], new_BTD.detach()[:, max(0, begin - n_old) : n_new]], dim=1)
 
 
 class KeyValue:

@@ -10,50 +10,73 @@ from torch.utils.checkpoint import checkpoint
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
 from txl.config import Context, ModelConfig, require
-from txl.memory import KeyValue, KeyValueMemory, Memory, Span
+from txl.feed_forward import FeedForward
+from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
 from txl.ops.rel_attention import fastest, refusal
 from txl.positions import PositionEncoding, build_position_encodings
+from txl.reversible import reversible_layers
 
 
 class Layer(nn.Module):
-    """Attention over [memory, segment], then a feed-forward net, each with residual connection and LayerNorm."""
+    """Attention over [memory, segment], then a feed-forward net, each with residual connection and LayerNorm.
+
+    With `reversible` the state has two streams, side by side in (B, T, 2D); see `txl.reversible`.
+    """
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
         super().__init__()
-        self.pre_lnorm = config.pre_lnorm
+        places_input = type(pos).layer_input is not PositionEncoding.layer_input
+        require(
+            not (config.reversible and places_input),
+            f"--reversible: --position {config.position} adds to what a layer reads, which could not be computed back; "
+            f"use another encoding, or layers that are not reversible",
+        )
+        self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
         self.attn_drop = nn.Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
-        self.ff = nn.Sequential(
-            nn.Linear(config.d_model, config.d_inner),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(config.d_inner, config.d_model),
-            nn.Dropout(dropout),
-        )
+        self.ff = FeedForward(config, dropout=dropout)
         self.ff_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """The layer's output (B, T, D). With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
-        x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
-        if self.pre_lnorm:
-            return self._after(x_BTD, self.attn(self.attn_norm(x_BTD), self.attn_norm(mem_BMD), feats, span))
-        return self._after(x_BTD, self.attn(x_BTD, mem_BMD, feats, span))
+    def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The state after the layer, (B, T, D)."""
+        if not self.reversible:
+            state, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
+        return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
 
     def with_key_values(
-        self, x_BTD: Tensor, remembered: KeyValue, place: Tensor, span: Span
+        self, state: Tensor, remembered: KeyValue, place: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:
         """The same from remembered keys and values; see `Attention.with_key_values`."""
-        read_BTD = self.attn_norm(x_BTD) if self.pre_lnorm else x_BTD
-        attended_BTD, seen = self.attn.with_key_values(read_BTD, remembered, place, span)
-        return self._after(x_BTD, attended_BTD), seen
+        read_BTD = self.read(state)
+        normed_BTD = self.attn_norm(read_BTD) if self.pre_lnorm else read_BTD
+        attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, place, span)
+        return self._after(state, self.attn_drop(attended_BTD)), seen
 
-    def _after(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attn_drop(attended_BTD)
+    def read(self, state: Tensor) -> Tensor:
+        """Of the state what attention reads and memory keeps, (B, T, D)."""
+        return state.chunk(2, dim=-1)[1] if self.reversible else state
+
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """What attention adds. With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
         if self.pre_lnorm:
-            return x_BTD + self.ff(self.ff_norm(x_BTD))
+            x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
+        return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
+
+    def fed(self, x_BTD: Tensor) -> Tensor:
+        """What the feed-forward net adds."""
+        return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
+
+    def _after(self, state: Tensor, attended_BTD: Tensor) -> Tensor:
+        if self.reversible:
+            x1_BTD, x2_BTD = state.chunk(2, dim=-1)
+            x1_BTD = x1_BTD + attended_BTD
+            return torch.cat([x1_BTD, x2_BTD + self.fed(x1_BTD)], dim=-1)
+        x_BTD = state + attended_BTD
+        if self.pre_lnorm:
+            return x_BTD + self.fed(x_BTD)
         x_BTD = self.attn_norm(x_BTD)
-        return self.ff_norm(x_BTD + self.ff(x_BTD))
+        return self.ff_norm(x_BTD + self.fed(x_BTD))
 
 
 AnyMemory = Memory | KeyValueMemory
@@ -108,22 +131,42 @@ class TransformerXL(nn.Module):
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        if self.config.reversible:  # two streams that begin alike and end as their mean
+            h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
         if isinstance(memory, KeyValueMemory):
             h_BTD, memory = self._with_key_values(h_BTD, memory, span, context)
         else:
             h_BTD, memory = self._with_hidden_states(h_BTD, memory, span, context)
+        if self.config.reversible:
+            h_BTD = sum(h_BTD.chunk(2, dim=-1)) / 2
         return Output(self.drop(h_BTD), memory)
 
     def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
-        feats = self.layers[0].attn.pos.prepare(span, like=h_BTD)
-        inputs = []
+        feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
+        if self.config.reversible and torch.is_grad_enabled():
+            return self._reversibly(h_BTD, memory, feats, span, context)
+        to_keep = []
         for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
-            inputs.append(h_BTD)
+            before = h_BTD
             if self.recompute and torch.is_grad_enabled():
                 h_BTD = checkpoint(layer, h_BTD, mem_BMD, feats, span, use_reentrant=False)
             else:
                 h_BTD = layer(h_BTD, mem_BMD, feats, span)
-        return h_BTD, memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
+            to_keep.append(layer.read(h_BTD if self.config.recurrence == "same" else before))
+        return h_BTD, memory.extended(to_keep, mem_len=context.mem_len, ext_len=context.ext_len)
+
+    def _reversibly(
+        self, h_BTD: Tensor, memory: Memory, feats: Tensor, span: Span, context: Context
+    ) -> tuple[Tensor, Memory]:
+        kept: list[Tensor] = []
+
+        def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
+            new_BTD = after_BTD if self.config.recurrence == "same" else before_BTD
+            old_BMD = memory.layers[len(kept)]
+            kept.append(kept_tokens(old_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))
+
+        streams = reversible_layers(self.layers, *h_BTD.chunk(2, dim=-1), memory.layers, feats, span, keep)
+        return torch.cat(streams, dim=-1), Memory(tuple(kept))
 
     @torch.no_grad()
     def _with_key_values(
@@ -163,15 +206,17 @@ class TransformerXL(nn.Module):
             layer.attn.kernel.impl = impl
 
     def attention_path(self, context: Context, *, needs_grad: bool) -> str:
-        """The way in which relative attention over a full memory is computed."""
+        """The way in which attention over a full memory is computed."""
+        if self.config.attention != "softmax":
+            return self.config.attention
         impl = self.layers[0].attn.kernel.impl
         device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
         return fastest(device, n_key=n_key, needs_grad=needs_grad) if impl == "auto" else impl
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
-        """An empty memory for evaluation and generation, of the faster kind where the encoding allows it."""
+        """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it."""
         weight = self.layers[0].attn.k_net.weight
-        if self.layers[0].attn.pos.places_hidden_states():
+        if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
             return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)
         n_head, d_head = self.config.n_head, self.config.d_head
         return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))

@@ -26,7 +26,17 @@ from txl.training import NonFiniteError, Outcome
 FREE_WHEN_RESUMING = {
     *("work_dir", "resume", "overwrite", "max_step", "max_hours", "log_interval", "eval_interval", "save_interval"),
     *("keep_last", "max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput"),
-    *("timeout_s", "swap_mem", "recompute", "compile", "attn_impl", "local_batch_size", "data", "cache_dir"),
+    *(
+        "timeout_s",
+        "swap_mem",
+        "recompute",
+        "ff_chunk",
+        "compile",
+        "attn_impl",
+        "local_batch_size",
+        "data",
+        "cache_dir",
+    ),
 }
 
 

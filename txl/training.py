@@ -15,6 +15,7 @@ from txl.checkpoint import Snapshot
 from txl.config import Context, TrainConfig
 from txl.distributed import Ranks, Vote, parallel
 from txl.evaluate import Score
+from txl.kernels import redraw
 from txl.log import Metrics, eval_line, perplexity, say, train_line
 from txl.memory import Memory
 from txl.meter import Meter, Reading
@@ -101,6 +102,8 @@ class TrainState:
         self.model, self.config, self.context, self.ranks = model, config, context, ranks
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
         model.recompute = config.recompute
+        for layer in model.layers:
+            layer.ff.chunk = config.ff_chunk
         if config.compile:
             for layer in model.layers:
                 layer.compile()
@@ -142,6 +145,7 @@ class TrainState:
         """
         self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config))
         self.optimizers.set_learning_rate(self.lr)
+        self._redraw()
         remembered = self.memories
         nll_BT = self._backward(input_BT, target_BT)
         if self.scaler is not None:
@@ -240,6 +244,12 @@ class TrainState:
             memories.append(memory.to(torch.device("cpu")) if self.config.swap_mem else memory)
         self.memories = memories
         return torch.cat(nlls)
+
+    def _redraw(self) -> None:
+        """What attention rules hold at random changes between updates only, alike on all ranks."""
+        interval, step = self.config.redraw_interval, self.progress.step
+        if interval and step and step % interval == 0:
+            redraw(self.model, torch.Generator().manual_seed(self.config.seed + 7919 * step))
 
     def _settle_order_of_summation(self) -> None:
         """Pass once through the model for nothing: after its first backward pass DistributedDataParallel sorts the

@@ -12,7 +12,7 @@ FLOORS = [
     {"log"},
     {"distributed"},
     {"memory", "ops"},
-    {"positions", "adaptive"},
+    {"positions", "adaptive", "feed_forward", "reversible"},
     {"kernels"},
     {"attention"},
     {"model", "init"},

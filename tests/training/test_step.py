@@ -18,7 +18,9 @@ def weights_after(**settings: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_chunk": 2}, {"batch_chunk": 4}, {"recompute": True}, {"swap_mem": True}], ids=str
+    "settings",
+    [{"batch_chunk": 2}, {"batch_chunk": 4}, {"recompute": True}, {"swap_mem": True}, {"ff_chunk": 4}],
+    ids=str,
 )
 def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> None:
     plain, other = weights_after(), weights_after(**settings)

@@ -2,9 +2,12 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
+from txl.kernels.lsh import LshKernel
+from txl.kernels.performer import PerformerKernel
 from txl.kernels.softmax import SoftmaxKernel
 from txl.memory import Span
 from txl.positions import PositionEncoding
@@ -15,7 +18,8 @@ class AttentionKernel(Protocol):
     cannot serve."""
 
     shared_qk: bool
-    """Queries and keys are one projection (Reformer)."""
+    """Queries and keys are one projection (Reformer). Such a kernel gets them without the encoding's `transform_qk` and
+    applies it itself: what it does with them by content must not depend on where they are read."""
     impl: str
     """How it is computed, where there are several ways."""
 
@@ -28,9 +32,18 @@ class AttentionKernel(Protocol):
 
 ATTENTION_KERNELS: dict[str, type[nn.Module]] = {
     "softmax": SoftmaxKernel,
+    "performer": PerformerKernel,
+    "lsh": LshKernel,
 }
 
 
 def build_attention_kernel(config: ModelConfig, *, dropatt: float = 0.0) -> AttentionKernel:
     """The kernel that `config.attention` names."""
     return ATTENTION_KERNELS[config.attention](config, dropatt=dropatt)
+
+
+def redraw(model: nn.Module, generator: torch.Generator) -> None:
+    """Draw anew, layer by layer, what the model's attention rules hold at random: features, rotations."""
+    for module in model.modules():
+        if isinstance(module, PerformerKernel | LshKernel):
+            module.redraw(generator)

@@ -1,6 +1,7 @@
 """Relative attention with the biases u and v: one definition, several ways to compute it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -52,13 +53,15 @@ def rel_attention(
         dropout: share of the probabilities that are zeroed, the others divided by 1 - dropout.
         impl: a name in IMPLEMENTATIONS; auto: the fastest one for these shapes.
     """
-    if torch.is_autocast_enabled(q_BNTH.device.type):
-        dtype = torch.get_autocast_dtype(q_BNTH.device.type)
+    device = q_BNTH.device.type
+    narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if narrows:
+        dtype = torch.get_autocast_dtype(device)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     if impl == "auto":
         needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
         impl = fastest(q_BNTH.device, n_key=k_BNSH.shape[2], needs_grad=needs_grad)
-    with torch.autocast(q_BNTH.device.type, enabled=False):
+    with torch.autocast(device, enabled=False) if narrows else nullcontext():
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
         )

@@ -1,0 +1,114 @@
+"""Attention within buckets: loops from the definition, the sorted form against the full matrix, recall."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl import ModelConfig, Span
+from txl.kernels.lsh import LshKernel, full_matrix, sorted_chunks
+from txl.positions import POSITION_ENCODINGS, PositionEncoding
+
+B, N, H = 2, 2, 4
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POSITION_ENCODINGS, "toy_none", PositionEncoding)
+
+
+def kernel_of(**settings: int) -> tuple[LshKernel, PositionEncoding]:
+    config = ModelConfig(n_token=5, n_head=N, d_head=settings.pop("d_head", H), position="toy_none", **settings)
+    return LshKernel(config).double(), PositionEncoding(config)
+
+
+def operands(span: Span, n_bucket: int, n_round: int) -> tuple[list[Tensor], Tensor]:
+    shapes = ((B, N, span.n_new, H), (B, N, span.n_key, H), (B, N, span.n_key, H))
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    return leaves, torch.randint(0, n_bucket, (n_round, B, N, span.n_key))
+
+
+@pytest.mark.parametrize(("M", "T"), [(0, 1), (0, 7), (5, 1), (9, 17), (30, 12)])
+@pytest.mark.parametrize("reach", [1, 3, 8, 100])
+@pytest.mark.parametrize("window", [-1, 1, 4, 20])
+def test_sorted_chunks_equal_the_full_matrix(M: int, T: int, reach: int, window: int) -> None:
+    span = Span(M, T, window=window)
+    for n_round, n_bucket in ((1, 1), (2, 3), (3, 50)):
+        leaves, bucket_RBNS = operands(span, n_bucket, n_round)
+        full = full_matrix(*leaves, bucket_RBNS, reach=reach, span=span)
+        fast = sorted_chunks(*leaves, bucket_RBNS, reach=reach, span=span)
+        torch.testing.assert_close(fast, full, rtol=0, atol=1e-9)
+        upstream = torch.randn_like(full)
+        for one, two in zip(*(torch.autograd.grad(out, leaves, upstream) for out in (fast, full)), strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("window", [-1, 3])
+def test_the_rule_is_the_formula(window: int) -> None:
+    """Kitaev et al. 2020: hash, share queries and keys, join rounds, look at oneself only where nothing else is."""
+    kernel, pos = kernel_of(lsh_round=2, lsh_bucket=6, lsh_reach=2)
+    span = Span(6, 9, window=window)
+    x_BNSH, v_BNSH = torch.randn(2, B, N, 15, H).double()
+    ours = kernel(x_BNSH[:, :, 6:], x_BNSH, v_BNSH, pos=pos, feats=x_BNSH.new_empty(0), span=span)
+    n_alone = 0
+    for b in range(B):
+        for n in range(N):
+            x, v = x_BNSH[b, n], v_BNSH[b, n]
+            buckets = []
+            for R in kernel.rotation_RHK:
+                turned = [x[s] @ R for s in range(15)]
+                buckets.append([int(torch.cat([t, -t]).argmax()) for t in turned])
+            for i in range(6, 15):
+                seen = set()
+                for bucket in buckets:
+                    seen |= set([j for j in range(i) if bucket[j] == bucket[i]][-2:])
+                seen = sorted(j for j in seen if window < 0 or i - j < window) or [i]
+                n_alone += seen == [i]
+                weights = torch.stack([x[i] @ x[j] / x[j].norm() * H**0.5 / H**0.5 for j in seen]).softmax(0)
+                expected = sum(w * v[j] for w, j in zip(weights, seen, strict=True))
+                torch.testing.assert_close(ours[b, n, i - 6], expected, rtol=0, atol=1e-12)
+    assert n_alone > 0
+
+
+def test_what_a_token_sees_is_its_buckets_past_however_long_the_text_goes_on() -> None:
+    leaves, bucket_RBNS = operands(Span(0, 40), 3, 2)
+    whole = sorted_chunks(*leaves, bucket_RBNS, reach=4, span=Span(0, 40))
+    for end in (1, 5, 17, 39):
+        begun = [x[:, :, :end] for x in leaves]
+        part = sorted_chunks(*begun, bucket_RBNS[..., :end], reach=4, span=Span(0, end))
+        torch.testing.assert_close(part, whole[:, :, :end])
+
+
+def test_empty_rounds_leave_no_trace_in_gradients() -> None:
+    """Every token alone in every round but one: neither nan nor a gradient through keys that are not seen."""
+    span = Span(0, 6)
+    leaves, _ = operands(span, 1, 1)
+    apart_S = torch.arange(6).expand(B, N, 6)
+    buckets = torch.stack([apart_S, apart_S, torch.zeros_like(apart_S)])
+    together = sorted_chunks(*leaves, buckets, reach=6, span=span)
+    once = sorted_chunks(*leaves, buckets[2:], reach=6, span=span)
+    torch.testing.assert_close(together, once)
+    for one, two in zip(*(torch.autograd.grad(out.sum(), leaves) for out in (together, once)), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def recall(n_round: int, *, n_key: int = 400, d_head: int = 16) -> float:
+    """The share of full attention's weight that lies on keys which n_round rounds let a token see."""
+    torch.manual_seed(3)
+    kernel, _ = kernel_of(d_head=d_head, lsh_round=8, lsh_bucket=16, lsh_reach=n_key)
+    x_BNSH = torch.randn(1, 2, n_key, d_head).double()
+    k_BNSH = F.normalize(x_BNSH, dim=-1) * 4
+    bucket_RBNS = kernel.buckets(x_BNSH)[:n_round]
+    seen_BNTS = (bucket_RBNS[..., :, None] == bucket_RBNS[..., None, :]).any(0)
+    earlier_TS = torch.ones(n_key, n_key).tril(-1).bool()
+    prob_BNTS = (x_BNSH @ k_BNSH.mT).masked_fill(~earlier_TS, -torch.inf)[:, :, 1:].softmax(-1)
+    return float((prob_BNTS * seen_BNTS[:, :, 1:]).sum(-1).mean())
+
+
+def test_more_rounds_find_more_of_what_attention_looks_for() -> None:
+    found = [recall(n_round) for n_round in (1, 2, 4, 8)]
+    assert all(a + 0.03 < b for a, b in pairwise(found)), found
+    by_chance = 1 - (1 - 1 / 16) ** 8
+    assert found[-1] > by_chance + 0.2

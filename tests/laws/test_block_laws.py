@@ -1,0 +1,275 @@
+"""What the layers are made of: reversible streams, activations and gates, chunks, what a layer remembers."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.laws.conftest import build
+from tests.laws.test_memory_laws import FAR, read
+from txl import Context, ModelConfig, Span, TransformerXL
+from txl.config import UsageError
+from txl.feed_forward import ACTIVATIONS, GATED, FeedForward
+from txl.kernels import ATTENTION_KERNELS
+from txl.positions import POSITION_ENCODINGS, PositionEncoding
+from txl.reversible import reversible_layers
+
+REVERSIBLE = {"pre_lnorm": True, "reversible": True}
+SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
+PAIRS = [("toy_none", rule) for rule in ATTENTION_KERNELS]
+PAIRS += [
+    (name, rule)
+    for name, cls in POSITION_ENCODINGS.items()
+    for rule in ATTENTION_KERNELS
+    if rule == "softmax" or not cls.needs_scores()
+]
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POSITION_ENCODINGS, "toy_none", PositionEncoding)
+
+
+def build_noisy(shape: str, *, dropout: float, **changes: Any) -> TransformerXL:
+    """In training mode with dropout."""
+    quiet = build(shape, **changes)
+    noisy = TransformerXL(quiet.config, dropout=dropout).double()
+    noisy.load_state_dict(quiet.state_dict())
+    return noisy.train()
+
+
+def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    """The layers as they are defined, with all activations kept."""
+    for layer, mem_BMD in zip(layers, memory, strict=True):
+        x1 = x1 + layer.attended(x2, mem_BMD, feats, span)
+        x2 = x2 + layer.fed(x1)
+    return x1, x2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("position", "rule"), PAIRS)
+def test_reversible_gradients_equal_the_stored_ones(position: str, rule: str, dropout: float) -> None:
+    changes = REVERSIBLE | SMALL | {"position": position, "attention": rule, "n_layer": 4}
+    model = build_noisy("plain", dropout=dropout, **changes)
+    memory = tuple(torch.randn(2, 5, 16).double() for _ in range(4))
+    span, x1, x2 = Span(5, 7), *torch.randn(2, 2, 7, 16).double()
+    upstream, kept = torch.randn(2, 2, 7, 16).double(), []
+    results = []
+    for way in ("stored", "reversible"):
+        torch.manual_seed(4)
+        leaves = [x.clone().requires_grad_() for x in (x1, x2)]
+        feats = model.layers[0].attn.pos.prepare(span, like=x1)
+        if way == "stored":
+            out = stored(model.layers, *leaves, memory, feats, span)
+        else:
+            keep = lambda before, after: kept.append((before, after))  # noqa: E731
+            out = reversible_layers(model.layers, *leaves, memory, feats, span, keep)
+        after = torch.rand(3)
+        torch.manual_seed(11)  # what happens between the passes is not what is replayed
+        wanted = [*leaves, *model.layers.parameters()]
+        grads = torch.autograd.grad(out, wanted, tuple(upstream), allow_unused=True)
+        results.append([*out, after, torch.rand(3), *(g for g in grads if g is not None)])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-9)
+    assert torch.equal(kept[0][0], x2)
+    assert len(kept) == 4
+
+
+@pytest.mark.parametrize("sizes", [[8, 16], [1] * 24, [7, 5, 12]], ids=str)
+def test_reversible_segments_equal_one_pass(token_BT: Tensor, sizes: list[int]) -> None:
+    model = build("plain", **REVERSIBLE)
+    whole = read(model, token_BT, [24], FAR)[0]
+    torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], whole)
+    with torch.no_grad():
+        torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], whole)
+
+
+@pytest.mark.parametrize("context", [FAR, Context(tgt_len=8, mem_len=5), Context(mem_len=7, same_length=True)], ids=str)
+def test_reversible_layers_remember_keys_and_values_too(token_BT: Tensor, context: Context) -> None:
+    model = build("plain", **REVERSIBLE)
+    hidden, cached = None, model.fresh_memory(2)
+    for segment_BT in token_BT.split(8, dim=1):
+        one, hidden = model(segment_BT, hidden, context)
+        with torch.inference_mode():
+            two, cached = model(segment_BT, cached, context)
+        torch.testing.assert_close(two, one.detach())
+        assert hidden.length == cached.length
+        assert not any(layer.requires_grad for layer in hidden.layers)
+
+
+def test_the_future_is_invisible_to_reversible_layers(token_BT: Tensor) -> None:
+    model, other_BT = build("plain", **REVERSIBLE), token_BT.clone()
+    other_BT[:, 10:] = (other_BT[:, 10:] + 7) % 50
+    before, after = (read(model, text, [8, 16], FAR)[0] for text in (token_BT, other_BT))
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_every_parameter_of_reversible_layers_gets_a_gradient(token_BT: Tensor) -> None:
+    model = build("plain", **REVERSIBLE).train()
+    memory = model(token_BT[:, :8], None, FAR).memory
+    nll_BT, _ = model.nll(token_BT[:, 8:16], token_BT[:, 9:17], memory, FAR)
+    nll_BT.mean().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+def saved_bytes(model: TransformerXL, token_BT: Tensor) -> int:
+    """What autograd keeps for the backward pass, parameters left out, each storage once; and what is remembered."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model(token_BT, None, Context(tgt_len=24, mem_len=0))
+    assert out.hidden_BTD.requires_grad
+    return sum(seen.values()) + sum(layer.untyped_storage().nbytes() for layer in out.memory.layers)
+
+
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers(token_BT: Tensor) -> None:
+    few, many = (saved_bytes(build("plain", n_layer=n, **REVERSIBLE).train(), token_BT) for n in (2, 12))
+    assert many == few
+    stored_few, stored_many = (saved_bytes(build("plain", n_layer=n, pre_lnorm=True), token_BT) for n in (2, 12))
+    assert stored_many > 4 * stored_few > 4 * few
+
+
+def test_post_norm_layers_are_not_reversible() -> None:
+    with pytest.raises(UsageError, match="--reversible needs --pre_lnorm"):
+        ModelConfig(n_token=5, reversible=True)
+
+
+def test_memory_holds_on_to_no_more_than_it_keeps(token_BT: Tensor) -> None:
+    memory = build("plain")(token_BT, None, Context(mem_len=3)).memory
+    assert [layer.untyped_storage().nbytes() for layer in memory.layers] == [2 * 3 * 16 * 8] * 3
+
+
+FORMULAS = {
+    "relu": lambda a: a.clamp(min=0),
+    "gelu": lambda a: a * (1 + torch.erf(a / 2**0.5)) / 2,
+    "relu2": lambda a: a.clamp(min=0) ** 2,
+    "silu": lambda a: a / (1 + (-a).exp()),
+    "glu": lambda a: 1 / (1 + (-a).exp()),
+}
+FORMULAS |= {"reglu": FORMULAS["relu"], "geglu": FORMULAS["gelu"], "swiglu": FORMULAS["silu"]}
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_feed_forward_nets_are_the_formula(activation: str) -> None:
+    """Vaswani et al. 2017, eq. 2; Shazeer 2020, eq. 5 and 6: (act(x W) * x V) W_2; So et al. 2021: relu(x)^2."""
+    net = FeedForward(ModelConfig(n_token=5, d_model=6, d_inner=10, activation=activation)).double()
+    x_BTD = torch.randn(2, 3, 6).double()
+    inner = x_BTD @ net[0].weight.T + net[0].bias
+    act = FORMULAS[activation]
+    gated = activation in GATED
+    assert net[0].weight.shape == (20 if gated else 10, 6)
+    inner = act(inner[..., :10]) * inner[..., 10:] if gated else act(inner)
+    torch.testing.assert_close(net(x_BTD), inner @ net[3].weight.T + net[3].bias)
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_a_model_of_any_activation_reads_segments_as_one(token_BT: Tensor, activation: str) -> None:
+    model = build("plain", activation=activation)
+    torch.testing.assert_close(read(model, token_BT, [8, 16], FAR)[0], read(model, token_BT, [24], FAR)[0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation": "swiglu"}, REVERSIBLE], ids=str)
+@pytest.mark.parametrize("chunk", [1, 5, 24, 100])
+def test_chunks_of_the_feed_forward_net_change_nothing(token_BT: Tensor, chunk: int, changes: dict[str, Any]) -> None:
+    model = build("plain", **changes)
+
+    def result() -> list[Tensor]:
+        model.zero_grad()
+        nll_BT, _ = model.nll(token_BT, token_BT, None, FAR)
+        nll_BT.mean().backward()
+        with torch.no_grad():
+            quiet, _ = model.nll(token_BT, token_BT, None, FAR)
+        return [nll_BT.detach(), quiet, *(p.grad.clone() for p in model.parameters())]
+
+    whole = result()
+    for layer in model.layers:
+        layer.ff.chunk = chunk
+    for one, two in zip(whole, result(), strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-9)
+
+
+def test_chunks_keep_none_of_the_inner_states() -> None:
+    net = FeedForward(ModelConfig(n_token=5, d_model=8, d_inner=512))
+
+    def largest(chunk: int) -> int:
+        net.chunk, sizes = chunk, [0]
+        x_BTD = torch.randn(2, 24, 8).requires_grad_()
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t)
+        with hooks:
+            net(x_BTD)
+        return max(size for size in sizes if size != 8 * 512)  # the weights
+
+    assert largest(0) == 2 * 24 * 512
+    assert largest(4) <= 2 * 24 * 8
+
+
+def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor) -> None:
+    """Ding et al. 2021 (ERNIE-Doc), eq. 4: layer n reads [h_(tau)^n, h_(tau+1)^(n-1)]."""
+    model = build("plain", recurrence="same")
+    span, empty = Span(0, 8), torch.empty(2, 0, 16).double()
+    returned, h_BTD = [], model.word_emb(token_BT[:, :8])
+    feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
+    for layer in model.layers:
+        h_BTD = layer(h_BTD, empty, feats, span)
+        returned.append(h_BTD.detach())
+    span, h_BTD = Span(8, 5), model.word_emb(token_BT[:, 8:13])
+    feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
+    for layer, mem_BMD in zip(model.layers, returned, strict=True):
+        h_BTD = layer(h_BTD, mem_BMD, feats, span)
+    ours, memory = read(model, token_BT[:, :13], [8, 5], FAR)
+    torch.testing.assert_close(ours[:, 8:], h_BTD)
+    torch.testing.assert_close(memory.layers[-1], ours)  # without dropout what the last layer returned
+    assert not torch.allclose(ours, read(build("plain"), token_BT[:, :13], [8, 5], FAR)[0])
+
+
+@pytest.mark.parametrize("changes", [{}, REVERSIBLE], ids=str)
+def test_what_was_returned_reaches_back_farther_than_layers_times_memory(
+    token_BT: Tensor, changes: dict[str, Any]
+) -> None:
+    """One layer, memory 4: after three segments the first token still matters, as it does not with `below`."""
+    context, other_BT = Context(tgt_len=4, mem_len=4), token_BT.clone()
+    other_BT[:, 0] = (other_BT[:, 0] + 1) % 50
+    for recurrence in ("below", "same"):
+        model = build("plain", n_layer=1, recurrence=recurrence, **changes)
+        one, two = (read(model, text, [4] * 6, context)[0][:, 12:] for text in (token_BT, other_BT))
+        assert torch.allclose(one, two, rtol=0, atol=1e-14) == (recurrence == "below")
+
+
+@pytest.mark.parametrize("changes", [{}, REVERSIBLE], ids=str)
+def test_evaluation_remembers_what_training_remembers(token_BT: Tensor, changes: dict[str, Any]) -> None:
+    model = build("plain", recurrence="same", **changes)
+    trained, fresh = None, model.fresh_memory(2)
+    for segment_BT in token_BT.split(8, dim=1):
+        one, trained = model(segment_BT, trained, FAR)
+        with torch.inference_mode():
+            two, fresh = model(segment_BT, fresh, FAR)
+        torch.testing.assert_close(two, one.detach())
+
+
+def test_the_future_is_invisible_where_layers_remember_what_they_returned(token_BT: Tensor) -> None:
+    model, other_BT = build("plain", recurrence="same"), token_BT.clone()
+    other_BT[:, 10:] = (other_BT[:, 10:] + 7) % 50
+    before, after = (read(model, text, [8, 16], FAR)[0] for text in (token_BT, other_BT))
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+
+
+def test_narrow_embeddings_are_two_factors_of_one_table(token_BT: Tensor) -> None:
+    """Lan et al. 2020, sec. 3.1: V x E and E x D in place of V x D, for words in and, tied, for words out."""
+    model = build("plain", d_embed=6)
+    table_VE, proj_DE = model.word_emb.tables[0], model.word_emb.projs[0]
+    assert (table_VE.shape, proj_DE.shape) == ((50, 6), (16, 6))
+    torch.testing.assert_close(model.word_emb(token_BT), 4 * F.embedding(token_BT, table_VE @ proj_DE.T))
+    hidden_BTD, _ = model(token_BT, None, FAR)
+    assert model.softmax.tables[0] is table_VE
+    logit_BTV = hidden_BTD @ model.softmax.projs[0] @ table_VE.T + model.softmax.biases[0]
+    torch.testing.assert_close(model.log_prob(hidden_BTD), logit_BTV.log_softmax(-1))

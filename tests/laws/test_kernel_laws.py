@@ -1,0 +1,167 @@
+"""What must hold of every pair of position encoding and attention rule that is not refused."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.conftest import build
+from tests.laws.test_memory_laws import FAR, read
+from txl import Context, Memory, ModelConfig, Span, TransformerXL
+from txl.config import UsageError
+from txl.kernels import ATTENTION_KERNELS, redraw
+from txl.positions import POSITION_ENCODINGS, PositionEncoding
+
+SCORELESS = ("performer", "lsh")
+SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
+
+
+class Turned(PositionEncoding):
+    """The smallest encoding without scores: each head's first two coordinates turn by the position."""
+
+    def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        device = q_BNTH.device
+        return turned(q_BNTH, span.query_positions_T(device)), turned(k_BNSH, span.key_positions_S(device))
+
+
+def turned(x_BNLH: Tensor, position_L: Tensor) -> Tensor:
+    cos_L, sin_L = position_L.to(x_BNLH.dtype).cos(), position_L.to(x_BNLH.dtype).sin()
+    a, b = x_BNLH[..., 0], x_BNLH[..., 1]
+    return torch.cat([torch.stack([cos_L * a - sin_L * b, sin_L * a + cos_L * b], -1), x_BNLH[..., 2:]], -1)
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(POSITION_ENCODINGS, "toy_none", PositionEncoding)
+    monkeypatch.setitem(POSITION_ENCODINGS, "toy_turned", Turned)
+    return
+
+
+SERVED = [name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores()]
+PAIRS = [(position, rule) for rule in SCORELESS for position in ("toy_none", "toy_turned", *SERVED)]
+REFUSED = [(name, rule) for rule in SCORELESS for name, cls in POSITION_ENCODINGS.items() if cls.needs_scores()]
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def model(request: pytest.FixtureRequest, toys: None, seeded: None) -> TransformerXL:
+    position, rule = request.param
+    return build("plain", position=position, attention=rule, **SMALL)
+
+
+def skip_unless_relative(model: TransformerXL) -> None:
+    """Random features are not invariant under rotations: keys that are turned by their place in [memory, segment] get
+    estimates that agree in the mean only, when the same tokens are read at another place."""
+    pos = model.layers[0].attn.pos
+    turns = type(pos).transform_qk is not PositionEncoding.transform_qk
+    if pos.places_hidden_states() or (turns and model.config.attention == "performer"):
+        pytest.skip("the result depends on where a token stands in [memory, segment]")
+
+
+@pytest.mark.parametrize(("position", "rule"), REFUSED)
+def test_an_encoding_of_scores_is_refused_with_the_pairs_that_work(position: str, rule: str) -> None:
+    with pytest.raises(UsageError, match=f"--attention {rule} --position {position}: .* use --attention softmax") as e:
+        build("plain", position=position, attention=rule)
+    assert "toy_none or toy_turned" in str(e.value)
+    assert f" {position} or" not in str(e.value)
+
+
+@pytest.mark.parametrize("rule", SCORELESS)
+def test_dropping_probabilities_that_are_not_formed_is_refused(rule: str) -> None:
+    config = ModelConfig(n_token=5, position="toy_none", attention=rule)
+    with pytest.raises(UsageError, match=f"--dropatt 0.1 --attention {rule}: .* leave --dropatt out"):
+        TransformerXL(config, dropatt=0.1)
+
+
+def test_every_rule_is_tried_here() -> None:
+    assert set(ATTENTION_KERNELS) == {"softmax", *SCORELESS}
+
+
+@pytest.mark.parametrize("sizes", [[8, 16], [1, 23], [7, 5, 12], [1] * 24], ids=str)
+def test_segments_equal_one_pass(model: TransformerXL, token_BT: Tensor, sizes: list[int]) -> None:
+    torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], read(model, token_BT, [24], FAR)[0])
+
+
+def test_the_future_is_invisible(model: TransformerXL, token_BT: Tensor) -> None:
+    other_BT = token_BT.clone()
+    other_BT[:, 10:] = (other_BT[:, 10:] + 7) % 50
+    before, after = (read(model, text, [8, 16], FAR)[0] for text in (token_BT, other_BT))
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_what_is_remembered_matters(model: TransformerXL, token_BT: Tensor) -> None:
+    remembered = read(model, token_BT, [8, 16], FAR)[0][:, 8:]
+    assert not torch.allclose(remembered, model(token_BT[:, 8:], None, FAR).hidden_BTD)
+
+
+@pytest.mark.parametrize("context", [FAR, Context(tgt_len=8, mem_len=5), Context(mem_len=6, same_length=True)], ids=str)
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [3, 16, 5]], ids=str)
+def test_remembered_keys_and_values_equal_remembered_hidden_states(
+    model: TransformerXL, token_BT: Tensor, context: Context, sizes: list[int]
+) -> None:
+    hidden, cached = None, model.fresh_memory(2)
+    with torch.inference_mode():
+        for segment_BT in token_BT.split(sizes, dim=1):
+            one, hidden = model(segment_BT, hidden, context)
+            two, cached = model(segment_BT, cached, context)
+            torch.testing.assert_close(two, one)
+
+
+def test_memory_is_detached_bounded_and_never_written_to(model: TransformerXL, token_BT: Tensor) -> None:
+    memory = model.train()(token_BT[:, :8], None, Context(mem_len=5)).memory
+    assert memory.length == 5
+    assert not any(layer.requires_grad for layer in memory.layers)
+    before = [layer.clone() for layer in memory.layers]
+    model(token_BT[:, 8:], memory, FAR).hidden_BTD.sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, memory.layers, strict=True))
+
+
+def test_every_parameter_gets_a_gradient(model: TransformerXL, token_BT: Tensor) -> None:
+    memory = model(token_BT[:, :8], None, FAR).memory
+    nll_BT, _ = model.train().nll(token_BT[:, 8:16], token_BT[:, 9:17], memory, FAR)
+    nll_BT.mean().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_BT: Tensor) -> None:
+    skip_unless_relative(model)
+    late = read(model, token_BT[:, :16], [8, 8], FAR)[1]
+    few = Memory(tuple(layer[:, -4:] for layer in late.layers))
+    alone = model(token_BT[:, 16:], few, FAR).hidden_BTD
+    bounded = read(model, token_BT[:, :16], [16], Context(mem_len=4))[1]
+    torch.testing.assert_close(model(token_BT[:, 16:], bounded, FAR).hidden_BTD, alone)
+
+
+@pytest.mark.parametrize("mem_len", [1, 2, 5, 9])
+def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
+    skip_unless_relative(model)
+    context = Context(mem_len=mem_len, same_length=True)
+    whole = read(model, token_BT, [24], context)[0]
+    for sizes in ([1] * 24, [8] * 3, [17, 7]):
+        torch.testing.assert_close(read(model, token_BT, sizes, context)[0], whole)
+
+
+def test_rows_of_a_batch_do_not_mix(model: TransformerXL, token_BT: Tensor) -> None:
+    together = read(model, token_BT, [8, 16], FAR)[0]
+    for row in range(2):
+        torch.testing.assert_close(read(model, token_BT[row : row + 1], [8, 16], FAR)[0][0], together[row])
+
+
+def test_what_is_drawn_is_the_same_in_every_call_until_it_is_drawn_anew(model: TransformerXL, token_BT: Tensor) -> None:
+    one, again = (model.train()(token_BT, None, FAR).hidden_BTD for _ in range(2))
+    assert torch.equal(one, again)
+    redraw(model, torch.Generator().manual_seed(5))
+    other = model(token_BT, None, FAR).hidden_BTD
+    assert not torch.allclose(one, other)
+    redraw(model, torch.Generator().manual_seed(5))
+    assert torch.equal(other, model(token_BT, None, FAR).hidden_BTD)
+    drawn = [b for name, b in model.named_buffers() if "kernel" in name]
+    assert len({b.sum().item() for b in drawn}) == len(model.layers)
+
+
+def test_softmax_has_nothing_to_draw(token_BT: Tensor) -> None:
+    model = build("plain")
+    before = model(token_BT, None, FAR).hidden_BTD
+    redraw(model, torch.Generator().manual_seed(5))
+    assert torch.equal(before, model(token_BT, None, FAR).hidden_BTD)

@@ -1,0 +1,74 @@
+"""The feed-forward net of a layer: activations, gates, and computation in chunks."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from txl.config import ModelConfig
+
+
+class SquaredReLU(nn.Module):
+    """max(x, 0)^2. Source: So et al. 2021 (Primer)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class Gated(nn.Module):
+    """activation(a) * b of [a, b], the two halves of the last dimension. Source: Shazeer 2020, sec. 2."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, ab: Tensor) -> Tensor:
+        """(..., 2F) to (..., F)."""
+        a, b = ab.chunk(2, dim=-1)
+        return self.activation(a) * b
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "relu2": SquaredReLU,
+    "silu": nn.SiLU,
+    "glu": nn.Sigmoid,
+    "reglu": nn.ReLU,
+    "geglu": nn.GELU,
+    "swiglu": nn.SiLU,
+}
+GATED = {"glu", "reglu", "geglu", "swiglu"}
+"""Of these the first matrix has 2 d_inner columns; `--d_inner` 2/3 as large keeps the number of weights."""
+
+
+class FeedForward(nn.Sequential):
+    """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout. Source: Vaswani et al. 2017, eq. 2; gates: `Gated`.
+
+    Attributes:
+        chunk: tokens of a segment that are computed at a time, 0 for all (Kitaev et al. 2020, sec. 3). Where gradients
+            are wanted a chunk is computed again in the backward pass, so that the inner states of only one are there.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        activation = ACTIVATIONS[config.activation]()
+        is_gated = config.activation in GATED
+        super().__init__(
+            nn.Linear(config.d_model, 2 * config.d_inner if is_gated else config.d_inner),
+            Gated(activation) if is_gated else activation,
+            nn.Dropout(dropout),
+            nn.Linear(config.d_inner, config.d_model),
+            nn.Dropout(dropout),
+        )
+        self.chunk = 0
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        if not 0 < self.chunk < x_BTD.shape[1]:
+            return super().forward(x_BTD)
+        return torch.cat([self._one(part_BCD) for part_BCD in x_BTD.split(self.chunk, dim=1)], dim=1)
+
+    def _one(self, part_BCD: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return checkpoint(super().forward, part_BCD, use_reentrant=False)
+        return super().forward(part_BCD)

@@ -1,0 +1,25 @@
+"""What attention rules other than softmax cannot serve."""
+
+from txl.config import ModelConfig, UsageError, require
+from txl.positions import POSITION_ENCODINGS
+
+
+def require_scoreless(config: ModelConfig) -> None:
+    """Raise `UsageError` if the position encoding acts on scores, which the rule does not form for all pairs."""
+    if not POSITION_ENCODINGS[config.position].needs_scores():
+        return
+    usable = sorted(name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores())
+    others = f", or --attention {config.attention} with --position {' or '.join(usable)}" if usable else ""
+    raise UsageError(
+        f"--attention {config.attention} --position {config.position}: the rule does not form the scores of all pairs, "
+        f"to which this encoding adds; use --attention softmax{others}"
+    )
+
+
+def require_no_dropatt(config: ModelConfig, dropatt: float) -> None:
+    """Raise `UsageError` if probabilities shall be dropped where none are formed, or only pieces of them."""
+    require(
+        dropatt == 0,
+        f"--dropatt {dropatt} --attention {config.attention}: this rule has no matrix of probabilities to drop from; "
+        f"leave --dropatt out, or use --attention softmax",
+    )

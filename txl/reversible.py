@@ -1,0 +1,143 @@
+"""Layers whose inputs are computed from their outputs, so that no activations are kept for the backward pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from txl.memory import Span
+
+
+class TwoStreams(Protocol):
+    """A layer that `y1 = x1 + attended(x2); y2 = x2 + fed(y1)` makes one with two streams."""
+
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """What attention adds to stream 1, (B, T, D)."""
+        ...
+
+    def fed(self, x_BTD: Tensor) -> Tensor:
+        """What the feed-forward net adds to stream 2, (B, T, D)."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All that gradients are for."""
+        ...
+
+
+def reversible_layers(
+    layers: Sequence[TwoStreams],
+    x1_BTD: Tensor,
+    x2_BTD: Tensor,
+    memory: Sequence[Tensor],
+    feats: Tensor,
+    span: Span,
+    keep: Callable[[Tensor, Tensor], None],
+) -> tuple[Tensor, Tensor]:
+    """The two streams after all layers, (B, T, D) each.
+
+    y1 = x1 + attended(x2),  y2 = x2 + fed(y1)          x2 = y2 - fed(y1),  x1 = y1 - attended(x2)
+
+    The backward pass goes through the layers from the last to the first, computes each one's input from its output and
+    its gradients from its input. It keeps the last output, and with dropout the state of the random numbers of each
+    layer; gradients equal those of kept activations but for rounding.
+    Source: Gomez et al. 2017, sec. 3; Kitaev et al. 2020, sec. 3, for the two halves of a layer.
+
+    Args:
+        memory: per layer what is remembered, (B, M, D).
+        feats: what the position encoding prepared.
+        keep: called for each layer with stream 2 before and after it, without gradients.
+    """
+    parameters = list({id(p): p for layer in layers for p in layer.parameters()}.values())
+    return _Reversible.apply(layers, memory, span, keep, x1_BTD, x2_BTD, feats, *parameters)
+
+
+class _Reversible(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layers: Sequence[TwoStreams],
+        memory: Sequence[Tensor],
+        span: Span,
+        keep: Callable[[Tensor, Tensor], None],
+        x1_BTD: Tensor,
+        x2_BTD: Tensor,
+        feats: Tensor,
+        *parameters: nn.Parameter,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.layers, ctx.memory, ctx.span, ctx.parameters = layers, memory, span, parameters
+        ctx.surroundings = [_Surroundings(x1_BTD.device)]
+        for layer, mem_BMD in zip(layers, memory, strict=True):
+            read_BTD = x2_BTD
+            x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
+            ctx.surroundings.append(_Surroundings(x1_BTD.device))
+            x2_BTD = x2_BTD + layer.fed(x1_BTD)
+            keep(read_BTD, x2_BTD)
+            ctx.surroundings.append(_Surroundings(x1_BTD.device))
+        ctx.save_for_backward(x1_BTD, x2_BTD, feats)
+        return x1_BTD, x2_BTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy1_BTD: Tensor, dy2_BTD: Tensor) -> tuple[Any, ...]:
+        y1_BTD, y2_BTD, feats = ctx.saved_tensors
+        feats = feats.detach().requires_grad_(ctx.needs_input_grad[6])
+        sums = _Sums([*ctx.parameters, feats])
+        surroundings = ctx.surroundings[:-1]
+        for layer, mem_BMD in zip(reversed(ctx.layers), reversed(ctx.memory), strict=True):
+            y1_BTD = y1_BTD.detach().requires_grad_()
+            with surroundings.pop().restored(), torch.enable_grad():
+                fed_BTD = layer.fed(y1_BTD)
+            dy1_BTD = dy1_BTD + sums.add(fed_BTD, dy2_BTD, y1_BTD)
+            x2_BTD = (y2_BTD - fed_BTD.detach()).requires_grad_()
+            del fed_BTD
+            with surroundings.pop().restored(), torch.enable_grad():
+                attended_BTD = layer.attended(x2_BTD, mem_BMD, feats, ctx.span)
+            dy2_BTD = dy2_BTD + sums.add(attended_BTD, dy1_BTD, x2_BTD)
+            y1_BTD, y2_BTD = (y1_BTD - attended_BTD).detach(), x2_BTD.detach()
+            del attended_BTD
+        *of_parameters, of_feats = sums.totals
+        return None, None, None, None, dy1_BTD, dy2_BTD, of_feats, *of_parameters
+
+
+class _Sums:
+    """Gradients of tensors that several layers use."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.totals: list[Tensor | None] = [None] * len(tensors)
+
+    def add(self, out: Tensor, upstream: Tensor, source: Tensor) -> Tensor:
+        """Add what `out` gives to the tensors, and return what it gives to its source."""
+        wanted = [i for i, tensor in enumerate(self.tensors) if tensor.requires_grad]
+        inputs = [source, *(self.tensors[i] for i in wanted)]
+        to_source, *grads = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
+        for i, grad in zip(wanted, grads, strict=True):
+            if grad is not None:
+                total = self.totals[i]
+                self.totals[i] = grad if total is None else total + grad
+        return to_source
+
+
+class _Surroundings:
+    """The random numbers and the precision that a computation will meet, to repeat it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.autocast = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        is_on, dtype = self.autocast
+        with (
+            torch.random.fork_rng([self.device] if self.cuda is not None else []),
+            torch.autocast(self.device.type, dtype, enabled=is_on),
+        ):
+            torch.set_rng_state(self.cpu)
+            if self.cuda is not None:
+                torch.cuda.set_rng_state(self.cuda, self.device)
+            yield
