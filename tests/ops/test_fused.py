@@ -1,6 +1,5 @@
 """Fused attention against the definition, run by Triton's interpreter where there is no GPU."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +81,15 @@ def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, wind
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
     assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("window", [-1, 40])
+def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few queries over a long memory; the last splits see nothing where the window or the future hides their keys."""
+    monkeypatch.setattr(module, "KEYS_PER_SPLIT", 20)
+    args = inputs(2, 1, 3, 211, 8)
+    expected = naive(*in_float64(args), scale=0.3, window=window)
+    torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -1,4 +1,4 @@
-"""The operator in Triton: nothing of T x S is ever stored, forward or backward. README.md beside this has the derivation.
+"""The operator in Triton: nothing of T x S is ever stored, forward or backward. README.md beside this derives it.
 
 Tensors must be on a GPU, or anywhere if TRITON_INTERPRET=1 was set before Triton was first imported.
 """
@@ -28,6 +28,9 @@ TILES: dict[tuple[str, int, int], Tile] = {
     for size in (2, 4)
 }
 """By kernel, padded head size and bytes per element."""
+
+PROGRAMS = 264  # two for each multiprocessor of an H200
+KEYS_PER_SPLIT = 512
 
 
 def fused(
@@ -83,34 +86,15 @@ def _forward(
     dropout: float,
 ) -> list[Tensor]:
     """The output and what the backward needs of it: [out, lse, qu, qw] and, where heads are padded, [k, v, r]."""
-    from txl.ops.rel_attention import triton_kernels as kernels
-
-    B, N, T, H = q_BNTH.shape
-    S, HP, D = k_BNSH.shape[2], padded_head(H, q_BNTH.dtype), columns(H)
-    if q_BNTH.stride(3) != 1:
-        q_BNTH = q_BNTH.contiguous()
-    qu_BNTP, qw_BNTP = empty((B, N, T, HP), q_BNTH), empty((B, N, T, HP), q_BNTH)
-    rows = 4096 // D
-    kernels.queries[(_tiles(T, rows) * B * N,)](
-        q_BNTH, u_NH.contiguous(), w_NH.contiguous(), qu_BNTP, qw_BNTP, scale * math.log2(math.e), N, T,
-        *q_BNTH.stride()[:3], ROWS=rows, H=H, HP=HP, D=D,
-    )  # fmt: skip
+    qu_BNTP, qw_BNTP = _queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
     k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSH), _aligned(v_BNSH), _aligned(r_SNH.transpose(0, 1)[None])[0]
-    out_BTNH = empty((B, T, N, H), q_BNTH)
-    lse_BNT = empty((B, N, T), q_BNTH, torch.float32)
-    out_BNTH = out_BTNH.transpose(1, 2)
-    tile = TILES["forward", D, q_BNTH.element_size()]
-    kernels.forward[(_tiles(T, tile.side) * B * N,)](
-        qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, out_BNTH, lse_BNT, seed, N, T, S, window if window > 0 else S, dropout,
-        *k_BNSP.stride()[:3], *v_BNSP.stride()[:3], *r_NSP.stride()[:2], *out_BNTH.stride()[:3],
-        **_constants(tile, q_BNTH, dropout),
-    )  # fmt: skip
-    padded = [k_BNSP, v_BNSP, r_NSP] if HP != H else []
-    return [out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, *padded]
+    call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout)
+    padded = [k_BNSP, v_BNSP, r_NSP] if qu_BNTP.shape[3] != q_BNTH.shape[3] else []
+    return [*forward(call), qu_BNTP, qw_BNTP, *padded]
 
 
 @_forward.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout):  # noqa: ANN
+def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout):
     B, N, T, H = q_BNTH.shape
     S, HP = k_BNSH.shape[2], padded_head(H, q_BNTH.dtype)
     out_BNTH = q_BNTH.new_empty(B, T, N, H).transpose(1, 2)
@@ -135,46 +119,16 @@ def _backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, r, u and w, the last three in float32."""
-    from txl.ops.rel_attention import triton_kernels as kernels
-
-    B, N, T, H = out_BNTH.shape
-    S, D = k_BNSP.shape[2], columns(H)
     k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSP), _aligned(v_BNSP), _aligned(r_NSP[None])[0]
-    dout_BNTP, delta_BNT = _aligned(dout_BNTH), empty((B, N, T), lse_BNT)
-    rows = 4096 // D
-    kernels.deltas[(_tiles(T, rows) * B * N,)](
-        out_BNTH, dout_BNTP, delta_BNT, N, T, *out_BNTH.stride()[:3], *dout_BNTP.stride()[:3], ROWS=rows, H=H, D=D
-    )
-    inputs = (qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, dout_BNTP, lse_BNT, delta_BNT)
-    numbers = (N, T, S, window if window > 0 else S, dropout)
-    strides = (*k_BNSP.stride()[:3], *v_BNSP.stride()[:3], *r_NSP.stride()[:2], *dout_BNTP.stride()[:3])
-
-    dq_BNTH = empty((B, T, N, H), out_BNTH).transpose(1, 2)
-    tile = TILES["queries", D, out_BNTH.element_size()]
-    du_PNH, dw_PNH = (empty((B * _tiles(T, tile.side), N, H), lse_BNT) for _ in range(2))
-    kernels.backward_queries[(_tiles(T, tile.side) * B * N,)](
-        *inputs, dq_BNTH, du_PNH, dw_PNH, seed, scale, *numbers, *strides, *dq_BNTH.stride()[:3],
-        **_constants(tile, out_BNTH, dropout),
-    )  # fmt: skip
-
-    dk_BNSH, dv_BNSH = (empty((B, S, N, H), out_BNTH).transpose(1, 2) for _ in range(2))
-    tile = TILES["keys", D, out_BNTH.element_size()]
-    kernels.backward_keys[(_tiles(S, tile.side) * B * N,)](
-        *inputs, dk_BNSH, dv_BNSH, seed, *numbers, *strides, *dk_BNSH.stride()[:3], *dv_BNSH.stride()[:3],
-        **_constants(tile, out_BNTH, dropout),
-    )  # fmt: skip
-
-    tile = TILES["places", D, out_BNTH.element_size()]
-    splits = min(B, -(-1024 // (_tiles(S, tile.side) * N)))
-    dr_PSNH = empty((splits, S, N, H), lse_BNT)
-    kernels.backward_places[(_tiles(S, tile.side) * N * splits,)](
-        *inputs, dr_PSNH, seed, B, *numbers, *strides, splits, **_constants(tile, out_BNTH, dropout)
-    )
-    return dq_BNTH, dk_BNSH, dv_BNSH, dr_PSNH.sum(0), du_PNH.sum(0), dw_PNH.sum(0)
+    call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
+    grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
+    dq_BNTH, du_NH, dw_NH = backward_queries(call, grad)
+    dk_BNSH, dv_BNSH = backward_keys(call, grad)
+    return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, dw_NH
 
 
 @_backward.register_fake
-def _(dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout):  # noqa: ANN
+def _(dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout):
     B, N, T, H = out_BNTH.shape
     S = k_BNSP.shape[2]
     dq_BNTH, dk_BNSH, dv_BNSH = (out_BNTH.new_empty(B, L, N, H).transpose(1, 2) for L in (T, S, S))
@@ -197,6 +151,142 @@ def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
+class Call(NamedTuple):
+    """What all kernels of one call are given. qu and qw as in triton_kernels.py; H, the head without its padding."""
+
+    qu_BNTP: Tensor
+    qw_BNTP: Tensor
+    k_BNSP: Tensor
+    v_BNSP: Tensor
+    r_NSP: Tensor
+    seed: Tensor | None
+    H: int
+    scale: float
+    window: int
+    dropout: float
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """As every kernel takes them first."""
+        return self.qu_BNTP, self.qw_BNTP, self.k_BNSP, self.v_BNSP, self.r_NSP
+
+    def numbers(self) -> tuple[Any, ...]:
+        """(B, N, T, S, window, dropout, strides of k, v and r)."""
+        B, N, T, _ = self.qu_BNTP.shape
+        S = self.k_BNSP.shape[2]
+        strides = *self.k_BNSP.stride()[:3], *self.v_BNSP.stride()[:3], *self.r_NSP.stride()[:2]
+        return B, N, T, S, self.window if self.window > 0 else S, self.dropout, *strides
+
+    def tile(self, kernel: str) -> Tile:
+        """Its launch configuration."""
+        return TILES[kernel, columns(self.H), self.qu_BNTP.element_size()]
+
+    def constants(self, kernel: str) -> dict[str, Any]:
+        """What it is compiled for."""
+        dtype, tile = self.qu_BNTP.dtype, self.tile(kernel)
+        tf32 = dtype == torch.float32 and self.qu_BNTP.is_cuda and torch.backends.cuda.matmul.allow_tf32
+        return {
+            "W": tile.side,
+            "H": self.H,
+            "HP": self.qu_BNTP.shape[3],
+            "D": columns(self.H),
+            "PRECISION": "tf32" if tf32 else "ieee",
+            "DROPOUT": self.dropout > 0,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+
+class Incoming(NamedTuple):
+    """What the backward kernels are given besides: the output's gradient, and per query lse and out . dout."""
+
+    dout_BNTP: Tensor
+    lse_BNT: Tensor
+    delta_BNT: Tensor
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """(out_BNTH, lse_BNT). Where there are too few queries to fill a GPU, several programs share a query's keys."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, T, S, *_ = call.numbers()
+    programs = _tiles(T, call.tile("forward").side) * B * N
+    splits = max(1, min(PROGRAMS // programs, S // KEYS_PER_SPLIT))
+    out_BTNH, lse_BNT = empty((B, T, N, call.H), call.qu_BNTP), empty((B, N, T), call.qu_BNTP, torch.float32)
+    part_PBTNH, part_PBNT = out_BTNH[None], lse_BNT[None]
+    if splits > 1:
+        part_PBTNH = empty((splits, B, T, N, call.H), lse_BNT)
+        part_PBNT = empty((splits, B, N, T), lse_BNT)
+    strides = (part_PBTNH.stride(0), part_PBTNH.stride(1), part_PBTNH.stride(3), part_PBTNH.stride(2))
+    kernels.forward[(programs * splits,)](
+        *call.tensors(), part_PBTNH, part_PBNT, call.seed, *call.numbers(), *strides, splits,
+        **call.constants("forward"),
+    )  # fmt: skip
+    if splits > 1:
+        D = columns(call.H)
+        rows = 1024 // D
+        kernels.join[(_tiles(T, rows) * B * N,)](
+            part_PBTNH, part_PBNT, out_BTNH, lse_BNT, B, N, T, splits, ROWS=rows, H=call.H, D=D
+        )
+    return out_BTNH.transpose(1, 2), lse_BNT
+
+
+def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -> Incoming:
+    """What depends on the output and its gradient alone."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, T, H = out_BNTH.shape
+    dout_BNTP, delta_BNT = _aligned(dout_BNTH), empty((B, N, T), lse_BNT)
+    rows = 4096 // columns(H)
+    kernels.deltas[(_tiles(T, rows) * B * N,)](
+        out_BNTH, dout_BNTP, delta_BNT, N, T, *out_BNTH.stride()[:3], *dout_BNTP.stride()[:3],
+        ROWS=rows, H=H, D=columns(H),
+    )  # fmt: skip
+    return Incoming(dout_BNTP, lse_BNT, delta_BNT)
+
+
+def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq_BNTH, du_NH, dw_NH)."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, T, *_ = call.numbers()
+    tiles = _tiles(T, call.tile("queries").side)
+    dq_BNTH = empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
+    du_PNH, dw_PNH = (empty((B * tiles, N, call.H), grad.lse_BNT) for _ in range(2))
+    kernels.backward_queries[(tiles * B * N,)](
+        *call.tensors(), *grad, dq_BNTH, du_PNH, dw_PNH, call.seed, call.scale, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *dq_BNTH.stride()[:3], **call.constants("queries"),
+    )  # fmt: skip
+    return dq_BNTH, du_PNH.sum(0), dw_PNH.sum(0)
+
+
+def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
+    """(dk_BNSH, dv_BNSH)."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, _, S, *_ = call.numbers()
+    dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
+    kernels.backward_keys[(_tiles(S, call.tile("keys").side) * B * N,)](
+        *call.tensors(), *grad, dk_BNSH, dv_BNSH, call.seed, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *dk_BNSH.stride()[:3], **call.constants("keys"),
+    )  # fmt: skip
+    return dk_BNSH, dv_BNSH
+
+
+def backward_places(call: Call, grad: Incoming) -> Tensor:
+    """dr_SNH in float32: parts of the batch side by side where heads and distances are too few to fill a GPU."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, _, S, *_ = call.numbers()
+    programs = _tiles(S, call.tile("places").side) * N
+    splits = min(B, _tiles(4 * PROGRAMS, programs))
+    dr_PSNH = empty((splits, S, N, call.H), grad.lse_BNT)
+    kernels.backward_places[(programs * splits,)](
+        *call.tensors(), *grad, dr_PSNH, call.seed, *call.numbers(), *grad.dout_BNTP.stride()[:3], splits,
+        **call.constants("places"),
+    )  # fmt: skip
+    return dr_PSNH.sum(0)
+
+
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory that a kernel is about to fill."""
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
@@ -210,6 +300,23 @@ def columns(head: int) -> int:
 def padded_head(head: int, dtype: torch.dtype) -> int:
     """The head size whose rows can be read 16 bytes at a time."""
     return head if head * dtype.itemsize % 16 == 0 else -(-head // 16) * 16
+
+
+def _queries(q_BNTH: Tensor, u_NH: Tensor, w_NH: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """factor * (q + u) and factor * (q + w), heads padded."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    B, N, T, H = q_BNTH.shape
+    if q_BNTH.stride(3) != 1:
+        q_BNTH = q_BNTH.contiguous()
+    HP, D = padded_head(H, q_BNTH.dtype), columns(H)
+    qu_BNTP, qw_BNTP = empty((B, N, T, HP), q_BNTH), empty((B, N, T, HP), q_BNTH)
+    rows = 4096 // D
+    kernels.queries[(_tiles(T, rows) * B * N,)](
+        q_BNTH, u_NH.contiguous(), w_NH.contiguous(), qu_BNTP, qw_BNTP, factor, N, T, *q_BNTH.stride()[:3],
+        ROWS=rows, H=H, HP=HP, D=D,
+    )  # fmt: skip
+    return qu_BNTP, qw_BNTP
 
 
 def _aligned(x_BNLH: Tensor) -> Tensor:
@@ -230,22 +337,6 @@ def _aligned(x_BNLH: Tensor) -> Tensor:
         x_BNLH, out_BNLP, N, L, *x_BNLH.stride()[:3], ROWS=rows, H=H, HP=HP, D=columns(H)
     )
     return out_BNLP
-
-
-def _constants(tile: Tile, like: Tensor, dropout: float) -> dict[str, Any]:
-    """What a kernel is compiled for."""
-    H = like.shape[3]
-    tf32 = like.dtype == torch.float32 and like.is_cuda and torch.backends.cuda.matmul.allow_tf32
-    return {
-        "W": tile.side,
-        "H": H,
-        "HP": padded_head(H, like.dtype),
-        "D": columns(H),
-        "PRECISION": "tf32" if tf32 else "ieee",
-        "DROPOUT": dropout > 0,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
 
 
 def _tiles(length: int, side: int) -> int:

@@ -13,8 +13,9 @@ What they compute is derived in README.md beside this file. Shared conventions:
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LENGTHS = ("B", "N", "T", "S", "window", "splits")
+"""They change from step to step while a memory fills, which must not compile a kernel anew."""
 
 
 @triton.jit
@@ -44,11 +45,12 @@ def _keep(SEED, bn, t, s, drop):
 
 @triton.jit
 def _visible(t, s, T, S, window):
+    """Which queries t < T see which keys s >= 0; a tile's queries past T must be kept out otherwise."""
     distance = S - T + t - s
-    return (distance >= 0) & (distance < window) & (s >= 0) & (s < S) & (t < T)
+    return (distance >= 0) & (distance < window)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def queries(Q, U, V, QU, QW, factor, N, T, q_b, q_n, q_l, ROWS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
             D: tl.constexpr):  # fmt: skip
     """QU = factor * (q + u), QW = factor * (q + w). Grid (tiles of ROWS queries * B * N)."""
@@ -63,7 +65,7 @@ def queries(Q, U, V, QU, QW, factor, N, T, q_b, q_n, q_l, ROWS: tl.constexpr, H:
     _store_rows(QW + bn * T * HP, (q + w[None, :]) * factor, row, T, HP, HP, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def copy_rows(X, OUT, N, L, x_b, x_n, x_l, ROWS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr):
     """OUT (B, N, L, HP) = X with zeros in the columns from H on. Grid (tiles of ROWS rows * B * N)."""
     tiles = tl.cdiv(L, ROWS)
@@ -73,7 +75,7 @@ def copy_rows(X, OUT, N, L, x_b, x_n, x_l, ROWS: tl.constexpr, H: tl.constexpr, 
     _store_rows(OUT + bn * L * HP, tile, row, L, HP, HP, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def deltas(OUT, DO, DELTA, N, T, o_b, o_n, o_l, do_b, do_n, do_l, ROWS: tl.constexpr, H: tl.constexpr,
            D: tl.constexpr):  # fmt: skip
     """DELTA[t] = out_t . dout_t. Grid (tiles of ROWS queries * B * N)."""
@@ -116,13 +118,14 @@ def _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t
     return acc, peak, total, left
 
 
-@triton.jit
-def forward(QU, QW, K, V, R, OUT, LSE, SEED, N, T, S, window, drop, k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l,
-            o_b, o_n, o_l, W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr,
+@triton.jit(do_not_specialize=LENGTHS)
+def forward(QU, QW, K, V, R, OUT, LSE, SEED, B, N, T, S, window, drop, k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l,
+            o_p, o_b, o_n, o_l, splits, W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr,
             PRECISION: tl.constexpr, DROPOUT: tl.constexpr):  # fmt: skip
-    """Grid (tiles of W queries * B * N), the tiles that see most first."""
+    """Grid (tiles of W queries * splits of their keys * B * N), the tiles that see most first."""
     tiles = tl.cdiv(T, W)
-    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    bn = (tl.program_id(0) // (tiles * splits)).to(tl.int64)
+    split = tl.program_id(0) // tiles % splits
     t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
     b, n = bn // N, bn % N
     row = t0 + tl.arange(0, W)
@@ -135,19 +138,42 @@ def forward(QU, QW, K, V, R, OUT, LSE, SEED, N, T, S, window, drop, k_b, k_n, k_
     M = S - T
     lo = tl.maximum(0, t0 + M - window + 1) // W * W
     hi = tl.minimum(S, t0 + W + M)
+    each = tl.cdiv(tl.cdiv(hi - lo, W), splits) * W
+    lo = lo + split * each
+    hi = tl.minimum(hi, lo + each)
     r = _rows(r_ptr, T - W - t0 + lo + tl.arange(0, W), S, r_l, HP, D)
     left = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     acc, peak, total, left = _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t0,
                                      bn.to(tl.int32), T, S, window, drop, k_l, v_l, r_l, W, HP, D, PRECISION, DROPOUT,
                                      True)  # fmt: skip
-    total = tl.where(total > 0, total, 1.0)  # rows past T see nothing
+    total = tl.where(total > 0, total, 1.0)  # rows past T see nothing, nor does an empty split
     kept = 1.0 - drop if DROPOUT else 1.0
-    _store_rows(OUT + b * o_b + n * o_n, acc / (total * kept)[:, None], row, T, o_l, H, D)
+    _store_rows(OUT + split * o_p + b * o_b + n * o_n, acc / (total * kept)[:, None], row, T, o_l, H, D)
+    tl.store(LSE + (split * B * N + bn) * T + row, peak + tl.log2(total), mask=row < T)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def join(PART, PART_LSE, OUT, LSE, B, N, T, splits, ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr):
+    """One output of the splits' outputs, PART (splits, B, T, N, H), weighted by their sums. Grid (tiles * B * N)."""
+    tiles = tl.cdiv(T, ROWS)
+    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    peak = tl.full([ROWS], -1e30, tl.float32)
+    for split in range(0, splits):
+        peak = tl.maximum(peak, tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0))
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    at = (bn // N * T * N + bn % N) * H
+    for split in range(0, splits):
+        weight = tl.exp2(tl.load(PART_LSE + (split * B * N + bn) * T + row, mask=row < T, other=0.0) - peak)
+        total += weight
+        acc += weight[:, None] * _rows(PART + split * B * T * N * H + at, row, T, N * H, H, D)
+    _store_rows(OUT + at, acc / total[:, None], row, T, N * H, H, D)
     tl.store(LSE + bn * T + row, peak + tl.log2(total), mask=row < T)
 
 
-@triton.jit
-def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, N, T, S, window, drop,
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, B, N, T, S, window, drop,
                      k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dq_b, dq_n, dq_l, W: tl.constexpr,
                      H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                      DROPOUT: tl.constexpr):  # fmt: skip
@@ -161,7 +187,7 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, N
     qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
     qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
     dout = _rows(DO + b * do_b + head * do_n, row, T, do_l, HP, D)
-    lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[:, None]
+    lse = tl.load(LSE + bn * T + row, mask=row < T, other=float("inf"))[:, None]
     delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[:, None]
     M = S - T
     lo = tl.maximum(0, t0 + M - window + 1) // W * W
@@ -205,9 +231,9 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, N
     tl.store(DW + part, tl.sum(dqw, 0) * scale, mask=col < H)
 
 
-@triton.jit
-def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, N, T, S, window, drop,
-                  k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l, dv_b, dv_n, dv_l,
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, B, N, T, S, window, drop,
+                  k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l,
                   W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                   DROPOUT: tl.constexpr):  # fmt: skip
     """dk and dv; tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
@@ -233,7 +259,7 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, N, T, S, window
         qu = _rows(qu_ptr, row, T, HP, HP, D)
         qw = _rows(qw_ptr, row, T, HP, HP, D)
         dout = _rows(do_ptr, row, T, do_l, HP, D)
-        lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[None, :]
+        lse = tl.load(LSE + bn * T + row, mask=row < T, other=float("inf"))[None, :]
         delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[None, :]
         r = _rows(r_ptr, T - W - t0 + key, S, r_l, HP, D)
         left = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
@@ -252,10 +278,10 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, N, T, S, window
         dlogit = prob * (dprob - delta)
         dk = tl.dot(dlogit.to(qu.dtype), qu, dk, input_precision=PRECISION)
     _store_rows(DK + b * dk_b + head * dk_n, dk * LN2, key, S, dk_l, H, D)
-    _store_rows(DV + b * dv_b + head * dv_n, dv, key, S, dv_l, H, D)
+    _store_rows(DV + b * dk_b + head * dk_n, dv, key, S, dk_l, H, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, window, drop,
                     k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, splits, W: tl.constexpr,
                     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
@@ -288,7 +314,7 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
         qu = _rows(QU + bn * T * HP, row, T, HP, HP, D)
         qw = _rows(QW + bn * T * HP, row, T, HP, HP, D)
         dout = _rows(DO + b * do_b + head * do_n, row, T, do_l, HP, D)
-        lse = tl.load(LSE + bn * T + row, mask=row < T, other=0.0)[None, :]
+        lse = tl.load(LSE + bn * T + row, mask=row < T, other=float("inf"))[None, :]
         delta = tl.load(DELTA + bn * T + row, mask=row < T, other=0.0)[None, :]
         s0 = t0 + c0 - (T - 1)
         key = s0 + tl.arange(0, W)
@@ -297,7 +323,8 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
         right = tl.dot(_rows(k_ptr, key + W, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
         logit = tl.gather(tl.where(from_left, left, right), turn, axis=0)
         logit += tl.dot(r, tl.trans(qw), input_precision=PRECISION)
-        prob = tl.exp2(tl.where(_visible(t0 + m, s0 + m + n, T, S, window), logit - lse, float("-inf")))
+        there = _visible(t0 + m, s0 + m + n, T, S, window) & (s0 + m + n >= 0)
+        prob = tl.exp2(tl.where(there, logit - lse, float("-inf")))
         left = tl.dot(_rows(v_ptr, key, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
         right = tl.dot(_rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
         dprob = tl.gather(tl.where(from_left, left, right), turn, axis=0)

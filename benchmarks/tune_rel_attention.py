@@ -1,0 +1,199 @@
+"""Find the tiles of the fused relative attention on this GPU, after checking that it is right there.
+
+    python -m benchmarks.tune_rel_attention RESULTS.json [--seconds 330] [--dtype bfloat16]
+
+1. Correctness: values and the six gradients against the definition in float32, as relative error norms, at the shapes
+   of the benchmark (fewer sequences and heads) and at odd ones with windows.
+2. For each shape and kernel, the median time of every candidate (side, warps, stages); one that does not compile is
+   named and passed over. The last line per kernel gives the fastest.
+3. The whole operator with the fastest tiles, beside scaled_dot_product_attention by FlashAttention without positions,
+   with all keys visible and with the causal mask that ends in the lower right corner.
+
+Stops starting new work after --seconds; what was measured by then is in RESULTS.json.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from txl.ops.rel_attention import fused as module
+from txl.ops.rel_attention.naive import naive
+
+SHAPES = {  # B, N, H, T, M
+    "wt103-base": (60, 10, 41, 150, 150),
+    "nvidia-base": (32, 8, 64, 192, 192),
+    "wt103-large": (16, 16, 64, 384, 384),
+    "long": (4, 16, 64, 2048, 2048),
+    "memory": (1, 16, 64, 128, 16384),
+}
+ODD = [  # B, N, H, T, S, window
+    (3, 2, 41, 150, 301, -1),
+    (2, 3, 64, 193, 457, 192),
+    (2, 1, 8, 67, 67, -1),
+    (1, 2, 128, 131, 389, 257),
+    (2, 2, 48, 1, 1001, 700),
+    (2, 2, 32, 300, 331, 1),
+    (1, 1, 64, 37, 4111, -1),
+]
+CANDIDATES = [
+    (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
+    (128, 8, 2),
+]  # fmt: skip
+KERNELS = ("forward", "queries", "keys", "places")
+NAMES = ("out", "dq", "dk", "dv", "dr", "du", "dw")
+
+
+def inputs(B: int, N: int, H: int, T: int, S: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v, r, u, w; the first three in the memory order (B, L, N, H) that a projection leaves them in."""
+
+    def heads(L: int) -> Tensor:
+        return torch.randn(B, L, N, H, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+
+    shared = [torch.randn(S, N, H, device="cuda", dtype=dtype), *torch.randn(2, N, H, device="cuda")]
+    return [heads(T), heads(S), heads(S), *(x.requires_grad_() for x in shared)]
+
+
+def relative_errors(B: int, N: int, H: int, T: int, S: int, window: int, dtype: torch.dtype) -> dict[str, float]:
+    """|fused - naive| / |naive| of the output and each gradient, naive in float32 from the same rounded inputs."""
+    args = inputs(B, N, H, T, S, dtype)
+    exact = [x.detach().float().requires_grad_() for x in args]
+    dout = torch.randn(B, N, T, H, device="cuda", dtype=dtype)
+    found, expected = [], []
+    for attention, tensors, results in ((module.fused, args, found), (naive, exact, expected)):
+        out = attention(*tensors, scale=H**-0.5, window=window)
+        results += [out, *torch.autograd.grad(out, tensors, dout.to(out.dtype))]
+    return {
+        name: ((x.float() - y).norm() / y.norm().clamp_min(1e-3)).item()
+        for name, x, y in zip(NAMES, found, expected, strict=True)
+    }
+
+
+def check(dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The errors at all shapes, printed."""
+    cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
+    results = []
+    for case, kind in [(c, dtype) for c in cases + ODD] + [(c, torch.float32) for c in ODD[:4]]:
+        limit = 2e-5 if kind == torch.float32 else 2e-2
+        errors = relative_errors(*case, kind)
+        good = all(e <= limit for e in errors.values())  # False for NaN as well
+        numbers = " ".join(f"{name} {e:.1e}" for name, e in errors.items())
+        print(f"{'right' if good else 'WRONG'} {str(kind)[6:]} {case}: {numbers}", flush=True)
+        results.append({"case": case, "dtype": str(kind), "right": good, "errors": errors})
+    return results
+
+
+def median_ms(run: Callable[[], Any], rep: int = 40) -> float:
+    """The median of about `rep` ms of runs, with the L2 cache emptied between them."""
+    from triton.testing import do_bench
+
+    return do_bench(run, warmup=10, rep=rep, return_mode="median")
+
+
+def launches(B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """One launch of each kernel on inputs of this shape."""
+    q, k, v, r, u, w = (x.detach() for x in inputs(B, N, H, T, T + M, dtype))
+    out, lse, qu, qw, *padded = module._forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0)
+    k, v, r = padded or (k, v, r.transpose(0, 1))
+    call = module.Call(qu, qw, k, v, r, None, H, H**-0.5, -1, 0.0)
+    grad = module.incoming(call, torch.randn_like(out), out, lse)
+    return {
+        "forward": lambda: module.forward(call),
+        "queries": lambda: module.backward_queries(call, grad),
+        "keys": lambda: module.backward_keys(call, grad),
+        "places": lambda: module.backward_places(call, grad),
+    }
+
+
+def tune(name: str, dtype: torch.dtype, late: Callable[[], bool]) -> dict[str, Any]:
+    """Times of all candidates at one shape, and the fastest left in module.TILES."""
+    B, N, H, T, M = SHAPES[name]
+    runs, results = launches(B, N, H, T, M, dtype), {}
+    for kernel in KERNELS:
+        key = (kernel, module.columns(H), dtype.itemsize)
+        times: dict[str, float] = {}
+        for candidate in CANDIDATES:
+            if late():
+                break
+            module.TILES[key] = module.Tile(*candidate)
+            label = "x".join(map(str, candidate))
+            try:
+                times[label] = median_ms(runs[kernel])
+            except Exception as error:  # out of shared memory or registers, or a compiler's own failure
+                print(f"  {name} {kernel} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+        if times:
+            best = min(times, key=times.__getitem__)
+            module.TILES[key] = module.Tile(*map(int, best.split("x")))
+            listed = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in sorted(times.items(), key=lambda x: x[1]))
+            print(f"  {name} {kernel}, us: {listed}", flush=True)
+            results[kernel] = times
+    return results
+
+
+def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
+    """Forward, and forward and backward, in ms: ours, and FlashAttention without positions."""
+    B, N, H, T, M = SHAPES[name]
+    args = inputs(B, N, H, T, T + M, dtype)
+    dout = torch.randn(B, T, N, H, device="cuda", dtype=dtype).transpose(1, 2)
+    q, k, v = args[:3]
+    results = {}
+
+    def measure(label: str, attention: Callable[[], Tensor], tensors: list[Tensor]) -> None:
+        try:
+            with torch.no_grad():
+                results[f"{label} forward"] = median_ms(attention)
+            results[f"{label} both"] = median_ms(lambda: torch.autograd.grad(attention(), tensors, dout))
+        except Exception as error:
+            print(f"  {name} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+
+    measure("fused", lambda: module.fused(*args, scale=H**-0.5), args)
+    measure("fused dropout", lambda: module.fused(*args, scale=H**-0.5, dropout=0.1), args)
+    measure("fused window", lambda: module.fused(*args, scale=H**-0.5, window=M), args)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        measure("flash full", lambda: scaled_dot_product_attention(q, k, v), [q, k, v])
+        bias = causal_lower_right(T, T + M)
+        measure("flash causal", lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias), [q, k, v])
+    line = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in results.items())
+    print(f"  {name}, us: {line}", flush=True)
+    for kind in ("forward", "both"):
+        for flash in ("full", "causal"):
+            if f"fused {kind}" in results and f"flash {flash} {kind}" in results:
+                ratio = results[f"fused {kind}"] / results[f"flash {flash} {kind}"]
+                print(f"  {name} {kind}: {ratio:.2f} times flash, {flash}", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--seconds", type=float, default=330.0)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    dtype, start = getattr(torch, args.dtype), time.monotonic()
+    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": args.dtype}
+    results |= {"tune": {}, "tiles": {}, "compare": {}}
+
+    def save() -> None:
+        args.results.write_text(json.dumps(results, indent=1))
+
+    results["check"] = check(dtype)
+    save()
+    for i, name in enumerate(SHAPES):
+        until = args.seconds * (i + 1) / (len(SHAPES) + 0.5)  # a shape leaves the later ones their time
+        results["tune"][name] = tune(name, dtype, lambda until=until: time.monotonic() - start > until)
+        results["tiles"][name] = {k: module.TILES[k, module.columns(SHAPES[name][2]), dtype.itemsize] for k in KERNELS}
+        results["compare"][name] = compare(name, dtype)
+        save()
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
