@@ -122,9 +122,9 @@ def _backward(
     k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSP), _aligned(v_BNSP), _aligned(r_NSP[None])[0]
     call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
     grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
-    dq_BNTH, du_NH, dw_NH = backward_queries(call, grad)
-    dk_BNSH, dv_BNSH = backward_keys(call, grad)
-    return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, dw_NH
+    dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
+    dq_BNTH, sum_NH = backward_queries(call, grad)
+    return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
 
 
 @_backward.register_fake
@@ -244,36 +244,38 @@ def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -
     return Incoming(dout_BNTP, lse_BNT, delta_BNT)
 
 
-def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq_BNTH, du_NH, dw_NH)."""
+def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
+    """(dq_BNTH, its sum over batch and queries (N, H) in float32, which is du + dw)."""
     from txl.ops.rel_attention import triton_kernels as kernels
 
     B, N, T, *_ = call.numbers()
     tiles = _tiles(T, call.tile("queries").side)
     dq_BNTH = empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
-    du_PNH, dw_PNH = (empty((B * tiles, N, call.H), grad.lse_BNT) for _ in range(2))
+    sum_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
     kernels.backward_queries[(tiles * B * N,)](
-        *call.tensors(), *grad, dq_BNTH, du_PNH, dw_PNH, call.seed, call.scale, *call.numbers(),
+        *call.tensors(), *grad, dq_BNTH, sum_PNH, call.seed, call.scale, *call.numbers(),
         *grad.dout_BNTP.stride()[:3], *dq_BNTH.stride()[:3], **call.constants("queries"),
     )  # fmt: skip
-    return dq_BNTH, du_PNH.sum(0), dw_PNH.sum(0)
+    return dq_BNTH, sum_PNH.sum(0)
 
 
-def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
-    """(dk_BNSH, dv_BNSH)."""
+def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
+    """(dk_BNSH, dv_BNSH, du_NH), the last in float32."""
     from txl.ops.rel_attention import triton_kernels as kernels
 
     B, N, _, S, *_ = call.numbers()
+    tiles = _tiles(S, call.tile("keys").side)
     dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
-    kernels.backward_keys[(_tiles(S, call.tile("keys").side) * B * N,)](
-        *call.tensors(), *grad, dk_BNSH, dv_BNSH, call.seed, *call.numbers(),
+    du_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
+    kernels.backward_keys[(tiles * B * N,)](
+        *call.tensors(), *grad, dk_BNSH, dv_BNSH, du_PNH, call.seed, call.scale, *call.numbers(),
         *grad.dout_BNTP.stride()[:3], *dk_BNSH.stride()[:3], **call.constants("keys"),
     )  # fmt: skip
-    return dk_BNSH, dv_BNSH
+    return dk_BNSH, dv_BNSH, du_PNH.sum(0)
 
 
 def backward_places(call: Call, grad: Incoming) -> Tensor:
-    """dr_SNH in float32: parts of the batch side by side where heads and distances are too few to fill a GPU."""
+    """dr_SNH in float32. Where heads and distances are too few to fill a GPU, the batch is split."""
     from txl.ops.rel_attention import triton_kernels as kernels
 
     B, N, _, S, *_ = call.numbers()

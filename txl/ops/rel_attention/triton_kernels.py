@@ -44,6 +44,31 @@ def _keep(SEED, bn, t, s, drop):
 
 
 @triton.jit
+def _turn(x, turn, axis: tl.constexpr, W: tl.constexpr):
+    """Every line of a square tile along `axis` rotated: x[turn] along that axis.
+
+    Two halves side by side first turn within themselves, which is one shuffle of a warp, then change places. Numbers
+    of 16 bits turn whole: in halves they would pass through shared memory one by one.
+    """
+    if W != 64 or x.dtype.primitive_bitwidth < 32:
+        return tl.gather(x, turn, axis=axis)
+    half: tl.constexpr = W // 2
+    if axis == 1:
+        y = tl.reshape(x, [W, 2, half])
+        at = tl.reshape(turn, [W, 2, half])
+        a, b = tl.split(tl.permute(tl.gather(y, at % half, axis=2), [0, 2, 1]))
+        from_b, _ = tl.split(tl.permute(at >= half, [0, 2, 1]))
+        joined = tl.join(tl.where(from_b, b, a), tl.where(from_b, a, b))
+        return tl.reshape(tl.permute(joined, [0, 2, 1]), [W, W])
+    y = tl.reshape(x, [2, half, W])
+    at = tl.reshape(turn, [2, half, W])
+    a, b = tl.split(tl.permute(tl.gather(y, at % half, axis=1), [1, 2, 0]))
+    from_b, _ = tl.split(tl.permute(at >= half, [1, 2, 0]))
+    joined = tl.join(tl.where(from_b, b, a), tl.where(from_b, a, b))
+    return tl.reshape(tl.permute(joined, [2, 0, 1]), [W, W])
+
+
+@triton.jit
 def _visible(t, s, T, S, window):
     """Which queries t < T see which keys s >= 0; a tile's queries past T must be kept out otherwise."""
     distance = S - T + t - s
@@ -101,7 +126,7 @@ def _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t
         k = _rows(k_ptr, key, S, k_l, HP, D)
         r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
         right = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
-        place = tl.gather(tl.where(from_left, left, right), turn, axis=1)
+        place = _turn(tl.where(from_left, left, right), turn, 1, W)
         left = right
         logit = tl.dot(qu, tl.trans(k), input_precision=PRECISION) + place
         if MASKED:
@@ -173,11 +198,11 @@ def join(PART, PART_LSE, OUT, LSE, B, N, T, splits, ROWS: tl.constexpr, H: tl.co
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, B, N, T, S, window, drop,
+def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, SUM, SEED, scale, B, N, T, S, window, drop,
                      k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dq_b, dq_n, dq_l, W: tl.constexpr,
                      H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                      DROPOUT: tl.constexpr):  # fmt: skip
-    """dq, and this tile's part of du and dw, (B, tiles, N, H). Grid (tiles of W queries * B * N)."""
+    """dq, and its sum over this tile, which is part of du + dw, (B, tiles, N, H). Grid (tiles of W queries * B * N)."""
     tiles = tl.cdiv(T, W)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     t0 = (tiles - 1 - tl.program_id(0) % tiles) * W
@@ -197,8 +222,7 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, B
     turn = (n - m - 1 + W) % W
     back = (n + m + 1) % W
     from_left = n >= W - 1 - m
-    dqu = tl.zeros([W, D], tl.float32)
-    dqw = tl.zeros([W, D], tl.float32)
+    dq = tl.zeros([W, D], tl.float32)
     r = _rows(r_ptr, T - W - t0 + lo + tl.arange(0, W), S, r_l, HP, D)
     left = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
     dleft = tl.zeros([W, W], qw.dtype)
@@ -208,7 +232,7 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, B
         v = _rows(v_ptr, key, S, v_l, HP, D)
         r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
         right = tl.dot(qw, tl.trans(r), input_precision=PRECISION)
-        place = tl.gather(tl.where(from_left, left, right), turn, axis=1)
+        place = _turn(tl.where(from_left, left, right), turn, 1, W)
         left = right
         logit = tl.dot(qu, tl.trans(k), input_precision=PRECISION) + place
         prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
@@ -216,27 +240,26 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, DU, DW, SEED, scale, B
         if DROPOUT:
             dprob = tl.where(_keep(SEED, bn.to(tl.int32), t0 + m, s0 + n, drop), dprob / (1.0 - drop), 0.0)
         dlogit = (prob * (dprob - delta)).to(k.dtype)
-        dqu = tl.dot(dlogit, k, dqu, input_precision=PRECISION)
-        dplace = tl.gather(dlogit, back, axis=1)
+        dq = tl.dot(dlogit, k, dq, input_precision=PRECISION)
+        dplace = _turn(dlogit, back, 1, W)
         before = _rows(r_ptr, T - W - t0 + key, S, r_l, HP, D)
-        dqw = tl.dot(tl.where(from_left, dplace, dleft), before, dqw, input_precision=PRECISION)
+        dq = tl.dot(tl.where(from_left, dplace, dleft), before, dq, input_precision=PRECISION)
         dleft = tl.where(from_left, 0.0, dplace).to(k.dtype)
     last = lo + tl.cdiv(hi - lo, W) * W
     r = _rows(r_ptr, T - W - t0 + last + tl.arange(0, W), S, r_l, HP, D)
-    dqw = tl.dot(dleft, r, dqw, input_precision=PRECISION)
-    _store_rows(DQ + b * dq_b + head * dq_n, (dqu + dqw) * scale, row, T, dq_l, H, D)
+    dq = tl.dot(dleft, r, dq, input_precision=PRECISION)
+    dq *= scale
+    _store_rows(DQ + b * dq_b + head * dq_n, dq, row, T, dq_l, H, D)
     col = tl.arange(0, D)
-    part = ((b * tiles + t0 // W) * N + head) * H + col
-    tl.store(DU + part, tl.sum(dqu, 0) * scale, mask=col < H)
-    tl.store(DW + part, tl.sum(dqw, 0) * scale, mask=col < H)
+    tl.store(SUM + ((b * tiles + t0 // W) * N + head) * H + col, tl.sum(dq, 0), mask=col < H)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, B, N, T, S, window, drop,
+def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, SEED, scale, B, N, T, S, window, drop,
                   k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l,
                   W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                   DROPOUT: tl.constexpr):  # fmt: skip
-    """dk and dv; tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
+    """dk, dv, and these keys' part of du, (B, tiles, N, H); tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
     tiles = tl.cdiv(S, W)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     s0 = tl.program_id(0) % tiles * W
@@ -254,6 +277,7 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, B, N, T, S, win
     from_left = n >= W - 1 - m
     dk = tl.zeros([W, D], tl.float32)
     dv = tl.zeros([W, D], tl.float32)
+    weight = tl.zeros([W], tl.float32)
     for t0 in range(lo, hi, W):
         row = t0 + tl.arange(0, W)
         qu = _rows(qu_ptr, row, T, HP, HP, D)
@@ -265,7 +289,7 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, B, N, T, S, win
         left = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
         r = _rows(r_ptr, T - t0 + key, S, r_l, HP, D)
         right = tl.dot(r, tl.trans(qw), input_precision=PRECISION)
-        place = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        place = _turn(tl.where(from_left, left, right), turn, 0, W)
         logit = tl.dot(k, tl.trans(qu), input_precision=PRECISION) + place
         prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
         dprob = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
@@ -276,9 +300,13 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, SEED, B, N, T, S, win
             dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
         dv = tl.dot(passed.to(dout.dtype), dout, dv, input_precision=PRECISION)
         dlogit = prob * (dprob - delta)
+        weight += tl.sum(dlogit, 1)
         dk = tl.dot(dlogit.to(qu.dtype), qu, dk, input_precision=PRECISION)
     _store_rows(DK + b * dk_b + head * dk_n, dk * LN2, key, S, dk_l, H, D)
     _store_rows(DV + b * dk_b + head * dk_n, dv, key, S, dk_l, H, D)
+    du = tl.sum(weight[:, None] * k.to(tl.float32), 0) * scale
+    col = tl.arange(0, D)
+    tl.store(DU + ((b * tiles + s0 // W) * N + head) * H + col, du, mask=col < H)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -286,9 +314,10 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
                     k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, splits, W: tl.constexpr,
                     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                     DROPOUT: tl.constexpr):  # fmt: skip
-    """Parts of dr, (splits, S, N, H); tiles are (distances, queries): here it is the keys that are turned.
+    """Parts of dr, (splits, S, N, H); tiles are (distances, queries).
 
-    Grid (tiles of W rows of r * N * splits); a split is every `splits`-th sequence of the batch.
+
+    Here it is the products with keys and values that are turned. Grid (tiles of W rows of r * N * splits); a split is every `splits`-th sequence of the batch.
     """
     tiles = tl.cdiv(S, W)
     c0 = tl.program_id(0) % tiles * W
@@ -321,13 +350,13 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
         k_ptr, v_ptr = K + b * k_b + head * k_n, V + b * v_b + head * v_n
         left = tl.dot(_rows(k_ptr, key, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
         right = tl.dot(_rows(k_ptr, key + W, S, k_l, HP, D), tl.trans(qu), input_precision=PRECISION)
-        logit = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        logit = _turn(tl.where(from_left, left, right), turn, 0, W)
         logit += tl.dot(r, tl.trans(qw), input_precision=PRECISION)
         there = _visible(t0 + m, s0 + m + n, T, S, window) & (s0 + m + n >= 0)
         prob = tl.exp2(tl.where(there, logit - lse, float("-inf")))
         left = tl.dot(_rows(v_ptr, key, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
         right = tl.dot(_rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
-        dprob = tl.gather(tl.where(from_left, left, right), turn, axis=0)
+        dprob = _turn(tl.where(from_left, left, right), turn, 0, W)
         if DROPOUT:
             keep = _keep(SEED, bn.to(tl.int32), t0 + m, s0 + m + n, drop)
             dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
