@@ -239,6 +239,24 @@ EVAL_VALUES = [
     ("--batch_size 0", "--batch_size 0", "at least 1"),
     ("--split train", "--split: invalid choice: 'train'", "valid"),
     ("--splits valid", "--splits: no such flag", "did you mean --split?"),
+    ("--clamp_len 99999999999999999999", "--clamp_len 99999999999999999999: beyond any text", "below 2^31"),
+    ("--mem_len 0 2147483648", "--mem_len 2147483648: beyond any text", "below 2^31"),
+    ("--convention ours", "--convention: invalid choice: 'ours'", "huggingface"),
+    ("--convention nvidia --reset document", "--reset document", "drop one of the two"),
+    ("--convention huggingface --ext_len 2", "--ext_len 2", "needs --ext_len 0"),
+    ("--convention original --batch_size 67", "--batch_size 67", "use at most 66"),
+    ("--convention nvidia --mem_len 64", "--batch_size 10: streams of 13 tokens", "use fewer streams"),
+    ("--reset document", "--reset document: the text has no line like '= Title ='", "leave the flag out"),
+    ("--context x", "--context: goes with --text", "give one"),
+    ("--per_token x.tsv", "--per_token: goes with --text", "give one"),
+    ("--tokenise", "--tokenise: goes with --text", "give one"),
+    ("--text x --convention nvidia", "--text: is read from its beginning", "leave out --convention"),
+    ("--text x --reset document", "--text: is read from its beginning", "leave out --convention and --reset"),
+    ("--text x --per_token x.csv", "--per_token x.csv", ".tsv or .json"),
+    ("--text x --per_token - --mem_len 0 8", "--per_token", "one value"),
+    ("--text - --context -", "--text - and --context -", "name a file"),
+    ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
+    ("--text .", ".: Is a directory", "give a file of text"),
 ]
 
 
@@ -249,6 +267,42 @@ def test_evaluation_refuses_a_bad_value(
     line = refused("eval", "--work_dir", run_folder, "--data", text, *flags.split())
     assert thing in line
     assert remedy in line
+
+
+@pytest.mark.parametrize("place", ["--text", "--context"])
+@pytest.mark.parametrize(("content", "complaint"), [(b"", "is empty"), (b"  ", "is empty"), (b"bab \xe9", "not UTF-8")])
+def test_a_text_that_cannot_be_scored_is_named(
+    refused: Refused, run_folder: Path, tmp_path: Path, place: str, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "good.txt").write_text("bab bad\n")
+    (tmp_path / "bad.txt").write_bytes(content)
+    files = {"--text": tmp_path / "good.txt", place: tmp_path / "bad.txt"}
+    line = refused("eval", "--work_dir", run_folder, *itertools.chain(*files.items()))
+    assert f"{tmp_path / 'bad.txt'}: {complaint}" in line
+
+
+def test_an_unknown_word_of_a_text_is_named_where_there_is_no_unk(
+    refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
+) -> None:
+    call("train", *training, "--dataset", "wt103", "--max_step", 1)
+    (tmp_path / "my.txt").write_text("bab unheard\n")
+    line = refused("eval", "--work_dir", tmp_path / "new_run", "--text", tmp_path / "my.txt")
+    assert f"{tmp_path / 'my.txt'}: the word 'unheard' is not in the vocabulary, which has no <unk>" in line
+
+
+@pytest.mark.parametrize("flag", ["--json", "--per_token"])
+def test_an_unwritable_result_of_a_text_is_named(
+    refused: Refused, run_folder: Path, text: Path, below_a_file: Path, flag: str
+) -> None:
+    line = refused("eval", "--work_dir", run_folder, "--text", text / "test.txt", flag, below_a_file / "result.json")
+    assert str(below_a_file) in line
+
+
+def test_a_split_of_one_token_is_named(refused: Refused, run_folder: Path, text: Path) -> None:
+    """A blank line is one `<eos>`."""
+    (text / "test.txt").write_text("\n")
+    line = refused("eval", "--work_dir", run_folder, "--data", text, "--split", "test")
+    assert f"{text / 'test.txt'}: holds white space only" in line
 
 
 GENERATE_VALUES = [

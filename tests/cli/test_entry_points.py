@@ -1,5 +1,6 @@
 """What train, eval and generate leave behind and print."""
 
+import io
 import json
 import math
 import os
@@ -259,6 +260,215 @@ def test_unknown_words_of_such_a_text_are_counted_in_a_notice(call: Call, run_fo
     assert [note.partition("test.txt: ")[2] for note in outcome.notes] == [
         "2 of 6 words are not in the vocabulary and are read as <unk>"
     ]
+
+
+# eval: conventions and documents
+
+
+def test_the_result_says_how_it_was_had(evaluate: Evaluate, tmp_path: Path) -> None:
+    for flags, how in (
+        ([], ("txl", "never")),
+        (["--convention", "nvidia"], ("nvidia", "never")),
+        (["--dataset", "text", "--convention", "txl"], ("txl", "never")),
+    ):
+        evaluate(*flags)
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert (result["convention"], result["reset"]) == how
+
+
+@pytest.mark.parametrize("convention", ["original", "nvidia", "huggingface"])
+def test_the_streams_of_others_lose_their_first_tokens_and_the_remainder(evaluate: Evaluate, convention: str) -> None:
+    (valid, test) = evaluate("--convention", convention, "--batch_size", 10)
+    assert (valid["tokens"], test["tokens"]) == (10 * (132 // 10 - 1), 10 * (99 // 10 - 1))
+
+
+@pytest.mark.parametrize("flags", ["--mem_len 8", "--mem_len 8 --same_length", "--mem_len 0"])
+def test_conventions_differ_where_they_should(evaluate: Evaluate, flags: str) -> None:
+    nats = {
+        convention: [round(row["nats_per_token"], 6) for row in evaluate("--convention", convention, *flags.split())]
+        for convention in ("txl", "original", "nvidia", "huggingface")
+    }
+    n_way = 4 if "8" in flags else 2  # without memory the others are the same
+    assert len({tuple(figures) for figures in nats.values()}) == n_way
+
+
+def test_one_stream_of_the_original_is_ours(evaluate: Evaluate) -> None:
+    ours, original = (
+        evaluate("--convention", convention, "--batch_size", 1, "--split", "test")[0]
+        for convention in ("txl", "original")
+    )
+    assert (ours["tokens"], ours["nats"]) == (original["tokens"], pytest.approx(original["nats"], rel=1e-6))
+
+
+def test_bytes_and_characters_are_those_of_the_file_but_for_known_ones(evaluate: Evaluate, text: Path) -> None:
+    """Not counted: the space before each line break, and the first token of a split."""
+    for row in evaluate():
+        file = (text / f"{row['split']}.txt").read_text()
+        missing = file.count("\n") + len(f" {file.split()[0]}")
+        assert row["bytes"] == row["characters"] == len(file) - missing
+        assert (row["words"], row["lines"]) == (len(file.split()) - 1, file.count("\n"))
+
+
+def test_rates_are_read_off_the_counts(evaluate: Evaluate) -> None:
+    for row in evaluate():
+        assert row["bits_per_byte"] == pytest.approx(row["nats"] / math.log(2) / row["bytes"])
+        assert row["bits_per_character"] == pytest.approx(row["nats"] / math.log(2) / row["characters"])
+        assert row["word_perplexity"] == pytest.approx(row["perplexity"])
+        assert row["unknown_share"] == row["unknown"] / row["tokens"] == 0
+
+
+def test_what_was_counted_is_said(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "test.txt").write_text(" bab unheard bad \n \n")
+    out = call("eval", "--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test").out
+    assert out.splitlines()[-1] == (
+        "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 12 characters, 12 bytes"
+    )
+
+
+@pytest.fixture
+def articles(text: Path, tmp_path: Path, run_folder: Path, call: Call, training: list[str]) -> list[str]:
+    """Flags that evaluate a run on a text with headings: three articles, the second a heading only."""
+    folder = tmp_path / "articles"
+    folder.mkdir()
+    words = (text / "train.txt").read_text()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text(
+            f" \n = bab = \n \n{words[:300]}\n \n = baf bad = \n \n = bab = \n \n{words[-99:]}"
+        )
+    call("train", *training, "--data", folder, "--work_dir", tmp_path / "articles_run")
+    return ["--work_dir", str(tmp_path / "articles_run"), "--data", str(folder), "--json", str(tmp_path / "a.json")]
+
+
+def test_documents_are_read_with_empty_memories(call: Call, articles: list[str], tmp_path: Path) -> None:
+    def nats(*flags: object) -> list[float]:
+        outcome = call("eval", *articles, "--split", "test", *flags)
+        assert outcome.status == 0, outcome.err
+        return [row["nats"] for row in json.loads((tmp_path / "a.json").read_text())["rows"]]
+
+    (through,), (apart,) = nats(), nats("--reset", "document")
+    assert through != pytest.approx(apart, rel=1e-4)
+    for batch_size in (1, 2):
+        assert nats("--reset", "document", "--batch_size", batch_size) == pytest.approx([apart], rel=1e-5)
+    counts = [json.loads((tmp_path / "a.json").read_text())["rows"][0]["tokens"]]
+    nats()
+    assert counts == [json.loads((tmp_path / "a.json").read_text())["rows"][0]["tokens"]]
+
+
+# eval --text
+
+
+@pytest.fixture
+def score_text(call: Call, run_folder: Path, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Scores a text and returns its tokens, read from the JSON file."""
+
+    def score_text(text: str, *flags: object) -> list[dict[str, Any]]:
+        (tmp_path / "my.txt").write_text(text, encoding="utf-8")
+        path = tmp_path / "tokens.json"
+        outcome = call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--per_token", path, *flags)
+        assert outcome.status == 0, outcome.err
+        return json.loads(path.read_text())["tokens"]
+
+    return score_text
+
+
+ScoreText = Callable[..., list[dict[str, Any]]]
+
+
+def test_every_token_of_a_text_is_scored(score_text: ScoreText) -> None:
+    tokens = score_text("bab  bad\nbaf unheard\n")
+    assert [(t["position"], t["token"], t["unk"]) for t in tokens] == [
+        (0, "bab", False),
+        (1, "bad", False),
+        (2, "<eos>", False),
+        (3, "baf", False),
+        (4, "<unk>", True),
+        (5, "<eos>", False),
+    ]
+    assert all(t["nats"] > 0 for t in tokens)
+
+
+@pytest.mark.parametrize("flags", ["", "--mem_len 5 --tgt_len 3", "--mem_len 0 --ext_len 4", "--same_length"])
+def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(
+    score_text: ScoreText, evaluate: Evaluate, text: Path, tmp_path: Path, flags: str
+) -> None:
+    words = (text / "test.txt").read_text()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "test.txt").write_text("\n" + words)
+    (row,) = evaluate("--split", "test", "--data", tmp_path / "elsewhere", *flags.split())
+    tokens = score_text(words, *flags.split())
+    assert len(tokens) == row["tokens"]
+    assert sum(t["nats"] for t in tokens) == pytest.approx(row["nats"], rel=1e-5)
+
+
+def test_a_context_is_read_and_not_scored(score_text: ScoreText, tmp_path: Path) -> None:
+    """In one line with the text, or in a line of its own: as if both stood in one file."""
+    for before in ("bab bad baf ", "bab bad\n"):
+        (tmp_path / "before.txt").write_text(before)
+        whole = score_text(before + "bad bab\n")
+        part = score_text("bad bab\n", "--context", tmp_path / "before.txt")
+        assert [t["token"] for t in part] == ["bad", "bab", "<eos>"]
+        assert [t["nats"] for t in part] == pytest.approx([t["nats"] for t in whole[-3:]], rel=1e-6)
+        assert part[0]["nats"] != pytest.approx(score_text("bad bab\n")[0]["nats"], rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["bab", "\n", "bab bad"])
+def test_a_text_may_be_shorter_than_a_segment(score_text: ScoreText, text: str) -> None:
+    assert len(score_text(text)) == len(text.split()) + text.count("\n")
+
+
+def test_running_text_is_written_as_wikitext_is(score_text: ScoreText, call: Call) -> None:
+    assert [t["unk"] for t in score_text("bab, bad.", "--tokenise")] == [False, True, False, True]
+    assert [t["unk"] for t in score_text("bab, bad.")] == [True, True]
+
+
+def test_unknown_words_of_a_text_are_named_in_one_notice(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("bab Unheard unseen Unheard\n")
+    outcome = call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt")
+    assert outcome.err == (
+        f"note: {tmp_path / 'my.txt'}: 3 of 5 words are not in the vocabulary and are read as <unk>: "
+        f"Unheard unseen; for running text there is --tokenise\n"
+    )
+
+
+def test_a_text_can_come_in_and_its_tokens_go_out_through_pipes(
+    call: Call, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_text: ScoreText
+) -> None:
+    """Nothing else is then written to standard output."""
+    tokens = score_text("bab bad\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab bad\n")))
+    out = call("eval", "--work_dir", run_folder, "--text", "-", "--per_token", "-").out
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert lines == [
+        ["position", "token", "id", "nats", "unk"],
+        *([str(t["position"]), t["token"], str(t["id"]), repr(t["nats"]), str(int(t["unk"]))] for t in tokens),
+    ]
+
+
+def test_tokens_are_written_as_the_name_of_the_file_has_it(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("bab bad\n")
+    call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--per_token", tmp_path / "tokens.tsv")
+    header, *rows = (tmp_path / "tokens.tsv").read_text().splitlines()
+    assert header == "position\ttoken\tid\tnats\tunk"
+    assert [row.split("\t")[1] for row in rows] == ["bab", "bad", "<eos>"]
+
+
+def test_a_text_at_several_memory_lengths_makes_a_table(
+    call: Call, run_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    flags = ["--text", text / "test.txt", "--mem_len", 16, 0, "--json", tmp_path / "result.json"]
+    assert call("eval", "--work_dir", run_folder, *flags).status == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [(row["split"], row["mem_len"], row["tokens"]) for row in result["rows"]] == [
+        ("text", 16, 99),
+        ("text", 0, 99),
+    ]
+    assert result["text"] == str(text / "test.txt")
+    assert not (run_folder / "context.png").exists()
+
+
+def test_rows_stand_in_the_order_of_the_memory_lengths(evaluate: Evaluate) -> None:
+    assert [row["mem_len"] for row in evaluate("--mem_len", 16, 0, 4, "--split", "test")] == [16, 0, 4]
 
 
 # generate

@@ -1,7 +1,9 @@
 """The conventions of others, each against a loop written out from what their code does."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from tests.laws.conftest import build
 from txl import Context, Memory, TransformerXL
 from txl.config import UsageError
 from txl.conventions import context_of, n_warmup_of, predictor_of
+from txl.convert import from_kimiyoung
 from txl.evaluate import Score, evaluate
 from txl.memory import Span
 from txl.positions.base import rel_shift
 
 IDS = np.random.default_rng(0).integers(0, 50, 157)
+GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface.npz"
 KEEP_ALL = Context(mem_len=10**6)
 
 
@@ -171,6 +175,17 @@ def test_huggingface(shape: str, context: Context) -> None:
     ours = score("huggingface", model, context, 3)
     assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
     assert ours.nats_per_token != pytest.approx(score("original", model, context, 3).nats_per_token, rel=1e-6)
+
+
+def test_huggingface_gives_the_figures_of_its_code() -> None:
+    golden = np.load(GOLDEN)
+    state = {
+        key.removeprefix("param/"): torch.from_numpy(golden[key]).double() for key in golden if key.startswith("param/")
+    }
+    model, context = from_kimiyoung(state, json.loads(str(golden["config"]))["model"])
+    ours = score("huggingface", model, context, 2, golden["text"].ravel())
+    assert ours.tokens == golden["nll"].size
+    assert ours.nats == pytest.approx(golden["nll"].sum(), rel=1e-10)
 
 
 def test_huggingface_without_memory_is_the_original() -> None:

@@ -1,0 +1,103 @@
+"""Law 9 on the way that eval.py goes: its own cutting, its own look-back, its own counts."""
+
+import importlib
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from data_utils.vocabulary import EOS, UNK, Vocab
+from tests.laws.conftest import build
+from txl import Context
+from txl.config import EvalConfig
+from txl.distributed import Ranks
+from txl.evaluate import Score
+
+T = TypeVar("T")
+EVAL = importlib.import_module("eval")
+VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
+MODEL = build("adaptive", n_layer=2)
+
+
+def articles() -> np.ndarray:
+    """Four articles with headings, the last a heading only."""
+    dice = np.random.default_rng(0)
+    ids = []
+    for n in (40, 9, 77, 0):
+        ids += [0, 2, 3 + n % 40, 2, 0, 0, *dice.integers(1, 50, n), 0]
+    return np.array(ids)
+
+
+IDS = articles()
+
+
+@dataclass(frozen=True)
+class OneOfMany(Ranks):
+    """A rank that gathers nothing from the others, so that its share is seen."""
+
+    def gathered(self, value: T) -> list[T]:
+        return [value]
+
+
+def score(context: Context, world: int = 1, **flags: object) -> Score:
+    """The shares of all ranks together."""
+    config = EvalConfig(**flags)
+    ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
+    return Score.total(EVAL.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
+
+
+@pytest.mark.parametrize("reset", ["never", "document"])
+@pytest.mark.parametrize(
+    "context",
+    [
+        Context(tgt_len=4, mem_len=0),
+        Context(tgt_len=4, mem_len=6),
+        Context(tgt_len=5, mem_len=5, same_length=True, clamp_len=3),
+        Context(tgt_len=4, mem_len=6, ext_len=3),
+        Context(tgt_len=2**31 - 1, mem_len=2**31 - 1, clamp_len=2**31 - 1),
+    ],
+    ids=str,
+)
+def test_nats_and_counts_do_not_depend_on_the_batch_size_or_the_ranks(context: Context, reset: str) -> None:
+    one = score(context, reset=reset, batch_size=1)
+    assert one.tokens == one.words + one.lines == len(IDS) - 1
+    assert one.unknown == (IDS[1:] == 1).sum()
+    assert one.characters == sum(len(word) + 1 if word != EOS else 1 for word in VOCAB.decode(IDS[1:]))
+    for batch_size in (2, 7, 16):
+        for world in (1, 2):
+            other = score(context, world, reset=reset, batch_size=batch_size)
+            assert other.nats == pytest.approx(one.nats, rel=1e-9)
+            assert (other.tokens, other.bytes, other.unknown) == (one.tokens, one.bytes, one.unknown)
+
+
+@pytest.mark.parametrize("reset", ["never", "document"])
+@pytest.mark.parametrize("mem_len", [1, 6])
+def test_with_same_length_nats_do_not_depend_on_tgt_len(reset: str, mem_len: int) -> None:
+    contexts = [Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True) for tgt_len in (1, 8, 64)]
+    one, *others = (score(context, reset=reset, batch_size=3) for context in contexts)
+    for other in others:
+        assert other.nats == pytest.approx(one.nats, rel=1e-9)
+
+
+@pytest.mark.parametrize("convention", ["original", "nvidia", "huggingface"])
+def test_the_streams_of_others_can_be_shared_out(convention: str) -> None:
+    context = Context(tgt_len=4, mem_len=6, same_length=True)
+    one, other = (score(context, world, convention=convention, batch_size=5) for world in (1, 3))
+    assert one.tokens == other.tokens == 5 * (len(IDS) // 5 - 1)
+    assert other.nats == pytest.approx(one.nats, rel=1e-9)
+
+
+def test_an_article_is_read_with_an_empty_memory() -> None:
+    """Its nats are those of a text that holds it and the line break before it alone."""
+    context = Context(tgt_len=4, mem_len=6)
+    starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
+    ends = [*starts[1:], len(IDS)]
+    alone = [
+        EVAL.score(MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu")))
+        for a, b in zip(starts, ends, strict=True)
+    ]
+    together = score(context, reset="document", batch_size=3)
+    assert together.nats == pytest.approx(sum(row.score.nats for row in alone), rel=1e-9)
+    assert together.nats != pytest.approx(score(context, batch_size=3).nats, rel=1e-4)
