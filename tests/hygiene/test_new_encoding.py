@@ -76,8 +76,10 @@ def test_it_trains_evaluates_with_a_memory_and_writes() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(POSITION_ENCODINGS) - {*ATTN_TYPES, "none"}))
 def test_no_other_file_names_an_encoding(name: str) -> None:
-    """Those of the 2019 code are also in `txl.convert` and `txl.cli`, which know what they were called; "none" means other things
-    elsewhere."""
+    """Those of the 2019 code are also in `txl.convert` and `txl.cli`, which know what they were called.
+
+    "none" means other things elsewhere.
+    """
     files = [*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py")]
     naming = [
         str(path.relative_to(ROOT))
