@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 from txl.config import UsageError
 from txl.distributed import LostContactError
 from txl.log import complain, show_notices
+from txl.positions import POSITION_ENCODINGS
 from txl.training import NonFiniteError
 
 Typed = dict[str, Any]
@@ -51,6 +52,8 @@ _REFUSED = {
 }
 _HARMLESS = {"sample_softmax": "-1", "restart_dir": ""}
 """Values of refused flags that ask for what is done anyway."""
+_REGISTRIES = {"position": POSITION_ENCODINGS}
+"""Fields whose values are the names in a registry."""
 _ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
 """What the numbers of --attn_type are called now."""
 
@@ -160,7 +163,9 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
     if isinstance(hint, types.UnionType):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if hint is bool:
+    if f.name in _REGISTRIES:
+        group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
+    elif hint is bool:
         group.add_argument(f"--{f.name}", action="store_true", **given)
         group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
     elif typing.get_origin(hint) is Literal:

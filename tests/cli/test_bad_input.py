@@ -791,3 +791,33 @@ def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[st
     )
     assert (process.returncode, process.stdout) == (2, "")
     assert re.fullmatch(r"train.py: --d_model 17: must be even[^\n]*\n", process.stderr)
+
+
+# position encodings
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--position sundial", "--position: invalid choice: 'sundial'"),
+        ("--position rotary --clamp_len 4", "--clamp_len 4: --position rotary knows positions, not distances"),
+        ("--position rotary --d_head 5", "--d_head 5: --position rotary turns pairs of channels; use an even one"),
+        ("--position t5 --max_distance 3", "--max_distance 3: must be above half of --n_bucket 32"),
+        ("--position t5 --n_bucket 0", "--n_bucket 0: must be at least 1"),
+        ("--position shaw --max_distance 0", "--max_distance 0: must be at least 1"),
+        ("--position learned_absolute --n_position 0", "--n_position 0: must be at least 1"),
+    ],
+)
+def test_a_position_encoding_that_cannot_be_is_refused(
+    refused: Callable[..., str], training: list[str], tmp_path: Path, flags: str, reason: str
+) -> None:
+    assert reason in refused("train", *training, *flags.split())
+    assert not (tmp_path / "new_run" / "metrics.jsonl").exists()
+
+
+def test_floater_says_what_it_needs(
+    refused: Callable[..., str], training: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    line = refused("train", *training, "--position", "floater")
+    assert "--position floater: needs torchdiffeq, which is not installed; pip install torchdiffeq" in line

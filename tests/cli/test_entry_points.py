@@ -16,6 +16,8 @@ from matplotlib.image import imread
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from txl.positions import POSITION_ENCODINGS
+
 ROOT = Path(__file__).parents[2]
 LINE_2019 = re.compile(r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+")
 
@@ -565,3 +567,33 @@ def test_the_three_programs_work_from_the_console(training: list[str], tmp_path:
         for program, *flags in commands
     ]
     assert [(program.returncode, program.stderr) for program in ended] == [(0, "")] * 3
+
+
+# position encodings
+
+
+@pytest.mark.parametrize("position", sorted(POSITION_ENCODINGS))
+def test_every_position_encoding_trains_evaluates_at_length_and_writes(
+    call: Call, training: list[str], tmp_path: Path, position: str
+) -> None:
+    if position == "floater":
+        pytest.importorskip("torchdiffeq")
+    assert call("train", *training, "--position", position, "--max_step", 2, "--eval_interval", 2).status == 0
+    run = tmp_path / "new_run"
+    record = json.loads((pointed(run, "latest") / "config.json").read_text())
+    assert (record["model"]["position"], record["model"]["n_position"]) == (position, 16)
+    out = call("eval", "--work_dir", run, "--split", "test", "--mem_len", 0, 8, 60, "--json", tmp_path / "far.json")
+    assert out.status == 0, out
+    rows = json.loads((tmp_path / "far.json").read_text())["rows"]
+    assert [row["mem_len"] for row in rows] == [0, 8, 60]
+    assert all(math.isfinite(row["nats"]) for row in rows)
+    assert call("generate", "--work_dir", run, "--prompt", "bab", "--length", 20).status == 0
+
+
+def test_a_position_encoding_goes_on_with_the_run(call: Call, training: list[str], tmp_path: Path) -> None:
+    """A flag that was not typed is the checkpoint's, and so is the length of its table."""
+    assert call("train", *training, "--attn_type", 3, "--max_step", 2).status == 0
+    assert call("train", *training, "--resume", "--max_step", 3).status == 0
+    again = call("train", *training, "--resume", "--max_step", 4, "--position", "alibi")
+    assert "--position alibi: the run in" in again.err
+    assert "was started with learned_per_layer" in again.err

@@ -1,6 +1,6 @@
 """Position encodings: a new one is a new file here and a line in the registry."""
 
-from txl.config import ModelConfig
+from txl.config import ModelConfig, require
 from txl.positions.alibi import Alibi
 from txl.positions.base import PositionEncoding
 from txl.positions.deberta import Deberta
@@ -34,7 +34,15 @@ POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
 
 
 def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> list[PositionEncoding]:
-    """One encoding per layer; what its class declares `shared` is the same object in all, unless `untie_r`."""
+    """One encoding per layer; what its class declares `shared` is the same object in all, unless `untie_r`.
+
+    Raises:
+        UsageError: if there is no such encoding, or it cannot be made with these sizes.
+    """
+    require(
+        config.position in POSITION_ENCODINGS,
+        f"--position {config.position}: no such encoding; there are {', '.join(POSITION_ENCODINGS)}",
+    )
     cls = POSITION_ENCODINGS[config.position]
     first, *rest = (cls(config, dropout=dropout) for _ in range(config.n_layer))
     for layer, encoding in enumerate(rest, start=1):
