@@ -35,6 +35,14 @@ class Attention(nn.Module):
         k_BNSH, v_BNSH = self._heads(self.k_net(placed_BSD)), self._heads(self.v_net(x_BSD))
         return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
 
+    def over(self, x_BTD: Tensor, source_BSD: Tensor, span: Span) -> Tensor:
+        """What tokens gather from another sequence, (B, T, D); for encodings that need nothing prepared.
+
+        `span` says by its mask which source tokens each token sees.
+        """
+        q_BNTH, k_BNSH = self._heads(self.q_net(x_BTD)), self._heads(self.k_net(source_BSD))
+        return self._attend(q_BNTH, k_BNSH, self._heads(self.v_net(source_BSD)), x_BTD.new_empty(0), span)
+
     def with_key_values(
         self, x_BTD: Tensor, remembered: KeyValue, place: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:

@@ -18,6 +18,8 @@ from txl.reversible import reversible_layers
 
 REVERSIBLE = {"pre_lnorm": True, "reversible": True}
 SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
+if "n_position" in ModelConfig.__dataclass_fields__:
+    SMALL["n_position"] = 64
 PAIRS = [("toy_none", rule) for rule in ATTENTION_KERNELS]
 PAIRS += [
     (name, rule)

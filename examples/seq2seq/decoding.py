@@ -1,0 +1,75 @@
+"""Targets for sources: the likeliest word at a time, or the likeliest few sentences at a time."""
+
+import torch
+from torch import Tensor
+
+from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
+
+
+def next_words(model: Seq2Seq, token_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
+    """Log-probabilities of the word after the last one, (B, V); PAD and BEGIN are never written."""
+    logprob_BV = model.decode(token_BT, encoded_BSD, source_BS)[:, -1]
+    return logprob_BV.index_fill(-1, torch.tensor([PAD, BEGIN]), -torch.inf)
+
+
+@torch.no_grad()
+def greedy(model: Seq2Seq, source_BS: Tensor, *, max_len: int) -> Tensor:
+    """The likeliest word after the likeliest words before, up to END; (B, at most max_len), filled up with PAD."""
+    encoded_BSD = model.encode(source_BS)
+    token_BT = torch.full((len(source_BS), 1), BEGIN)
+    is_over_B = torch.zeros(len(source_BS), dtype=torch.bool)
+    for _ in range(max_len):
+        next_B = next_words(model, token_BT, encoded_BSD, source_BS).argmax(-1).masked_fill(is_over_B, PAD)
+        token_BT = torch.cat([token_BT, next_B[:, None]], dim=1)
+        is_over_B = is_over_B | (next_B == END)
+        if is_over_B.all():
+            break
+    return token_BT[:, 1:]
+
+
+def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
+    """((5 + length) / 6)^alpha, by which log-probabilities are divided (Wu et al. 2016, eq. 14)."""
+    return ((5 + length) / 6) ** alpha
+
+
+@torch.no_grad()
+def beam_search(
+    model: Seq2Seq, source_BS: Tensor, *, max_len: int, width: int = 4, alpha: float = 0.6
+) -> tuple[Tensor, Tensor]:
+    """The best sentence found with `width` hypotheses at a time; 4 and 0.6 are those of Vaswani et al. 2017, sec. 6.1.
+
+    A hypothesis that ended stays among the best as it is; the search is over when all have ended.
+
+    Returns:
+        Tokens (B, at most max_len), END included, filled up with PAD; and log-probabilities over the length penalty,
+        (B). END counts as a word of the length. Sentences that have not ended at `max_len` compete as they are.
+    """
+    B, K = len(source_BS), width
+    encoded = model.encode(source_BS).repeat_interleave(K, dim=0)
+    source = source_BS.repeat_interleave(K, dim=0)
+    token_BKT = torch.full((B, K, 1), BEGIN)
+    logprob_BK = encoded.new_full((B, K), -torch.inf)
+    logprob_BK[:, 0] = 0  # all hypotheses begin alike: one stands for all
+    length_BK = torch.zeros(B, K, dtype=torch.long)
+    is_over_BK = torch.zeros(B, K, dtype=torch.bool)
+    for _ in range(max_len):
+        step_BKV = next_words(model, token_BKT.flatten(0, 1), encoded, source).unflatten(0, (B, K))
+        V = step_BKV.shape[-1]
+        waits_V = torch.full((V,), -torch.inf, dtype=step_BKV.dtype)
+        waits_V[PAD] = 0
+        step_BKV = torch.where(is_over_BK[..., None], waits_V, step_BKV)
+        length_BK = length_BK + ~is_over_BK
+        total_BKV = logprob_BK[..., None] + step_BKV
+        score_BKV = total_BKV / length_penalty(length_BK, alpha)[..., None]
+        best_BK = score_BKV.flatten(1).topk(K, dim=-1).indices
+        parent_BK, word_BK = best_BK // V, best_BK % V
+        logprob_BK = total_BKV.flatten(1).gather(1, best_BK)
+        length_BK = length_BK.gather(1, parent_BK)
+        token_BKT = token_BKT.gather(1, parent_BK[..., None].expand_as(token_BKT))
+        token_BKT = torch.cat([token_BKT, word_BK[..., None]], dim=-1)
+        is_over_BK = is_over_BK.gather(1, parent_BK) | (word_BK == END)
+        if is_over_BK.all():
+            break
+    score_BK = logprob_BK / length_penalty(length_BK, alpha)
+    best_B = score_BK.argmax(-1)
+    return token_BKT[torch.arange(B), best_B, 1:], score_BK.gather(1, best_B[:, None]).squeeze(1)

@@ -1,0 +1,121 @@
+"""The Transformer of 2017 (Vaswani et al.), encoder and decoder, from the blocks of the language model.
+
+Shape letters: B batch, S tokens of the source, T tokens of the target, D d_model, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.attention import Attention
+from txl.config import ModelConfig
+from txl.feed_forward import FeedForward
+from txl.positions import PositionEncoding
+from txl.positions.base import sinusoid
+
+PAD, BEGIN, END = 0, 1, 2
+"""Ids with a meaning; words begin behind them."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Who may attend to whom, in place of a language model's `Span`."""
+
+    mask: Tensor
+    """True where a query may attend; (B, 1, T, S), or what broadcasts to it."""
+    window: int = -1
+
+    def mask_TS(self, device: torch.device) -> Tensor:
+        """The mask on a device."""
+        return self.mask.to(device)
+
+
+def not_padding(token_BS: Tensor) -> Tensor:
+    """True at words, (B, 1, 1, S)."""
+    return (token_BS != PAD)[:, None, None, :]
+
+
+def causal(n_token: int, device: torch.device) -> Tensor:
+    """True at and before each token, (T, T)."""
+    return torch.ones(n_token, n_token, dtype=torch.bool, device=device).tril()
+
+
+class EncoderLayer(nn.Module):
+    """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)) (sec. 3.1)."""
+
+    def __init__(self, config: ModelConfig, *, dropout: float) -> None:
+        super().__init__()
+        self.attn = Attention(config, PositionEncoding(config))
+        self.ff = FeedForward(config, dropout=dropout)
+        self.attn_norm, self.ff_norm = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x_BSD: Tensor, seen: Seen) -> Tensor:
+        """(B, S, D) to (B, S, D)."""
+        x_BSD = self.attn_norm(x_BSD + self.drop(self.attn.over(x_BSD, x_BSD, seen)))
+        return self.ff_norm(x_BSD + self.ff(x_BSD))
+
+
+class DecoderLayer(nn.Module):
+    """An encoder's layer with attention to the encoder's output in between (sec. 3.1)."""
+
+    def __init__(self, config: ModelConfig, *, dropout: float) -> None:
+        super().__init__()
+        self.attn, self.cross = (Attention(config, PositionEncoding(config)) for _ in range(2))
+        self.ff = FeedForward(config, dropout=dropout)
+        self.attn_norm, self.cross_norm, self.ff_norm = (nn.LayerNorm(config.d_model) for _ in range(3))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor, source_BSD: Tensor, seen: Seen, seen_source: Seen) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        x_BTD = self.attn_norm(x_BTD + self.drop(self.attn.over(x_BTD, x_BTD, seen)))
+        x_BTD = self.cross_norm(x_BTD + self.drop(self.cross.over(x_BTD, source_BSD, seen_source)))
+        return self.ff_norm(x_BTD + self.ff(x_BTD))
+
+
+class Seq2Seq(nn.Module):
+    """Source tokens to the log-probabilities of target tokens.
+
+    One table serves both sides' words and the softmax (sec. 3.4); positions are sinusoids at the input (sec. 3.5).
+    Layers per side: `config.n_layer`.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.d_model = config.d_model
+        self.word_emb = AdaptiveEmbedding(config)
+        self.softmax = AdaptiveSoftmax(config, self.word_emb)
+        self.encoder = nn.ModuleList(EncoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
+        self.decoder = nn.ModuleList(DecoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
+        self.drop = nn.Dropout(dropout)
+        for weight in self.parameters():
+            if weight.ndim == 2:
+                nn.init.xavier_uniform_(weight)
+        nn.init.normal_(self.word_emb.tables[0], 0.0, config.d_model**-0.5)  # scaled to 1 where words are read
+
+    def encode(self, source_BS: Tensor) -> Tensor:
+        """What the encoder makes of the source, (B, S, D)."""
+        x_BSD, seen = self._embedded(source_BS), Seen(not_padding(source_BS))
+        for layer in self.encoder:
+            x_BSD = layer(x_BSD, seen)
+        return x_BSD
+
+    def decode(self, target_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
+        """Log-probabilities of the token after each target token, (B, T, V)."""
+        x_BTD = self._embedded(target_BT)
+        seen = Seen(causal(target_BT.shape[1], target_BT.device) & not_padding(target_BT))
+        seen_source = Seen(not_padding(source_BS))
+        for layer in self.decoder:
+            x_BTD = layer(x_BTD, encoded_BSD, seen, seen_source)
+        return self.softmax.log_prob(x_BTD)
+
+    def forward(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
+        """Log-probabilities of the token after each target token, (B, T, V)."""
+        return self.decode(target_BT, self.encode(source_BS), source_BS)
+
+    def _embedded(self, token_BL: Tensor) -> Tensor:
+        x_BLD = self.word_emb(token_BL)
+        position_L = torch.arange(token_BL.shape[1], device=token_BL.device)
+        return self.drop(x_BLD + sinusoid(position_L, self.d_model, x_BLD.dtype))

@@ -1,0 +1,182 @@
+"""The Transformer of 2017: its layers by the formula, its loss and schedule, decoding, and that it learns."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.seq2seq.__main__ import share_right
+from examples.seq2seq.decoding import beam_search, greedy, length_penalty
+from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
+from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
+from txl.attention import Attention
+from txl.config import ModelConfig
+
+N_WORD, V = 3, 6
+
+
+def small_model(**changes: int) -> Seq2Seq:
+    sizes = {"n_token": V, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 12} | changes
+    model = Seq2Seq(ModelConfig(**sizes)).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.5)
+    return model
+
+
+def some_pairs() -> tuple[Tensor, Tensor]:
+    return next(pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0))
+
+
+def begun(target_BT: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(target_BT[:, :1], BEGIN), target_BT[:, :-1]], dim=1)
+
+
+def test_tasks_are_what_they_are_called() -> None:
+    for task in ("copy", "reverse"):
+        source_BS, target_BT = next(pairs(task, n_word=5, batch_size=50, min_len=1, max_len=6, seed=3))
+        lengths = set()
+        for source, target in zip(source_BS.tolist(), target_BT.tolist(), strict=True):
+            n = source.index(END)
+            words = source[:n]
+            assert all(3 <= word < 8 for word in words)
+            assert source[n + 1 :] == [PAD] * (6 - n)
+            assert target == (words if task == "copy" else words[::-1]) + [END] + [PAD] * (6 - n)
+            lengths.add(n)
+        assert lengths == set(range(1, 7))
+
+
+def test_a_layer_is_the_formula() -> None:
+    """Vaswani et al. 2017, sec. 3.1 to 3.3: one head at a time, one query at a time."""
+    model = small_model(n_layer=1)
+    layer = model.decoder[0]
+    x_TD, source_SD = torch.randn(4, 8).double(), torch.randn(6, 8).double()
+
+    def attention(attn: Attention, query_D: Tensor, keys: Tensor) -> Tensor:
+        heads = []
+        for n in range(2):
+            W_q, W_k, W_v = (net.weight[4 * n : 4 * n + 4] for net in (attn.q_net, attn.k_net, attn.v_net))
+            weights = torch.stack([(W_q @ query_D) @ (W_k @ key) / 4**0.5 for key in keys]).softmax(0)
+            heads.append(sum(w * (W_v @ key) for w, key in zip(weights, keys, strict=True)))
+        return attn.o_net.weight @ torch.cat(heads)
+
+    everything = Seen(torch.ones(1, 6, dtype=torch.bool))
+    ours = layer(x_TD[None], source_SD[None], Seen(causal(4, x_TD.device)), everything)[0]
+    after = torch.stack([layer.attn_norm(x + attention(layer.attn, x, x_TD[: t + 1])) for t, x in enumerate(x_TD)])
+    for t, x in enumerate(after):
+        x = layer.cross_norm(x + attention(layer.cross, x, source_SD))
+        inner = (layer.ff[0].weight @ x + layer.ff[0].bias).clamp(min=0)
+        x = layer.ff_norm(x + layer.ff[3].weight @ inner + layer.ff[3].bias)
+        torch.testing.assert_close(ours[t], x)
+
+
+def test_padding_changes_nothing() -> None:
+    model, (source_BS, target_BT) = small_model(), some_pairs()
+    together = model(source_BS, begun(target_BT))
+    for row, (source_S, target_T) in enumerate(zip(source_BS, target_BT, strict=True)):
+        n = int((source_S != PAD).sum())
+        alone = model(source_S[None, :n], begun(target_T[None, :n]))
+        torch.testing.assert_close(together[row, :n], alone[0])
+
+
+def test_a_target_word_depends_on_the_words_before_it_and_on_the_whole_source() -> None:
+    model = small_model()
+    source_BS, target_BT = torch.randint(3, V, (1, 5)), torch.randint(3, V, (1, 5))
+    base = model(source_BS, target_BT)
+    for t in range(5):
+        other_BT = target_BT.clone()
+        other_BT[0, t] = 3 + (other_BT[0, t] - 2) % 3
+        moved = (model(source_BS, other_BT) - base).abs().amax(-1)[0] > 1e-9
+        assert moved.tolist() == [s >= t for s in range(5)]
+        other_BS = source_BS.clone()
+        other_BS[0, t] = 3 + (other_BS[0, t] - 2) % 3
+        assert ((model(other_BS, target_BT) - base).abs().amax(-1) > 1e-9).all()
+
+
+def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_target() -> None:
+    logprob_BTV = torch.randn(2, 3, V).double().log_softmax(-1)
+    target_BT = torch.tensor([[3, 4, END], [5, END, PAD]])
+    total = 0.0
+    for b, t in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        wanted = [0.1 / V + 0.9 * (word == int(target_BT[b, t])) for word in range(V)]
+        total -= sum(q * float(logprob_BTV[b, t, word]) for word, q in enumerate(wanted))
+    assert float(smoothed_nats(logprob_BTV, target_BT, smoothing=0.1)) == pytest.approx(total / 5, abs=1e-12)
+    theirs = torch.nn.functional.cross_entropy(
+        logprob_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=PAD, label_smoothing=0.1
+    )
+    assert float(smoothed_nats(logprob_BTV, target_BT, smoothing=0.1)) == pytest.approx(float(theirs), abs=1e-12)
+
+
+def test_the_rate_rises_linearly_and_falls_with_the_root() -> None:
+    rates = [noam_rate(n, d_model=512, warmup_step=4000) for n in (1, 2000, 4000, 16000)]
+    assert rates == pytest.approx([512**-0.5 * r for r in (4000**-1.5, 2000 * 4000**-1.5, 4000**-0.5, 16000**-0.5)])
+    assert max(noam_rate(n, d_model=8, warmup_step=10) for n in range(1, 50)) == noam_rate(
+        10, d_model=8, warmup_step=10
+    )
+
+
+def test_one_hypothesis_is_greedy() -> None:
+    model, (source_BS, _) = small_model(), some_pairs()
+    one = greedy(model, source_BS, max_len=7)
+    two, _ = beam_search(model, source_BS, max_len=7, width=1)
+    assert torch.equal(one, two)
+    assert not ((one == BEGIN) | ((one == PAD) & (one.cumsum(1) == 0))).any()
+
+
+def test_the_score_is_that_of_the_sentence_under_the_model() -> None:
+    model, (source_BS, _) = small_model(), some_pairs()
+    token_BT, score_B = beam_search(model, source_BS, max_len=6, width=3, alpha=0.6)
+    logprob_BTV = model(source_BS, begun(token_BT))
+    right_BT = logprob_BTV.gather(-1, token_BT[..., None]).squeeze(-1) * (token_BT != PAD)
+    length_B = (token_BT != PAD).sum(1)
+    torch.testing.assert_close(score_B, right_BT.sum(1) / ((5 + length_B) / 6) ** 0.6)
+    assert length_penalty(7, 1.0) == 2
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> None:
+    model = small_model()
+    source_BS, found = torch.tensor([[3, 4, END], [5, 5, END]]), []
+    words = range(3, V)
+    ended = [(*s, END) for n in range(3) for s in itertools.product(words, repeat=n)]
+    sentences = [*ended, *itertools.product(words, repeat=3)]
+    for source_S in source_BS:
+        scores = {}
+        for sentence in sentences:
+            target_T = torch.tensor([sentence])
+            logprob_TV = model(source_S[None], begun(target_T))[0].detach()
+            total = float(logprob_TV.gather(-1, target_T[0, :, None]).sum())
+            scores[sentence] = total / ((5 + len(sentence)) / 6) ** alpha
+        found.append(max(scores.items(), key=lambda item: item[1]))
+    token_BT, score_B = beam_search(model, source_BS, max_len=3, width=64, alpha=alpha)
+    for (sentence, score), token_T, ours in zip(found, token_BT.tolist(), score_B.tolist(), strict=True):
+        assert [t for t in token_T if t != PAD] == list(sentence)
+        assert math.isclose(ours, score, abs_tol=1e-9)
+
+
+def test_a_wider_beam_finds_no_worse_sentences_on_the_whole() -> None:
+    model = small_model()
+    source_BS, _ = next(pairs("copy", n_word=N_WORD, batch_size=30, min_len=1, max_len=5, seed=1))
+    means = [float(beam_search(model, source_BS, max_len=6, width=w, alpha=0.0)[1].mean()) for w in (1, 4, 16)]
+    assert means[0] < means[1] <= means[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["copy", "reverse"])
+def test_it_learns(task: str) -> None:
+    sizes = {"n_word": 8, "batch_size": 64, "min_len": 1, "max_len": 6}
+    config = ModelConfig(n_token=11, n_layer=2, n_head=4, d_head=8, d_model=32, d_inner=64)
+    model = Seq2Seq(config)
+    untrained = share_right_of(model, task, sizes)
+    losses = list(train(model, pairs(task, seed=5, **sizes), n_update=700, warmup_step=150))
+    assert losses[-1] < losses[0]
+    assert untrained < 0.1
+    assert share_right_of(model, task, sizes) > 0.95
+
+
+def share_right_of(model: Seq2Seq, task: str, sizes: dict[str, int]) -> float:
+    """Of sequences that are not those of the training."""
+    source_BS, target_BT = next(pairs(task, seed=6, **sizes))
+    return share_right(greedy(model.eval(), source_BS, max_len=7), target_BT)
