@@ -83,7 +83,11 @@ def check(dtype: torch.dtype) -> list[dict[str, Any]]:
     results = []
     for case, kind in [(c, dtype) for c in cases + ODD] + [(c, torch.float32) for c in ODD[:4]]:
         limit = 2e-5 if kind == torch.float32 else 2e-2
-        errors = relative_errors(*case, kind)
+        try:
+            errors = relative_errors(*case, kind)
+        except Exception as error:  # a kernel that needs more shared memory than there is
+            print(f"WRONG {str(kind)[6:]} {case}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+            continue
         good = all(e <= limit for e in errors.values())  # False for NaN as well
         numbers = " ".join(f"{name} {e:.1e}" for name, e in errors.items())
         print(f"{'right' if good else 'WRONG'} {str(kind)[6:]} {case}: {numbers}", flush=True)

@@ -22,7 +22,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[tuple[str, int, int], Tile] = {
-    (name, columns, size): Tile(32 if columns * size > 256 else 64, 4, 2)
+    (name, columns, size): Tile(32 if columns * size > 256 else 64, 4, 1 if columns * size == 256 else 2)
     for name in ("forward", "queries", "keys", "places")
     for columns in (16, 32, 64, 128)
     for size in (2, 4)
