@@ -174,6 +174,8 @@ def test_what_cannot_be_served_is_refused() -> None:
         fused(*inputs(1, 1, 3, 5, 136), scale=1.0)
     with pytest.raises(ValueError, match="5 queries need as many keys"):
         fused(k, q, q, r, u, w, scale=1.0)
+    with pytest.raises(ValueError, match="dropout must be at least 0"):
+        fused(q, k, v, r, u, w, scale=1.0, dropout=1.0)
 
 
 def test_it_is_reached_by_name() -> None:

@@ -51,17 +51,17 @@ def fused(
     `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed is drawn from PyTorch's generator of the device.
 
     Raises:
-        ValueError: the dtypes differ or are not supported, the head is larger than 128, or there are fewer keys than
-            queries.
+        ValueError: the dtypes differ or are not supported, the head is larger than 128, there are fewer keys than
+            queries, or dropout is not in [0, 1).
     """
-    _check(q_BNTH, k_BNSH, v_BNSH, r_SNH)
+    _check(q_BNTH, k_BNSH, v_BNSH, r_SNH, dropout)
     seed = None
     if dropout > 0:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=q_BNTH.device)
     return _forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout)[0]
 
 
-def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor) -> None:
+def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropout: float) -> None:
     dtypes = {x.dtype for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH)}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.bfloat16, torch.float16}:
         names = ", ".join(sorted(map(str, dtypes)))
@@ -70,6 +70,8 @@ def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor) -> Non
         raise ValueError(f"fused attention takes heads of up to {MAX_HEAD}, not {q_BNTH.shape[3]}")
     if k_BNSH.shape[2] < q_BNTH.shape[2]:
         raise ValueError(f"{q_BNTH.shape[2]} queries need as many keys or more, not {k_BNSH.shape[2]}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
 
 
 @torch.library.custom_op("txl::rel_attention", mutates_args=())
@@ -278,8 +280,9 @@ def backward_places(call: Call, grad: Incoming) -> Tensor:
     """dr_SNH in float32. Where heads and distances are too few to fill a GPU, the batch is split."""
     from txl.ops.rel_attention import triton_kernels as kernels
 
-    B, N, _, S, *_ = call.numbers()
-    programs = _tiles(S, call.tile("places").side) * N
+    B, N, T, S, *_ = call.numbers()
+    side = call.tile("places").side
+    programs = _tiles(S + (1 - T) % side, side) * N
     splits = min(B, _tiles(4 * PROGRAMS, programs))
     dr_PSNH = empty((splits, S, N, call.H), grad.lse_BNT)
     kernels.backward_places[(programs * splits,)](

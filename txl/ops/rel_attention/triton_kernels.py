@@ -31,16 +31,28 @@ def _rows(ptr, row, n_rows, stride, HP: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _store_rows(ptr, tile, row, n_rows, stride, H: tl.constexpr, D: tl.constexpr):
     col = tl.arange(0, D)
-    there = (row < n_rows)[:, None] & (col < H)[None, :]
+    there = ((row >= 0) & (row < n_rows))[:, None] & (col < H)[None, :]
     tl.store(ptr + row[:, None] * stride + col[None, :], tile.to(ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _keep(SEED, bn, t, s, drop):
-    """Which probabilities dropout leaves: a Philox counter per (sequence and head, query, key)."""
-    s, t = tl.broadcast(s, t)
-    bits, _, _, _ = tl.philox(tl.load(SEED), s, t, bn, 0)
-    return tl.uint_to_uniform_float(bits) >= drop
+def _keep(SEED, bn, t0, s0, drop, W: tl.constexpr, axis: tl.constexpr):
+    """Which probabilities of a tile dropout leaves, keys along `axis`; s0 is a multiple of 4.
+
+    Philox has a counter per (sequence and head, query, group of four keys) and gives a number to each of the four.
+    """
+    query = t0 + tl.arange(0, W)
+    group = s0 // 4 + tl.arange(0, W // 4)
+    if axis == 1:
+        group, query = tl.broadcast(group[None, :], query[:, None])
+    else:
+        group, query = tl.broadcast(group[:, None], query[None, :])
+    a, b, c, d = tl.philox(tl.load(SEED), group, query, bn, 0)
+    limit = tl.cast(drop * 4294967296.0, tl.uint32)
+    kept = tl.join(tl.join(a >= limit, c >= limit), tl.join(b >= limit, d >= limit))
+    if axis == 0:
+        kept = tl.permute(kept, [0, 2, 3, 1])
+    return tl.reshape(kept, [W, W])
 
 
 @triton.jit
@@ -137,7 +149,7 @@ def _attend(acc, peak, total, left, qu, qw, k_ptr, v_ptr, r_ptr, SEED, lo, hi, t
         total = total * shrink + tl.sum(prob, 1)
         peak = higher
         if DROPOUT:
-            prob = tl.where(_keep(SEED, bn, t0 + m, s0 + n, drop), prob, 0.0)
+            prob = tl.where(_keep(SEED, bn, t0, s0, drop, W, 1), prob, 0.0)
         v = _rows(v_ptr, key, S, v_l, HP, D)
         acc = tl.dot(prob.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, peak, total, left
@@ -238,7 +250,7 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, SUM, SEED, scale, B, N
         prob = tl.exp2(tl.where(_visible(t0 + m, s0 + n, T, S, window), logit - lse, float("-inf")))
         dprob = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            dprob = tl.where(_keep(SEED, bn.to(tl.int32), t0 + m, s0 + n, drop), dprob / (1.0 - drop), 0.0)
+            dprob = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 1), dprob / (1.0 - drop), 0.0)
         dlogit = (prob * (dprob - delta)).to(k.dtype)
         dq = tl.dot(dlogit, k, dq, input_precision=PRECISION)
         dplace = _turn(dlogit, back, 1, W)
@@ -295,7 +307,7 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, SEED, scale, B, N
         dprob = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         passed = prob
         if DROPOUT:
-            keep = _keep(SEED, bn.to(tl.int32), t0 + m, s0 + n, drop)
+            keep = _keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 0)
             passed = tl.where(keep, prob / (1.0 - drop), 0.0)
             dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
         dv = tl.dot(passed.to(dout.dtype), dout, dv, input_precision=PRECISION)
@@ -314,13 +326,14 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
                     k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, splits, W: tl.constexpr,
                     H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                     DROPOUT: tl.constexpr):  # fmt: skip
-    """Parts of dr, (splits, S, N, H); tiles are (distances, queries).
+    """Parts of dr, (splits, S, N, H); tiles are (distances, queries), and the products with keys and values are turned.
 
-
-    Here it is the products with keys and values that are turned. Grid (tiles of W rows of r * N * splits); a split is every `splits`-th sequence of the batch.
+    The tiles are shifted so that they meet whole tiles of keys. Grid (tiles of W rows of r * N * splits); a split is
+    every `splits`-th sequence of the batch.
     """
-    tiles = tl.cdiv(S, W)
-    c0 = tl.program_id(0) % tiles * W
+    shift = (W - (T - 1) % W) % W
+    tiles = tl.cdiv(S + shift, W)
+    c0 = tl.program_id(0) % tiles * W - shift
     head = (tl.program_id(0) // tiles % N).to(tl.int64)
     split = tl.program_id(0) // tiles // N
     place_row = c0 + tl.arange(0, W)
@@ -356,10 +369,10 @@ def backward_places(QU, QW, K, V, R, DO, LSE, DELTA, DR, SEED, B, N, T, S, windo
         prob = tl.exp2(tl.where(there, logit - lse, float("-inf")))
         left = tl.dot(_rows(v_ptr, key, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
         right = tl.dot(_rows(v_ptr, key + W, S, v_l, HP, D), tl.trans(dout), input_precision=PRECISION)
-        dprob = _turn(tl.where(from_left, left, right), turn, 0, W)
         if DROPOUT:
-            keep = _keep(SEED, bn.to(tl.int32), t0 + m, s0 + m + n, drop)
-            dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
+            left = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0, drop, W, 0), left / (1.0 - drop), 0.0)
+            right = tl.where(_keep(SEED, bn.to(tl.int32), t0, s0 + W, drop, W, 0), right / (1.0 - drop), 0.0)
+        dprob = _turn(tl.where(from_left, left, right), turn, 0, W)
         dlogit = prob * (dprob - delta)
         dr = tl.dot(dlogit.to(qw.dtype), qw, dr, input_precision=PRECISION)
     dr_ptr = DR + (split.to(tl.int64) * S * N + head) * H
