@@ -14,6 +14,7 @@ from data_utils.wikitext import tokenise
 from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags, run
 from txl.config import GenerateConfig, UsageError
+from txl.evaluate import within
 from txl.sampling import generate
 
 _LOG = logging.getLogger("txl.generate")
@@ -27,6 +28,7 @@ def main(argv: Sequence[str]) -> None:
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = dataclasses.replace(checkpoint.context, ext_len=0, **{k: v for k, v in given.items() if v is not None})
+    context = within(context, len(prompt) + config.length)
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
     model.use_attention(config.attn_impl)
 

@@ -51,7 +51,7 @@ def predictor_of(
     convention: str, model: TransformerXL, context: Context
 ) -> "TransformerXL | OriginalMemory | ZeroMemory":
     """The model, with the memory that others give it."""
-    if convention == "original":
+    if convention == "original" and context.ext_len:
         return OriginalMemory(model)
     if convention == "huggingface":
         return ZeroMemory(model, context.mem_len)

@@ -469,6 +469,15 @@ def test_a_text_at_several_memory_lengths_makes_a_table(
     assert not (run_folder / "context.png").exists()
 
 
+def test_the_example_of_the_readme_gives_what_the_program_gives(run_folder: Path, score_text: ScoreText) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (example,) = (block for block in blocks if "score_text" in block)
+    names: dict[str, Any] = {}
+    exec(example.replace("runs/mine", str(run_folder)), names)
+    tokens = score_text("the name of the file")
+    assert names["nats"].tolist() == pytest.approx([t["nats"] for t in tokens], rel=1e-6)
+
+
 def test_rows_stand_in_the_order_of_the_memory_lengths(evaluate: Evaluate) -> None:
     assert [row["mem_len"] for row in evaluate("--mem_len", 16, 0, 4, "--split", "test")] == [16, 0, 4]
 
@@ -489,6 +498,13 @@ def tokens_of(out: str) -> list[str]:
     """The tokens of a printed text, `<eos>` being a line break; one that ends the output is not a token."""
     assert out.endswith("\n")
     return re.findall(r"\n|[^ \n]+", out[:-1])
+
+
+def test_a_memory_longer_than_any_text_is_no_burden(write: Write) -> None:
+    far = ["--mem_len", 2**31 - 1, "--clamp_len", 2**31 - 1, "--seed", 5]
+    written = write(*far, "--length", 30)
+    assert written == write("--mem_len", 40, "--seed", 5, "--length", 30)
+    assert written != write("--mem_len", 3, "--seed", 5, "--length", 30)
 
 
 def test_one_seed_writes_one_text(write: Write) -> None:

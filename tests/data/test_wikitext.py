@@ -46,7 +46,7 @@ def test_an_article_begins_with_a_heading_of_level_one() -> None:
 
 
 def test_what_lies_between_equals_signs_inside_a_paragraph_is_no_heading() -> None:
-    assert starts_of("\n = A = \n\n when = 1\n = 2 and x = \n= y\n\n") == [1]
+    assert starts_of("\n = A = \n\n when = 1\n = 2 and x = \n= y\n\n = 3 x = \n or so\n\n a\n = 4 x = \n\n b\n") == [1]
 
 
 def test_headings_need_no_blank_lines_where_there_are_none() -> None:
