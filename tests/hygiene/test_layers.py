@@ -18,7 +18,7 @@ FLOORS = [
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
-    {"testtime"},
+    {"testtime", "study"},
     {"training", "conventions", "report"},
     {"run", "cli"},
 ]
