@@ -20,6 +20,7 @@ FLOORS = [
     {"evaluate", "sampling", "meter"},
     {"testtime", "study"},
     {"training", "conventions", "report"},
+    {"pictures"},
     {"run", "cli"},
 ]
 FLOOR = {name: i for i, floor in enumerate(FLOORS) for name in floor}

@@ -23,7 +23,7 @@ CONTEXTS = [
 
 def measured(model: TransformerXL, context: Context, batch_size: int = 2) -> AttentionByDistance:
     stream = ScoringStream(IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2)
-    return attention_by_distance(model, stream, context)
+    return attention_by_distance(model, [stream], context)
 
 
 @pytest.mark.parametrize("shape", ["plain", "untie_r", "pre_lnorm"])
@@ -105,7 +105,7 @@ def test_the_json_leaves_out_bins_that_no_key_fell_in() -> None:
 def test_shares_of_a_text_add_up() -> None:
     model, context = build("plain"), Context(tgt_len=4)
     halves = [ScoringStream(IDS, batch_size=4, tgt_len=4, rank=rank, world=2) for rank in (0, 1)]
-    first, second = (attention_by_distance(model, half, context) for half in halves)
+    first, second = (attention_by_distance(model, [half], context) for half in halves)
     both, whole = first + second, measured(model, context, 1)
     assert both.n_query == whole.n_query
     torch.testing.assert_close(both.mass_LNK, whole.mass_LNK, rtol=1e-9, atol=1e-12)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from txl.attention import Attention
 from txl.config import Context, require
 from txl.distributed import Ranks
+from txl.evaluate import Segments
 from txl.memory import Span
 from txl.model import TransformerXL
 from txl.study.bins import bin_of_tensor, log_edges, spans
@@ -72,34 +73,33 @@ class AttentionByDistance:
         }
 
 
-def attention_by_distance(
-    model: TransformerXL, segments: Iterable[tuple[Tensor, Tensor, Tensor | None]], context: Context
-) -> AttentionByDistance:
+def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], context: Context) -> AttentionByDistance:
     """Read a text and average what each head attends to, as figure 5 of Dai et al. 2019 does, by distance.
 
     The probabilities are computed a second time from what each layer reads, row by row, and forgotten: memory grows
     with n_head x tgt_len x (mem_len + tgt_len), and no kernel has to form them.
 
     Args:
-        segments: what is counted of them is averaged over.
+        streams: each is read with an empty memory; what is counted of its segments is averaged over.
         context: of the pass; distances reach tgt_len + ext_len + mem_len - 1.
     Raises:
         UsageError: if the model's attention is no softmax over keys.
     """
     rule = model.config.attention
-    require(rule == "softmax", f"--attention: a model with --attention {rule} has no probability for each distance")
+    require(rule == "softmax", f"--attention_by_distance: a model of --attention {rule} does not attend by softmax")
     watch = _Watch(log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head)
     hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    memory = None
     try:
         with torch.no_grad():
-            for input_BT, target_BT, counted_BT in segments:
-                counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
-                watch.counted_BT = counted_BT.to(device)
-                _, memory = model(input_BT.to(device), memory, context)
+            for segments in streams:
+                memory = None
+                for input_BT, target_BT, counted_BT in segments:
+                    counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
+                    watch.counted_BT = counted_BT.to(device)
+                    _, memory = model(input_BT.to(device), memory, context)
     finally:
         model.train(was_training)
         for hook in hooks:

@@ -1,6 +1,6 @@
 """Where in a segment, and how long after the beginning of its document, a token is hard to predict."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.distributed import Ranks
-from txl.evaluate import Predictor
+from txl.evaluate import Predictor, Segments
 from txl.study.bins import bin_of, log_edges, spans
 
 
@@ -75,9 +75,7 @@ class LossByPosition:
         self._bins_BT: dict[str, np.ndarray] = {}
         self._counted_BT: np.ndarray | None = None
 
-    def segments(
-        self, segments: Iterable[tuple[Tensor, Tensor, Tensor | None]], first_B: np.ndarray
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """The same segments, looked at in passing. Row b begins at token first_B[b] of the text."""
         for k, segment in enumerate(segments):
             _, target_BT, counted_BT = segment

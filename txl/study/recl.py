@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from txl.config import Context
+from txl.evaluate import Segments
 from txl.log import perplexity
 from txl.model import TransformerXL
 
 THRESHOLD = 0.01
 SHARES = (0.1, 0.5, 1.0)
-Windows = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def recl(
 
 def losses_by_context(
     model: TransformerXL,
-    windows: Iterable[tuple[np.ndarray, Windows]],
+    windows: Iterable[tuple[np.ndarray, Segments]],
     context: Context,
     *,
     lengths: Sequence[int],
