@@ -1,11 +1,15 @@
 #!/usr/bin/env python
-"""Evaluate a trained Transformer-XL, at one memory length or at several, in one process or in many; or score any text:
+"""Evaluate a trained Transformer-XL, with contexts of one length or of several, in one process or in many; or score any
+text:
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
 python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
+python eval.py --recl RUN RUN ... --split test
 """
 
 import dataclasses
+import functools
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,46 +21,62 @@ from tqdm import tqdm
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
 from data_utils.free_text import encode_text, read_text
-from data_utils.stream import RowStream, ScoringStream, Segment, document_streams, equal_streams
+from data_utils.stream import RowStream, ScoringStream, Segment, document_streams, equal_streams, window_streams
 from data_utils.vocabulary import EOS, UNK, Vocab
 from data_utils.wikitext import article_starts
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
-from txl.config import Context, EvalConfig, UsageError
+from txl.config import Context, EvalConfig, StudyConfig, UsageError, require
 from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.distributed import Ranks, joined
 from txl.evaluate import Score, evaluate, score_text, within
 from txl.log import perplexity, say
 from txl.model import TransformerXL
-from txl.report import Row, as_tsv, require_outputs, show, tokens_of, write_results, write_tokens
+from txl.pictures import pictures_of, plot_recl, write_pictures
+from txl.report import Row, as_tsv, require_outputs, show, tokens_of, write_results, write_text, write_tokens
+from txl.study import recl
+from txl.study.attention_by_distance import attention_by_distance
+from txl.study.loss_by_position import LossByPosition
+from txl.study.peak_memory import PeakMemory
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, EvalConfig, DataConfig, description=__doc__ or "")
+    typed = read_flags(argv, EvalConfig, StudyConfig, DataConfig, description=__doc__ or "")
     with joined(timeout_s=3600) as ranks:
-        run_evaluation(typed, ranks)
+        if typed.get("recl"):
+            compare_context_lengths(typed, ranks)
+        else:
+            run_evaluation(typed, ranks)
 
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Score splits or a text at the look-backs asked for."""
-    config = build(EvalConfig, typed)
+    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     contexts = look_backs(config, checkpoint.context)
     if config.text is None:
-        score_splits(typed, config, checkpoint, contexts, ranks)
-    elif ranks.is_main:  # it is one stream
+        score_splits(typed, config, study, checkpoint, contexts, ranks)
+        return
+    for name in ("loss_by_position", "attention_by_distance"):
+        require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
+    if ranks.is_main:  # it is one stream
         score_file(config.text, config, checkpoint, contexts, ranks)
 
 
 def score_splits(
-    typed: Typed, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+    typed: Typed,
+    config: EvalConfig,
+    study: StudyConfig,
+    checkpoint: Checkpoint,
+    contexts: Sequence[Context],
+    ranks: Ranks,
 ) -> None:
     """Score the splits, the streams shared out over processes; rank 0 tells."""
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits)
     if ranks.is_main:
-        require_outputs(config)
+        require_outputs(config, pictures_of(config, study))
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
 
@@ -64,14 +84,18 @@ def score_splits(
     for split in splits:
         ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, corpus.vocab, ids, split, context, config, ranks)
+            row = score(model, corpus.vocab, ids, split, context, config, study, ranks)
             rows.append(row)
             if ranks.is_main:
                 nats = row.score.nats_per_token
-                say(f"| {split} | mem_len {context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}")
+                say(
+                    f"| {split} | tgt_len {context.tgt_len:5d} | mem_len {context.mem_len:5d} "
+                    f"| loss {nats:5.2f} | ppl {perplexity(nats):9.3f}"
+                )
     if ranks.is_main:
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
+        write_pictures(rows, pictures_of(config, study))
 
 
 def score_file(
@@ -88,10 +112,10 @@ def score_file(
 
     rows, nats = [], []
     for context in contexts:
-        start = time.perf_counter()
+        start, peak = time.perf_counter(), PeakMemory(ranks.device)
         nll_N = score_text(model, before + ids, within(context, len(before + ids)), first=len(before))
         seconds = time.perf_counter() - start
-        rows.append(Row("text", context, Score.of(nll_N, np.array(ids), vocab.sizes), seconds))
+        rows.append(Row("text", context, Score.of(nll_N, np.array(ids), vocab.sizes), seconds, peak.bytes()))
         nats = nll_N.tolist()
     tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
     if config.per_token == "-":
@@ -104,11 +128,14 @@ def score_file(
 
 
 def look_backs(config: EvalConfig, trained: Context) -> list[Context]:
-    """One look-back for each memory length asked for; what was not given is as in training."""
-    given = {name: getattr(config, name) for name in ("tgt_len", "ext_len", "clamp_len", "same_length")}
+    """One look-back for each segment and memory length asked for; what was not given is as in training."""
+    given = {name: getattr(config, name) for name in ("ext_len", "clamp_len", "same_length")}
     given = {name: value for name, value in given.items() if value is not None}
-    mem_lens = config.mem_len or (trained.mem_len,)
-    return [dataclasses.replace(trained, **given, mem_len=mem_len) for mem_len in mem_lens]
+    return [
+        dataclasses.replace(trained, **given, tgt_len=tgt_len, mem_len=mem_len)
+        for tgt_len in config.tgt_len or (trained.tgt_len,)
+        for mem_len in config.mem_len or (trained.mem_len,)
+    ]
 
 
 def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
@@ -144,10 +171,10 @@ def score(
     split: str,
     context: Context,
     config: EvalConfig,
+    study: StudyConfig,
     ranks: Ranks,
 ) -> Row:
     """A split with one look-back, the streams shared out over processes."""
-    start = time.perf_counter()
     seen = context_of(config.convention, context)
     predictor = predictor_of(config.convention, model, seen)
     if config.convention != "huggingface":  # whose memory begins full, so that its length makes a difference
@@ -155,12 +182,34 @@ def score(
     n_warmup = n_warmup_of(config.convention, context, seen, n_layer=model.config.n_layer)
     streams = cut(ids, vocab, seen, n_warmup, config, ranks)
     n_segment = sum(map(len, streams))
-    hidden = None if ranks.is_main else True  # None: where there is a terminal
-    with tqdm(total=n_segment, desc=f"{split} mem_len {context.mem_len}", leave=False, disable=hidden) as bar:
-        shares = [
-            evaluate(model, ticking(stream, bar), seen, predictor=predictor, sizes=vocab.sizes) for stream in streams
-        ]
-    return Row(split, context, Score.total(shares).over(ranks), time.perf_counter() - start)
+    watch = None
+    if study.loss_by_position:
+        watch = LossByPosition(predictor, seen, n_token=len(ids), starts=starts_where_known(ids, vocab))
+    start, peak = time.perf_counter(), PeakMemory(ranks.device)
+    shares = []
+    with progress(f"{split} mem_len {context.mem_len}", n_segment, ranks) as bar:
+        for stream in streams:
+            segments = ticking(stream, bar)
+            if watch:
+                segments = watch.segments(segments, stream.first_B)
+            shares.append(evaluate(model, segments, seen, predictor=watch or predictor, sizes=vocab.sizes))
+    result = Score.total(shares).over(ranks)
+    seconds = time.perf_counter() - start
+    peaks = ranks.gathered(peak.bytes())
+    attention = None
+    if study.attention_by_distance:
+        with progress(f"{split} attention", n_segment, ranks) as bar:
+            mine = attention_by_distance(model, (ticking(stream, bar) for stream in streams), seen)
+        attention = mine.over(ranks)
+    return Row(
+        split,
+        context,
+        result,
+        seconds,
+        peak_bytes=None if None in peaks else max(peaks),
+        losses=watch.over(ranks) if watch else {},
+        attention=attention,
+    )
 
 
 def cut(
@@ -174,6 +223,103 @@ def cut(
     if config.convention == "txl":
         return [ScoringStream(ids, n_warmup=n_warmup, **lengths, **share)]
     return [equal_streams(ids, n_warmup=n_warmup, **lengths, **share)]
+
+
+def starts_where_known(ids: np.ndarray, vocab: Vocab) -> np.ndarray | None:
+    """Places where documents begin, or None where no heading tells."""
+    try:
+        return article_starts(ids, vocab)
+    except DataError:
+        return None
+
+
+def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
+    """The relative effective context length of several runs, on one split; rank 0 tells."""
+    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
+    checkpoints = comparable(typed, config, study)
+    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
+    ids = ranks.main_first(lambda: corpus.split(config.split))
+    longest = study.context_lengths[-1]
+    require(
+        len(ids) > longest,
+        f"--recl_longest {study.recl_longest}: no token of the {config.split} split ({len(ids)} tokens) has {longest} "
+        f"before it; use at most {len(ids) - 1}, or a longer text",
+    )
+    picture = Path(study.recl[0]) / "recl.png"
+    if ranks.is_main:
+        require_outputs(config, [picture])
+    nats_MCP = [losses_of(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
+    if ranks.is_main:
+        result = recl.recl(nats_MCP, study.context_lengths)
+        say(recl.table(result, study.recl))
+        plot_recl(picture, result, study.recl)
+        say(f"| picture: {picture}")
+        if config.json:
+            content = {"split": config.split, "recl": result.as_dict(study.recl)}
+            write_text(Path(config.json), json.dumps(content, indent=1) + "\n")
+
+
+def comparable(typed: Typed, config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
+    """The runs of --recl.
+
+    Raises:
+        UsageError: if they cannot be compared, or something else is asked for at the same time.
+    """
+    require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
+    require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
+    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance"):
+        require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
+    for name in ("tgt_len", "mem_len"):
+        lengths = " ".join(map(str, getattr(config, name)))
+        require(
+            len(getattr(config, name)) < 2,
+            f"--{name} {lengths}: --recl tries contexts of its own lengths; give one value at most",
+        )
+    try:
+        checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
+    except UsageError as error:
+        raise UsageError(str(error).replace("--work_dir", "--recl")) from None
+    first, *others = checkpoints
+    for other in others:
+        require(
+            other.attachment("vocab.txt") == first.attachment("vocab.txt"),
+            f"--recl {other.folder}: its vocabulary is not that of {first.folder}; losses of the same tokens are "
+            f"compared, so leave out one of the two",
+        )
+    return checkpoints
+
+
+def losses_of(
+    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
+) -> np.ndarray:
+    """Nats by context length and position, of one run; the windows are shared out over processes."""
+    (context,) = look_backs(config, checkpoint.context)
+    streams = window_streams(
+        ids,
+        length=study.context_lengths[-1],
+        every=study.recl_every,
+        batch_size=config.batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        rank=ranks.rank,
+        world=ranks.world,
+    )
+    model = load_model(checkpoint).to(ranks.device)
+    with progress(checkpoint.folder.name, sum(map(len, streams)), ranks) as bar:
+        nats_CP = recl.losses_by_context(
+            model,
+            ((stream.first_B, ticking(stream, bar)) for stream in streams),
+            context,
+            lengths=study.context_lengths,
+            every=study.recl_every,
+            n_token=len(ids),
+        )
+    return functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
+
+
+def progress(what: str, n_segment: int, ranks: Ranks) -> tqdm:
+    """A progress bar on rank 0, where there is a terminal."""
+    return tqdm(total=n_segment, desc=what, unit="segment", leave=False, disable=None if ranks.is_main else True)
 
 
 def ticking(stream: RowStream, bar: tqdm) -> Iterator[Segment]:

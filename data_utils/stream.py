@@ -263,6 +263,39 @@ def document_streams(
     ]
 
 
+def window_streams(
+    ids: np.ndarray,
+    *,
+    length: int,
+    every: int,
+    batch_size: int,
+    tgt_len: int,
+    ext_len: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> list[RowStream]:
+    """Windows of `length` tokens, one from every `every`-th token on, batch_size of them side by side, each group to be
+    read with a fresh memory.
+
+    Args:
+        rank, world: of the groups, those of one of `world` processes.
+    """
+    last = len(ids) - 1
+    starts = np.arange(0, last, every)
+    groups = [starts[i : i + batch_size] for i in range(0, len(starts), batch_size)]
+    return [
+        RowStream(
+            ids,
+            first_B=group,
+            last_B=np.minimum(group + length, last),
+            n_warmup_B=np.zeros(len(group), dtype=np.int64),
+            tgt_len=tgt_len,
+            ext_len=ext_len,
+        )
+        for group in groups[rank::world]
+    ]
+
+
 def require_a_target(ids: np.ndarray) -> None:
     """Raise `DataError` unless there is a token with one before it to predict it from."""
     if len(ids) < 2:

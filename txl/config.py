@@ -285,7 +285,9 @@ class EvalConfig:
         "never", "document: each article, known by a heading like = Title =, is read with an empty memory"
     )
     batch_size: int = option(10, "streams read side by side; with --convention txl the result does not depend on it")
-    tgt_len: int | None = option(None, "tokens to predict in a segment")
+    tgt_len: tuple[int, ...] = option(
+        (), "tokens to predict in a segment; several values are tried with each --mem_len"
+    )
     mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and a plot, context.png")
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
@@ -326,7 +328,52 @@ class EvalConfig:
                 self.per_token == "-" or self.per_token.endswith((".tsv", ".json")),
                 f"--per_token {self.per_token}: its name says how it is written; end it in .tsv or .json",
             )
-            require(len(self.mem_len) <= 1, "--per_token: is written for one memory length; give --mem_len one value")
+            for name in ("tgt_len", "mem_len"):
+                lengths = getattr(self, name)
+                require(len(lengths) <= 1, f"--per_token: is written for one --{name}; give it one value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """What is studied of the length of the context besides perplexity.
+
+    Raises:
+        UsageError: on lengths outside their range.
+    """
+
+    loss_by_position: bool = option(
+        False, "loss by position in the segment and since the document began; tables and position.png in --work_dir"
+    )
+    attention_by_distance: bool = option(
+        False, "read the text once more for how far back each head looks; attention.png in --work_dir"
+    )
+    recl: tuple[str, ...] = option(
+        (),
+        "runs, or checkpoints, whose relative effective context lengths are measured on one split; a table, and "
+        "recl.png in the first",
+    )
+    recl_step: int = option(100, "the context grows by so many tokens at a time, from so many on")
+    recl_longest: int = option(1000, "the longest context that is tried")
+    recl_every: int = option(
+        20, "read anew from every so-many-th token on; contexts are shorter by less than this, 1 is exact and slow"
+    )
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "recl_every")
+        require(
+            self.recl_every <= self.recl_step,
+            f"--recl_every {self.recl_every}: must not be above --recl_step ({self.recl_step}), or contexts of two "
+            f"lengths would be the same",
+        )
+        require(
+            self.recl_longest >= 2 * self.recl_step,
+            f"--recl_longest {self.recl_longest}: two lengths at least are compared; use at least {2 * self.recl_step}",
+        )
+
+    @property
+    def context_lengths(self) -> tuple[int, ...]:
+        """Those that RECL is measured with."""
+        return tuple(range(self.recl_step, self.recl_longest + 1, self.recl_step))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,38 @@
-"""What an evaluation shows: a table, a picture, a JSON file."""
+"""What an evaluation shows: tables, a JSON file, a file of tokens. Pictures of it are in `txl.pictures`."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.config import Context, EvalConfig
 from txl.evaluate import Score
 from txl.files import naming, written_whole
-from txl.log import say
-
-PICTURE = "context.png"
+from txl.log import perplexity, say
+from txl.study.attention_by_distance import AttentionByDistance
+from txl.study.loss_by_position import BinnedLoss
 
 
 @dataclass(frozen=True)
 class Row:
-    """One split scored with one look-back, its words counted."""
+    """One split scored with one look-back, its words counted.
+
+    Attributes:
+        seconds: of the scoring alone.
+        peak_bytes: the most memory that a process held meanwhile; None where that cannot be measured.
+        losses: by name, `position` and `distance`, what `txl.study.loss_by_position` has added up.
+        attention: where each head looks.
+    """
 
     split: str
     context: Context
     score: Score
     seconds: float
+    peak_bytes: int | None = None
+    losses: dict[str, BinnedLoss] = field(default_factory=dict)
+    attention: AttentionByDistance | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
@@ -38,18 +48,41 @@ class Row:
             "bits_per_byte": score.bits_per_byte,
             "word_perplexity": score.word_perplexity,
             "seconds": self.seconds,
+            "tokens_per_second": score.tokens / self.seconds,
+            "peak_bytes": self.peak_bytes,
+            **{f"loss_by_{name}": losses.as_dicts() for name, losses in self.losses.items()},
+            **({"attention_by_distance": self.attention.as_dict()} if self.attention else {}),
         }
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, in columns."""
-    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9}"]
+    lines = [
+        f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9} "
+        f"{'peak MiB':>9}"
+    ]
     for row in rows:
         score, context = row.score, row.context
         lines.append(
             f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
-            f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f}"
+            f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f} "
+            f"{'-' if row.peak_bytes is None else format(row.peak_bytes / 2**20, '.0f'):>9}"
         )
+    return "\n".join(lines)
+
+
+def loss_tables(row: Row) -> str:
+    """Nats per token by position and by distance, as text; nothing where they were not measured."""
+    titles = {"position": "position in the segment, from 0", "distance": "tokens since the document began, from 0"}
+    lines = []
+    for name, losses in row.losses.items():
+        lines.append(f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}: {titles[name]}")
+        lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
+        lines += [
+            f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
+            f"{perplexity(one['nats_per_token']):>11.3f}"
+            for one in losses.as_dicts()
+        ]
     return "\n".join(lines)
 
 
@@ -66,32 +99,29 @@ def counted(row: Row) -> str:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print the table, and what was counted in each split."""
+    """Print the tables, and what was counted in each split."""
+    for row in rows:
+        if row.losses:
+            say(loss_tables(row))
     say(table(rows))
     for row in {row.split: row for row in rows}.values():
         say(counted(row))
+        if row.losses and "distance" not in row.losses:
+            say(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
 
 
 def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
-    """The JSON, where asked for, and the picture, where there is something to plot."""
+    """The JSON, where asked for."""
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
         results = {"checkpoint": checkpoint, **how, "rows": [row.as_dict() for row in rows]}
         write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
-    if picture := picture_of(config):
-        plot_context(picture, rows)
-        say(f"| perplexity against memory: {picture}")
 
 
-def picture_of(config: EvalConfig) -> Path | None:
-    """Where perplexity is plotted against memory: for splits, at several lengths of it."""
-    return Path(config.work_dir) / PICTURE if config.text is None and len(config.mem_len) > 1 else None
-
-
-def require_outputs(config: EvalConfig) -> None:
+def require_outputs(config: EvalConfig, pictures: Iterable[Path] = ()) -> None:
     """Raise `OSError` unless all that shall be written can be, before an hour is spent on it."""
     per_token = None if config.per_token == "-" else config.per_token
-    for path in (config.json, per_token, picture_of(config)):
+    for path in (config.json, per_token, *pictures):
         if path:
             _require_writable(Path(path))
 
@@ -143,26 +173,3 @@ def _require_writable(path: Path) -> None:
         with written_whole(probe) as temporary:
             temporary.touch()
         probe.unlink()
-
-
-def plot_context(path: Path, rows: Sequence[Row]) -> None:
-    """A picture of perplexity against memory, a curve per split."""
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for split in dict.fromkeys(row.split for row in rows):
-        points = sorted((row.context.mem_len, row.score.perplexity) for row in rows if row.split == split)
-        axes.plot(*zip(*points, strict=True), marker="o", label=split)
-        for x, y in points:
-            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
-    lengths = sorted({row.context.mem_len for row in rows})
-    axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
-    axes.set_xticks(lengths, [str(m) for m in lengths], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.margins(y=0.15)
-    axes.set(xlabel="memory (tokens)", ylabel="perplexity", title="Perplexity as the memory grows")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with written_whole(path) as temporary:
-        figure.savefig(temporary, dpi=120)

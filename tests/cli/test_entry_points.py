@@ -203,7 +203,7 @@ def test_a_row_for_every_memory_length(evaluate: Evaluate) -> None:
 def test_the_table_shows_what_the_json_holds(call: Call, run_folder: Path, text: Path, evaluate: Evaluate) -> None:
     flags = ["--mem_len", 0, 4, 16]
     out = call("eval", "--work_dir", run_folder, "--data", text, *flags).out
-    shown = re.findall(r"^(\w+) +\d+ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +\d+$", out, flags=re.MULTILINE)
+    shown = re.findall(r"^(\w+) +\d+ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +\d+ +[\d-]+$", out, flags=re.MULTILINE)
     assert shown == [
         (r["split"], str(r["mem_len"]), str(r["tokens"]), f"{r['nats_per_token']:.4f}", f"{r['perplexity']:.3f}")
         for r in evaluate(*flags)

@@ -12,14 +12,14 @@ import pytest
 
 from data_utils.corpus import DataConfig
 from txl.cli import build, read_flags
-from txl.config import Context, EvalConfig, GenerateConfig, ModelConfig, TrainConfig, UsageError
+from txl.config import Context, EvalConfig, GenerateConfig, ModelConfig, StudyConfig, TrainConfig, UsageError
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
-    "eval": (EvalConfig, DataConfig),
+    "eval": (EvalConfig, StudyConfig, DataConfig),
     "generate": (GenerateConfig,),
 }
-CONFIGS = (TrainConfig, ModelConfig, Context, DataConfig, EvalConfig, GenerateConfig)
+CONFIGS = (TrainConfig, ModelConfig, Context, DataConfig, EvalConfig, StudyConfig, GenerateConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 
@@ -176,7 +176,7 @@ def test_a_published_evaluation_arrives_in_the_configuration(
     assert arrived("eval", EVAL_2019[name]) == {
         "data": "../data/wikitext-103/",
         "dataset": "wt103",
-        "tgt_len": tgt_len,
+        "tgt_len": (tgt_len,),
         "mem_len": (mem_len,),
         "clamp_len": clamp_len,
         "same_length": True,

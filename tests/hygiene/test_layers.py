@@ -18,8 +18,9 @@ FLOORS = [
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
-    {"testtime"},
+    {"testtime", "study"},
     {"training", "conventions", "report"},
+    {"pictures"},
     {"run", "cli"},
 ]
 FLOOR = {name: i for i, floor in enumerate(FLOORS) for name in floor}

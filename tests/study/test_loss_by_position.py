@@ -1,0 +1,91 @@
+"""Loss by position: the bins sum to what the evaluation counted, whatever it is cut into."""
+
+import numpy as np
+import pytest
+import torch
+
+from data_utils.stream import ScoringStream
+from tests.laws.conftest import build
+from txl import Context, TransformerXL
+from txl.distributed import Ranks
+from txl.evaluate import Score, evaluate, warmup_segments
+from txl.study.loss_by_position import BinnedLoss, LossByPosition
+
+IDS = np.random.default_rng(0).integers(0, 50, 151)
+STARTS = np.array([20, 21, 90])
+CONTEXTS = [
+    Context(tgt_len=4, mem_len=6),
+    Context(tgt_len=13, mem_len=0),
+    Context(tgt_len=5, mem_len=4, ext_len=3),
+    Context(tgt_len=200, mem_len=6),
+]
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def measured(
+    model: TransformerXL, context: Context, *, batch_size: int, starts: np.ndarray | None = STARTS
+) -> tuple[Score, dict[str, BinnedLoss]]:
+    stream = ScoringStream(
+        IDS,
+        batch_size=batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        n_warmup=warmup_segments(model.config.n_layer, context),
+    )
+    watch = LossByPosition(model, context, n_token=len(IDS), starts=starts)
+    score = evaluate(model, watch.segments(stream, stream.first_B), context, predictor=watch)
+    return score, watch.over(ALONE)
+
+
+def nats_by_the_book(model: TransformerXL, context: Context) -> dict[int, float]:
+    """Nats of each token by its place in the text, read in one row."""
+    ids, memory, nats = torch.from_numpy(IDS), None, {}
+    for begin in range(0, len(IDS) - 1, context.tgt_len):
+        piece = ids[begin : begin + context.tgt_len + 1]
+        first = max(0, begin - context.ext_len)
+        hidden, memory = model(ids[None, first : begin + len(piece) - 1], memory, context)
+        logprob = model.log_prob(hidden[0, begin - first :]).detach()
+        nats |= {begin + 1 + i: -float(logprob[i, token]) for i, token in enumerate(piece[1:])}
+    return nats
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_both_tables_sum_to_the_score(context: Context, batch_size: int) -> None:
+    score, tables = measured(build("adaptive", n_layer=2), context, batch_size=batch_size)
+    assert set(tables) == {"position", "distance"}
+    for table in tables.values():
+        assert table.tokens == score.tokens == len(IDS) - 1
+        assert table.nats == pytest.approx(score.nats, rel=1e-12)
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+def test_each_bin_is_a_sum_over_a_plain_loop(context: Context) -> None:
+    model = build("plain", n_layer=2)
+    tables = measured(model, context, batch_size=3)[1]
+    nats = nats_by_the_book(model, context)
+    position = {place: (place - 1) % context.tgt_len for place in nats}
+    distance = {place: place - max(start for start in (0, *STARTS) if start <= place) for place in nats}
+    for table, value in ((tables["position"], position), (tables["distance"], distance)):
+        for row in table.as_dicts():
+            inside = [place for place in nats if row["from"] <= value[place] <= row["to"]]
+            assert row["tokens"] == len(inside)
+            assert row["nats"] == pytest.approx(sum(nats[place] for place in inside), rel=1e-9)
+
+
+def test_a_text_without_documents_has_no_table_by_distance() -> None:
+    _, tables = measured(build("plain"), CONTEXTS[0], batch_size=2, starts=None)
+    assert set(tables) == {"position"}
+
+
+def test_watching_changes_no_loss() -> None:
+    model, context = build("plain"), CONTEXTS[0]
+    stream = ScoringStream(IDS, batch_size=2, tgt_len=4, n_warmup=6)
+    assert measured(model, context, batch_size=2)[0].nats == evaluate(model, stream, context).nats
+
+
+def test_bins_without_tokens_are_not_told() -> None:
+    assert BinnedLoss([0, 1, 2, 5], [0.0, 3.0, 4.0], [0, 2, 4]).as_dicts() == [
+        {"from": 1, "to": 1, "tokens": 2, "nats": 3.0, "nats_per_token": 1.5},
+        {"from": 2, "to": 4, "tokens": 4, "nats": 4.0, "nats_per_token": 1.0},
+    ]

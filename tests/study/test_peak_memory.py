@@ -1,0 +1,40 @@
+"""Peak memory is that of the work since the beginning of the measurement."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from txl.study import peak_memory
+from txl.study.peak_memory import PeakMemory
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.mark.skipif(PeakMemory(CPU).bytes() is None, reason="the peak cannot be measured here")
+def test_a_large_tensor_shows_and_is_forgotten_afterwards() -> None:
+    before = PeakMemory(CPU)
+    at_rest = before.bytes()
+    torch.ones(100 * MIB // 4)
+    with_tensor = before.bytes()
+    afterwards = PeakMemory(CPU).bytes()
+    assert at_rest is not None
+    assert with_tensor is not None
+    assert afterwards is not None
+    assert with_tensor - at_rest > 90 * MIB
+    assert with_tensor - afterwards > 90 * MIB
+
+
+def test_where_the_peak_cannot_be_forgotten_there_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "missing" / "clear_refs")
+    assert PeakMemory(CPU).bytes() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_where_forgetting_has_no_effect_there_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "status").write_text("VmHWM:\t  900000 kB\nVmRSS:\t  100000 kB\n")
+    monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "clear_refs")
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "status")
+    assert PeakMemory(CPU).bytes() is None

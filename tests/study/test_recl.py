@@ -1,0 +1,139 @@
+"""Relative effective context length: the formulas of the paper's appendix C, and the losses that they are fed with."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.laws.conftest import build
+from txl import Context, TransformerXL
+from txl.study.recl import losses_by_context, recl, table
+
+LENGTHS = (100, 200, 300, 400)
+IDS = np.random.default_rng(0).integers(0, 50, 60)
+
+
+def made_up(n_model: int = 3, n_position: int = 57) -> np.ndarray:
+    """Nats (M, C, P) that fall with the context, by less and less, and not at every position."""
+    dice = np.random.default_rng(1)
+    first = dice.exponential(3.0, (n_model, 1, n_position))
+    drops = dice.normal(0.1, 0.3, (n_model, len(LENGTHS), n_position)) / np.array([1, 2, 8, 40])[:, None]
+    return np.abs(first - drops.cumsum(1))
+
+
+def gain_by_the_book(nats: np.ndarray, i: int, c: int, long: int, r: float) -> float:
+    """g_i(c, c') of appendix C, position by position."""
+    positions = range(nats.shape[2])
+    b = {t: min(nats[m, c, t] for m in range(len(nats))) for t in positions}
+    chosen = sorted(positions, key=lambda t: (-b[t], t))[: round(r * len(b))]
+
+    def f(length: int) -> float:
+        return sum(min(b[t], nats[i, length, t]) for t in chosen) / len(chosen)
+
+    return (math.exp(f(c)) - math.exp(f(long))) / math.exp(f(c))
+
+
+@pytest.mark.parametrize("r", [0.1, 0.5, 1.0])
+def test_gains_are_those_of_the_formula(r: float) -> None:
+    nats = made_up()
+    result = recl(nats, LENGTHS, (r,))
+    for i in range(3):
+        for c in range(len(LENGTHS) - 1):
+            assert result.gains[i, 0, c] == pytest.approx(gain_by_the_book(nats, i, c, c + 1, r), rel=1e-12)
+
+
+@pytest.mark.parametrize("r", [0.1, 0.5, 1.0])
+def test_the_length_is_found_as_the_paper_finds_it(r: float) -> None:
+    nats = made_up()
+    for i in range(3):
+        c = 0
+        while c + 1 < len(LENGTHS) and gain_by_the_book(nats, i, c, c + 1, r) >= 0.01:
+            c += 1
+        expected = LENGTHS[c] if c + 1 < len(LENGTHS) else None
+        assert recl(nats, LENGTHS, (r,)).of(i, 0) == expected
+
+
+def test_a_model_alone_is_its_own_baseline() -> None:
+    short, long = np.array([2.0, 3.0]), np.array([1.0, 5.0])  # what got worse counts as it was
+    result = recl(np.stack([short, long])[None], (1, 2), (1.0,))
+    assert result.gains[0, 0, 0] == pytest.approx(1 - math.exp(2.0) / math.exp(2.5))
+
+
+def test_a_model_that_a_better_one_has_outrun_gains_nothing() -> None:
+    good, bad = np.full((2, 5), 1.0), np.stack([np.full(5, 4.0), np.full(5, 2.0)])
+    assert recl(np.stack([good, bad]), (1, 2), (1.0,)).gains.tolist() == [[[0.0]], [[0.0]]]
+
+
+def test_gains_at_all_lengths_give_a_lower_bound() -> None:
+    nats = np.stack([np.full(9, 4.0), np.full(9, 3.0), np.full(9, 2.0)])[None]
+    result = recl(nats, (10, 20, 30), (0.1, 1.0))
+    assert result.of(0, 0) is None
+    assert result.as_dict(["a"])["models"][0]["by_share"][0]["recl"] is None
+    assert ">= 30" in table(result, ["a"])
+
+
+# the losses
+
+
+def windows(
+    length: int, every: int, tgt_len: int, batch_size: int, *, n_window: int | None = None
+) -> Iterator[tuple[np.ndarray, list[tuple[torch.Tensor, torch.Tensor, None]]]]:
+    starts = np.arange(0, len(IDS) - 1, every)[:n_window]
+    padded = torch.from_numpy(np.append(IDS, np.zeros(length, dtype=np.int64)))
+    for group in np.array_split(starts, -(-len(starts) // batch_size)):
+        segments = []
+        for begin in range(0, length, tgt_len):
+            place_BT = torch.from_numpy(group[:, None] + np.arange(begin, min(begin + tgt_len, length)))
+            segments.append((padded[place_BT], padded[place_BT + 1], None))
+        yield group, segments
+
+
+def loss_by_the_book(model: TransformerXL, t: int, n_context: int, context: Context) -> float:
+    """Nats of token t, given the n_context tokens before it and nothing else."""
+    memory = None
+    for begin in range(t - n_context, t, context.tgt_len):
+        piece = torch.from_numpy(IDS[begin : min(begin + context.tgt_len, t)])
+        hidden, memory = model(piece[None], memory, context)
+    return -float(model.log_prob(hidden[0, -1])[IDS[t]])
+
+
+@pytest.mark.parametrize("shape", ["plain", "adaptive"])
+@pytest.mark.parametrize("context", [Context(tgt_len=4, mem_len=7), Context(tgt_len=20), Context(tgt_len=1, mem_len=3)])
+def test_with_a_window_from_every_token_each_loss_has_exactly_its_context(shape: str, context: Context) -> None:
+    model, lengths = build(shape), (3, 6, 9)
+    read = windows(9, 1, context.tgt_len, 5)
+    nats = losses_by_context(model, read, context, lengths=lengths, every=1, n_token=len(IDS))
+    assert nats.shape == (3, len(IDS) - 9)
+    with torch.no_grad():
+        for c, length in enumerate(lengths):
+            for t in (9, 10, 23, 58, 59):
+                expected = loss_by_the_book(model, t, length, context)
+                assert nats[c, t - 9] == pytest.approx(expected, rel=1e-6)
+
+
+def test_with_fewer_windows_a_context_is_shorter_by_less_than_their_distance() -> None:
+    model, context, lengths, every = build("plain"), Context(tgt_len=4, mem_len=20), (5, 10, 15), 3
+    read = windows(15, every, 4, 4)
+    nats = losses_by_context(model, read, context, lengths=lengths, every=every, n_token=len(IDS))
+    with torch.no_grad():
+        for c, length in enumerate(lengths):
+            for t in (15, 16, 17, 18, 58, 59):
+                begin = -(-(t - length) // every) * every
+                assert length - every < t - begin <= length
+                assert nats[c, t - 15] == pytest.approx(loss_by_the_book(model, t, t - begin, context), rel=1e-6)
+
+
+def test_what_no_window_reaches_is_no_number() -> None:
+    model, context = build("plain"), Context(tgt_len=5, mem_len=5)
+    read = windows(10, 1, 5, 4, n_window=8)
+    nats = losses_by_context(model, read, context, lengths=(5, 10), every=1, n_token=len(IDS))
+    assert np.isfinite(nats[1, :8]).all()
+    assert np.isnan(nats[:, 8:]).all()
+
+
+def test_the_mode_of_the_model_stays_as_it_was() -> None:
+    model = build("plain").train()
+    losses_by_context(model, windows(4, 2, 2, 4), Context(tgt_len=2), lengths=(2, 4), every=2, n_token=len(IDS))
+    assert model.training

@@ -1,0 +1,35 @@
+"""Sums over logarithmic bins of a distance."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_PER_OCTAVE = 2
+
+
+def log_edges(longest: int) -> list[int]:
+    """Where bins of distances 0 ... longest begin, and one past the end of the last: 0 1 2 3 4 6 8 11 16 ...
+
+    Two bins to an octave; below 4 every distance is a bin of its own. Bins of another `longest` are the same ones, but
+    for the last.
+    """
+    n = _PER_OCTAVE * int(longest + 1).bit_length()
+    places = {round(2 ** (k / _PER_OCTAVE)) for k in range(n + 1)}
+    return [0, *sorted(place for place in places if place <= longest), longest + 1]
+
+
+def spans(edges: list[int]) -> list[tuple[int, int]]:
+    """The first and the last distance of each bin."""
+    return [(begin, end - 1) for begin, end in pairwise(edges)]
+
+
+def bin_of(distance: np.ndarray, edges: list[int]) -> np.ndarray:
+    """The bin that each distance falls in, of the same shape."""
+    return np.searchsorted(np.asarray(edges), distance, side="right") - 1
+
+
+def bin_of_tensor(distance: Tensor, edges: list[int]) -> Tensor:
+    """The bin that each distance falls in, of the same shape, on its device."""
+    return torch.bucketize(distance, torch.tensor(edges, device=distance.device), right=True) - 1

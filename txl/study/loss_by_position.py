@@ -1,0 +1,132 @@
+"""Where in a segment, and how long after the beginning of its document, a token is hard to predict."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.distributed import Ranks
+from txl.evaluate import Predictor, Segments
+from txl.study.bins import bin_of, log_edges, spans
+
+
+@dataclass(frozen=True)
+class BinnedLoss:
+    """Nats and tokens by distance, in bins that are given by where they begin, and by where the last one ends.
+
+    Attributes:
+        edges: one more than there are bins.
+        nats_K, tokens_K: sums over the tokens of each bin.
+    """
+
+    edges: list[int]
+    nats_K: list[float]
+    tokens_K: list[int]
+
+    @property
+    def nats(self) -> float:
+        return sum(self.nats_K)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.tokens_K)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """JSON-ready, one for each bin that holds tokens; `from` and `to` are both in the bin."""
+        rows = zip(spans(self.edges), self.nats_K, self.tokens_K, strict=True)
+        return [
+            {"from": first, "to": last, "tokens": tokens, "nats": nats, "nats_per_token": nats / tokens}
+            for (first, last), nats, tokens in rows
+            if tokens
+        ]
+
+
+class LossByPosition:
+    """Watches an evaluation and adds up nats by the place of the target: a predictor, and a filter of segments.
+
+        watch = LossByPosition(model, context, n_token=len(ids), starts=starts)
+        score = evaluate(model, watch.segments(stream, stream.first_B), context, predictor=watch)
+
+    Both have to be used, so that the nats of a segment and the places of its targets come together. The bins of each
+    table sum to the score's nats and tokens. Nothing is kept per token.
+
+    Args:
+        predictor: what predicts.
+        context: of the evaluation.
+        n_token: length of the text.
+        starts: places where documents begin, ascending; what stands before the first is a document too. None: the
+            table by distance is left out.
+    """
+
+    def __init__(
+        self, predictor: Predictor, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None
+    ) -> None:
+        self._predictor, self._tgt_len = predictor, context.tgt_len
+        self._starts = None if starts is None else np.unique(np.append(starts, 0))
+        self._edges = {"position": log_edges(min(context.tgt_len, n_token) - 1)}
+        if self._starts is not None:
+            self._edges["distance"] = log_edges(int(np.diff(np.append(self._starts, n_token)).max()) - 1)
+        self._sums: dict[str, Tensor] = {}
+        self._counts = {name: np.zeros(len(edges) - 1, dtype=np.int64) for name, edges in self._edges.items()}
+        self._bins_BT: dict[str, np.ndarray] = {}
+        self._counted_BT: np.ndarray | None = None
+
+    def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """The same segments, looked at in passing. Row b begins at token first_B[b] of the text."""
+        for k, segment in enumerate(segments):
+            _, target_BT, counted_BT = segment
+            position_T = np.arange(target_BT.shape[1])
+            place_BT = first_B[:, None] + k * self._tgt_len + position_T + 1
+            counted_BT = np.ones(target_BT.shape, dtype=bool) if counted_BT is None else counted_BT.numpy()
+            self._counted_BT = counted_BT
+            self._bins_BT = {
+                name: bin_of(np.where(counted_BT, value_BT, 0), self._edges[name])
+                for name, value_BT in self._values(position_T, place_BT).items()
+            }
+            yield segment
+
+    def fresh_memory(self, batch_size: int) -> Any:
+        """See `Predictor`."""
+        return self._predictor.fresh_memory(batch_size)
+
+    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
+        """See `Predictor`."""
+        nll_BT, memory = self._predictor.nll(input_BT, target_BT, memory, context)
+        counted = self._counted_BT
+        assert counted is not None, "the segments do not come from `segments`"
+        nll_N = nll_BT[torch.from_numpy(counted).to(nll_BT.device)].double()
+        for name, edges in self._edges.items():
+            bin_N = self._bins_BT[name][counted]
+            zeros_K = nll_N.new_zeros(len(edges) - 1)
+            sums_K = self._sums.get(name, zeros_K)
+            self._sums[name] = sums_K + zeros_K.index_add(0, torch.from_numpy(bin_N).to(nll_N.device), nll_N)
+            self._counts[name] += np.bincount(bin_N, minlength=len(edges) - 1)
+        return nll_BT, memory
+
+    def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
+        """The tables, of all ranks' shares together: `position` in the segment, from 0; `distance` in tokens since the
+        first of the document, which has distance 0."""
+        mine = {
+            name: (self._sums[name].tolist() if name in self._sums else [0.0] * len(count_K), count_K.tolist())
+            for name, count_K in self._counts.items()
+        }
+        shares = ranks.gathered(mine)
+        return {
+            name: BinnedLoss(
+                edges,
+                [sum(nats) for nats in zip(*(share[name][0] for share in shares), strict=True)],
+                [sum(counts) for counts in zip(*(share[name][1] for share in shares), strict=True)],
+            )
+            for name, edges in self._edges.items()
+        }
+
+    def _values(self, position_T: np.ndarray, place_BT: np.ndarray) -> dict[str, np.ndarray]:
+        values = {"position": np.broadcast_to(position_T, place_BT.shape)}
+        if self._starts is not None:
+            document_BT = np.searchsorted(self._starts, place_BT, side="right") - 1
+            values["distance"] = place_BT - self._starts[np.maximum(document_BT, 0)]
+        return values
