@@ -209,6 +209,8 @@ class TransformerXL(nn.Module):
         """The way in which attention over a full memory is computed."""
         if self.config.attention != "softmax":
             return self.config.attention
+        if type(self.layers[0].attn.pos).relative is PositionEncoding.relative:
+            return "plain"
         impl = self.layers[0].attn.kernel.impl
         device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
         return fastest(device, n_key=n_key, needs_grad=needs_grad) if impl == "auto" else impl

@@ -48,6 +48,16 @@ def test_nats_do_not_depend_on_the_batch_size_or_the_ranks(context: Context, wor
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "shape", ["learned_relative_short", "rotary", "t5", "shaw", "relative_keys_short", "deberta", "alibi", "none"]
+)
+def test_with_every_encoding_of_distances_nats_do_not_depend_on_the_batch_size(shape: str) -> None:
+    model, context = build(shape, n_layer=2), Context(tgt_len=4, mem_len=6)
+    one = score(model, context, 1)
+    for batch_size in (2, 7):
+        assert score(model, context, batch_size).nats == pytest.approx(one.nats, rel=1e-9)
+
+
 @pytest.mark.parametrize("mem_len", [1, 6])
 def test_with_same_length_nats_do_not_depend_on_tgt_len(mem_len: int) -> None:
     model = build("plain", n_layer=2)
