@@ -25,12 +25,6 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
         super().__init__()
-        places_input = type(pos).layer_input is not PositionEncoding.layer_input
-        require(
-            not (config.reversible and places_input),
-            f"--reversible: --position {config.position} adds to what a layer reads, which could not be computed back; "
-            f"use another encoding, or layers that are not reversible",
-        )
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
         self.attn_drop = nn.Dropout(dropout)
@@ -40,9 +34,10 @@ class Layer(nn.Module):
 
     def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The state after the layer, (B, T, D)."""
-        if not self.reversible:
-            state, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
-        return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
+        if self.reversible:
+            return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
+        x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
+        return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span))
 
     def with_key_values(
         self, state: Tensor, remembered: KeyValue, place: Tensor, span: Span
@@ -58,8 +53,11 @@ class Layer(nn.Module):
         return state.chunk(2, dim=-1)[1] if self.reversible else state
 
     def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """What attention adds. With `pre_lnorm` the memory, kept unnormalised, is normalised when read."""
-        if self.pre_lnorm:
+        """What attention adds to stream 1. What an encoding adds to a layer's input is read, not left in stream 2."""
+        return self._attended(*self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span), feats, span)
+
+    def _attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        if self.pre_lnorm:  # the memory, kept unnormalised, is normalised when read
             x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
         return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
 

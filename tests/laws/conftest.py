@@ -47,8 +47,9 @@ Build = Callable[..., TransformerXL]
 
 
 def build(shape: str, **changes: object) -> TransformerXL:
-    if shape in NEEDED:
-        pytest.importorskip(NEEDED[shape])
+    for name in (shape, changes.get("position")):
+        if name in NEEDED:
+            pytest.importorskip(NEEDED[name])
     config = ModelConfig(
         **{"n_token": N_TOKEN, "n_layer": 3, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 20}
         | SHAPES[shape]

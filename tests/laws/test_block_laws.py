@@ -17,9 +17,7 @@ from txl.positions import POSITION_ENCODINGS, PositionEncoding
 from txl.reversible import reversible_layers
 
 REVERSIBLE = {"pre_lnorm": True, "reversible": True}
-SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
-if "n_position" in ModelConfig.__dataclass_fields__:
-    SMALL["n_position"] = 64
+SMALL = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 PAIRS = [("toy_none", rule) for rule in ATTENTION_KERNELS]
 PAIRS += [
     (name, rule)
@@ -79,9 +77,10 @@ def test_reversible_gradients_equal_the_stored_ones(position: str, rule: str, dr
     assert len(kept) == 4
 
 
+@pytest.mark.parametrize("position", ["rel_sinusoid", "sinusoid_input", "learned_per_layer", "t5"])
 @pytest.mark.parametrize("sizes", [[8, 16], [1] * 24, [7, 5, 12]], ids=str)
-def test_reversible_segments_equal_one_pass(token_BT: Tensor, sizes: list[int]) -> None:
-    model = build("plain", **REVERSIBLE)
+def test_reversible_segments_equal_one_pass(token_BT: Tensor, sizes: list[int], position: str) -> None:
+    model = build("plain", **REVERSIBLE, position=position, n_position=64)
     whole = read(model, token_BT, [24], FAR)[0]
     torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], whole)
     with torch.no_grad():

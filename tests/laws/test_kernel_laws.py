@@ -14,9 +14,7 @@ from txl.kernels import ATTENTION_KERNELS, redraw
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 SCORELESS = ("performer", "lsh")
-SMALL = {"n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
-if "n_position" in ModelConfig.__dataclass_fields__:
-    SMALL["n_position"] = 64
+SMALL = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 
 
 class Turned(PositionEncoding):
