@@ -117,7 +117,7 @@ def run_training(
         if ranks.is_main:
             n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
-            say(f"| attention: {model.attention_path(context, needs_grad=True)}")
+            say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
             say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
             metrics.start(
                 **provenance(),

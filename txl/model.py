@@ -198,20 +198,22 @@ class TransformerXL(nn.Module):
         Raises:
             UsageError: if it does not work on the model's device.
         """
-        reason = refusal(impl, next(self.parameters()).device)
+        reason = refusal(impl, next(self.parameters()).device, d_head=self.config.d_head)
         require(reason is None, f"--attn_impl {impl}: {reason}")
         for layer in self.layers:
             layer.attn.kernel.impl = impl
 
-    def attention_path(self, context: Context, *, needs_grad: bool) -> str:
-        """The way in which attention over a full memory is computed."""
+    def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
+        """The way in which attention over a full memory is computed, in numbers of `dtype`."""
         if self.config.attention != "softmax":
             return self.config.attention
         if type(self.layers[0].attn.pos).relative is PositionEncoding.relative:
             return "plain"
         impl = self.layers[0].attn.kernel.impl
+        if impl != "auto":
+            return impl
         device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
-        return fastest(device, n_key=n_key, needs_grad=needs_grad) if impl == "auto" else impl
+        return fastest(device, dtype, d_head=self.config.d_head, n_key=n_key, needs_grad=needs_grad)
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "fused": _fused,
 }
 
+_LARGEST_FUSED_HEAD = 128
 _LONG = 8192  # keys from which on tiles are faster than rows on a CPU, where no gradient is asked for
 
 
@@ -60,20 +62,35 @@ def rel_attention(
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     if impl == "auto":
         needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
-        impl = fastest(q_BNTH.device, n_key=k_BNSH.shape[2], needs_grad=needs_grad)
+        d_head, n_key = q_BNTH.shape[3], k_BNSH.shape[2]
+        impl = fastest(q_BNTH.device, q_BNTH.dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad)
     with torch.autocast(device, enabled=False) if narrows else nullcontext():
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
         )
 
 
-def refusal(impl: str, device: torch.device) -> str | None:
-    """Why an implementation does not work on a device, and what to do; None: it does."""
+def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
+    """Why an implementation does not work, and what to do; None: it does."""
     if impl != "fused":
         return None
-    return "needs a GPU; leave the flag out, or give dense or blockwise" if device.type != "cuda" else None
+    if device.type != "cuda":
+        return "needs a GPU; leave the flag out, or give dense or blockwise"
+    if find_spec("triton") is None:
+        return "needs Triton, which is not installed; pip install triton"
+    if d_head > _LARGEST_FUSED_HEAD:
+        return f"takes heads of up to {_LARGEST_FUSED_HEAD}, not {d_head}; give dense or blockwise"
+    return None
 
 
-def fastest(device: torch.device, *, n_key: int, needs_grad: bool) -> str:
-    """The implementation that `auto` stands for; README.md beside this file has what was measured."""
+def fastest(device: torch.device, dtype: torch.dtype, *, d_head: int, n_key: int, needs_grad: bool) -> str:
+    """The implementation that `auto` stands for.
+
+    On a GPU in half precision the fused one, where the hardware multiplies matrices of 16-bit numbers; in float32 it
+    would not, and spill registers, so that PyTorch's own products are left to it. Without gradients tiles beat rows
+    from some length on.
+    """
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    if is_half and refusal("fused", device, d_head=d_head) is None:
+        return "fused"
     return "blockwise" if not needs_grad and n_key >= _LONG else "dense"
