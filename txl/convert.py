@@ -184,6 +184,11 @@ def _read(state: Mapping[str, Tensor], name: str, config: ModelConfig) -> Tensor
     tensor = state[theirs].detach()
     parts = name.split(".")
     if theirs in _STACKED and config.position != "rel_sinusoid":
+        require(
+            len(tensor) == config.n_layer,
+            f"{theirs}: holds {len(tensor)} layers where the configuration asks for {config.n_layer}; give the "
+            f"constructor arguments the weights were trained with",
+        )
         own = _far_first(tensor, theirs)[int(parts[1])]
         return own.flatten(1) if parts[-1] == "p_RD" else own
     if parts[2:4] in (["attn", "q_net"], ["attn", "k_net"], ["attn", "v_net"]):

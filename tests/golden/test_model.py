@@ -28,9 +28,11 @@ class Golden:
         self.n_segment = self.config["n_seg"]
 
     def model(self) -> tuple[TransformerXL, Context]:
-        state = {k.removeprefix("param/"): self.read(k).double() for k in self.file.files if k.startswith("param/")}
-        model, context = from_kimiyoung(state, self.config["model"])
+        model, context = from_kimiyoung(self.state(), self.config["model"])
         return model.eval(), dataclasses.replace(context, **(self.config["reset"] or {}))
+
+    def state(self) -> dict[str, Tensor]:
+        return {k.removeprefix("param/"): self.read(k).double() for k in self.file.files if k.startswith("param/")}
 
     def read(self, key: str) -> Tensor:
         return torch.from_numpy(self.file[key])
@@ -178,8 +180,7 @@ def test_gradient_of_learned_positions_in_every_layer() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_export_is_the_inverse_of_import(name: str) -> None:
     golden = Golden(name)
-    exported = to_kimiyoung(golden.model()[0])
-    theirs = {k.removeprefix("param/"): golden.read(k).double() for k in golden.file.files if k.startswith("param/")}
+    exported, theirs = to_kimiyoung(golden.model()[0]), golden.state()
     assert exported.keys() == theirs.keys()
     assert all(torch.equal(exported[key], theirs[key]) for key in theirs)
 
@@ -215,3 +216,22 @@ def test_what_the_original_has_no_place_for_is_not_exported(settings: dict[str, 
 def test_an_attn_type_that_the_original_has_not_is_refused() -> None:
     with pytest.raises(UsageError, match="attn_type 4: the original has 0, 1, 2 and 3"):
         from_kimiyoung({}, {"attn_type": 4})
+
+
+def test_the_clamp_that_attn_type_3_ignored_is_dropped() -> None:
+    golden = Golden("attn3")
+    _, context = from_kimiyoung(golden.state(), golden.config["model"] | {"clamp_len": 4})
+    assert context.clamp_len == -1
+    assert from_kimiyoung(Golden("attn2").state(), Golden("attn2").config["model"] | {"clamp_len": 4})[1].clamp_len == 4
+
+
+@pytest.mark.parametrize("name", ["attn1", "attn3"])
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [({"n_layer": 2}, "r_.*: holds 3 layers where"), ({"mem_len": 9}, "r_emb: has the shape of .* where")],
+    ids=str,
+)
+def test_tables_that_do_not_fit_the_configuration_are_refused(name: str, wrong: dict[str, int], reason: str) -> None:
+    golden = Golden(name)
+    with pytest.raises(UsageError, match=reason):
+        from_kimiyoung(golden.state(), golden.config["model"] | wrong)
