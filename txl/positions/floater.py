@@ -25,6 +25,7 @@ class Floater(PositionEncoding):
     Differs from the paper: values carry no positions, so that hidden states can be remembered (its code adds them to
     values too); f is a net of full width, not a convolution; gradients go through the steps of the solver.
     Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
+    Cost: S steps of four evaluations of f, one after another; torchdiffeq waits for a GPU at each.
     Beyond the trained length: works; the path goes on as the equation says. Needs torchdiffeq.
     """
 
