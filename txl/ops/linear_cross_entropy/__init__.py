@@ -58,9 +58,9 @@ def grouped_linear_cross_entropy(
 
 def _product_dtype(hidden_LE: Tensor) -> torch.dtype:
     device = hidden_LE.device.type
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device) and hidden_LE.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return hidden_LE.dtype
+    if hidden_LE.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
+        return hidden_LE.dtype
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_LE.dtype
 
 
 @torch.library.custom_op("txl::linear_cross_entropy", mutates_args=())
