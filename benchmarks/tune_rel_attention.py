@@ -46,7 +46,6 @@ ODD = [  # B, N, H, T, S, window
 ]
 CANDIDATES = [
     (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
-    (128, 8, 2),
 ]  # fmt: skip
 KERNELS = ("forward", "queries", "keys", "places")
 NAMES = ("out", "dq", "dk", "dv", "dr", "du", "dw")

@@ -271,7 +271,7 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, SEED, scale, B, N
                   k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l,
                   W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                   DROPOUT: tl.constexpr):  # fmt: skip
-    """dk, dv and these keys' part of du, (B, tiles, N, H); tiles are (keys, queries). Grid (tiles of keys * B * N)."""
+    """dk, dv and their part of du, (B, tiles, N, H); tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
     tiles = tl.cdiv(S, W)
     bn = (tl.program_id(0) // tiles).to(tl.int64)
     s0 = tl.program_id(0) % tiles * W

@@ -1,0 +1,36 @@
+"""The kernels of fused attention compile for an H100 or H200 and fit on it. Needs no GPU: ptxas comes with Triton."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
+
+ROOT = Path(__file__).parents[2]
+SHARED_BYTES = 227 * 1024  # what one program may have on sm_90
+CASES = [
+    (64, "bfloat16", 0.0),
+    *(pytest.param(H, "bfloat16", 0.0, marks=pytest.mark.slow) for H in (41, 128)),
+    pytest.param(64, "float32", 0.0, marks=pytest.mark.slow),
+    pytest.param(64, "float16", 0.1, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("H", "dtype", "dropout"), CASES)
+def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dropout: float, tmp_path: Path) -> None:
+    """At most 48 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "benchmarks.aot", "--head", str(H), "--dtype", dtype, "--dropout", str(dropout)]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
+    kernels = re.findall(r"^(\w+) +\d+ +\d+ +\d+ \| +(\d+) +(\d+) +(\d+) \|(.*)$", out, re.MULTILINE)
+    names = {name for name, *_ in kernels}
+    assert names >= {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
+    for name, _registers, stack, shared, instructions in kernels:
+        assert int(shared) <= SHARED_BYTES, f"{name}: {shared} bytes of shared memory"
+        spills = re.search(r"STL (\d+)", instructions)
+        assert spills is None or int(spills[1]) <= 48, f"{name}: {spills[1]} spills, {stack} bytes"
+    assert "MMA" in out or dtype == "float32"
