@@ -210,6 +210,17 @@ def test_many_small_gradients_add_up_in_half_precision(same: bool) -> None:
     torch.testing.assert_close(weight_VE.grad[0], (weight_L.sum() / 4).expand(2), rtol=1e-3, atol=0)
 
 
+def test_the_backward_pass_fills_no_table_with_zeros() -> None:
+    """As it would for the gradients of gradients that were made with the loss."""
+    weight_VE = torch.randn(90, 70, requires_grad=True)
+    nll_L = op.linear_cross_entropy(torch.randn(3, 70), weight_VE, torch.zeros(90), torch.arange(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        nll_L.sum().backward()
+    zeros = [event for event in profile.events() if event.name in ("aten::zeros", "aten::zeros_like")]
+    assert len(profile.events()) > 5
+    assert [event.name for event in zeros if [90, 70] in (event.concrete_inputs or []) + event.input_shapes] == []
+
+
 class LargestTensor(TorchDispatchMode):
     """Notes the most elements that the memory of any result has."""
 
