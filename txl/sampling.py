@@ -16,6 +16,7 @@ from torch import Tensor
 
 from txl.adaptive import AdaptiveSoftmax
 from txl.config import Context
+from txl.graphed import Graphed
 from txl.model import TransformerXL
 
 
@@ -48,11 +49,12 @@ def generate(
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     rule = Rule(temperature=temperature, top_k=top_k, top_p=top_p)
     segments = torch.tensor([list(prompt)]).split(context.tgt_len, dim=1)
-    memory = model.fresh_memory(1)
+    reader = Graphed(model) if device.type == "cuda" else model
+    memory = reader.fresh_memory(1)
     for _ in range(length):
         with torch.inference_mode():
             for segment_BT in segments:
-                hidden_BTD, memory = model(segment_BT, memory, context)
+                hidden_BTD, memory = reader(segment_BT, memory, context)
             words = NextWord(model.softmax, hidden_BTD[0, -1], banned)
             token = words.draw(rule, lambda weight_U: int(torch.multinomial(weight_U, 1, generator=generator)))
         segments = (torch.tensor([[token]]),)
