@@ -83,6 +83,14 @@ def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, wind
     assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
 
 
+def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 64 turn in halves."""
+    monkeypatch.setattr(module, "TILES", {key: Tile(64, 4, 2) for key in module.TILES})
+    args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24, device=DEVICE)
+    expected = with_gradients(naive, in_float64(args), dout.double(), window=149)
+    assert_close(with_gradients(fused, args, dout, window=149), expected, TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("window", [-1, 40])
 def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few queries over a long memory; the last splits see nothing where the window or the future hides their keys."""
@@ -133,8 +141,13 @@ def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
 
 
 @pytest.mark.parametrize("window", [-1, 11])
-def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int) -> None:
-    """The mask is read off a run whose values are the identity, then applied to the definition."""
+def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask is read off a run whose values are the identity, then applied to the definition.
+
+    It must not depend on tiles either: those of the backward are of several sizes.
+    """
+    sides = {"forward": 16, "queries": 32, "keys": 16, "places": 32}
+    monkeypatch.setattr(module, "TILES", {key: Tile(sides[key[0]], 4, 2) for key in module.TILES})
     B, N, T, S, H = 2, 2, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
     options = {"scale": H**-0.5, "window": window}
