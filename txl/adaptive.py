@@ -129,17 +129,44 @@ class AdaptiveSoftmax(nn.Module):
             ValueError: if an id lies outside the vocabulary (looked at where the ids are on the CPU).
         """
         _check_ids(target, self.n_token)
-        hidden_LD = hidden.flatten(0, -2)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
+        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
+        head_nll_L, *tail_nlls = self._nlls(hiddens, target_M, lengths)
+        if self.n_tail:
+            head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
+        return head_nll_L.view(target.shape)
+
+    def smoothing(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """What label smoothing adds to the nats of each target, per unit of smoothing; arguments and order as in `nll`.
+
+        With smoothing e the target of a softmax over C columns is 1 - e of the right column and e / C of every column
+        (Szegedy et al. 2016, sec. 7). Its cross-entropy exceeds the nats by e (right logit - mean logit), which is what
+        is returned, without e, and needs no other logits. A word of the shortlist goes through the softmax of the
+        head, a word of a tail cluster also through the cluster's: each is smoothed over its own columns.
+        """
+        target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
+        gaps = []
+        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
+        for i, (hidden_LE, column_L) in enumerate(zip(hiddens, target_M.split(lengths), strict=True)):
+            weight_CE, bias_C = self._table(i)
+            if i == 0 and self.n_tail:
+                weight_CE = torch.cat([weight_CE, self.cluster_weight])
+                bias_C = torch.cat([bias_C, self.cluster_bias])
+            apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
+            gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
+        head_L, *tails = gaps
+        if self.n_tail:
+            head_L = head_L.index_add(0, order_P, torch.cat(tails))
+        return head_L.view(target.shape)
+
+    def _hiddens(self, hidden_LD: Tensor, order_P: Tensor, lengths: list[int]) -> list[Tensor]:
+        """The hidden states of the tokens of each cluster, of all tokens in the head, as the cluster sees them."""
         hiddens = [hidden_LD]
         if self.n_tail:
             hiddens += hidden_LD.index_select(0, order_P).split(lengths[1:])
         if len(self.projs):
             hiddens = [hidden @ proj for hidden, proj in zip(hiddens, self.projs, strict=True)]
-        head_nll_L, *tail_nlls = self._nlls(hiddens, target_M, lengths)
-        if self.n_tail:
-            head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
-        return head_nll_L.view(target.shape)
+        return hiddens
 
     def _nlls(self, hiddens: Sequence[Tensor], target_M: Tensor, lengths: list[int]) -> Sequence[Tensor]:
         """Nats of the tokens of each cluster, of all tokens in the head."""
@@ -194,6 +221,10 @@ class AdaptiveSoftmax(nn.Module):
         """The hidden state as cluster i sees it, and the cluster's weight and bias; the head is cluster 0."""
         if len(self.projs):
             hidden = hidden @ self.projs[i]
+        return hidden, *self._table(i)
+
+    def _table(self, i: int) -> tuple[Tensor, Tensor]:
+        """The weight and bias of cluster i's words."""
         if len(self.tables) > 1:
-            return hidden, self.tables[i], self.biases[i]
-        return hidden, self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]
+            return self.tables[i], self.biases[i]
+        return self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]

@@ -209,6 +209,9 @@ class TrainConfig:
     clip: float = option(0.25, "largest norm of the gradient")
     dropout: float = option(0.0, "dropout of embeddings, positions, sub-layer outputs and the last hidden states")
     dropatt: float = option(0.0, "dropout of the attention probabilities")
+    label_smoothing: float = option(
+        0.0, "share of the target spread over all columns of a softmax, in training; what is logged is not smoothed"
+    )
     init: Literal["normal", "uniform"] = option("normal", "distribution the weights are drawn from")
     init_range: float = option(0.1, "uniform: weights are drawn from U(-init_range, init_range)")
     init_std: float = option(0.02, "normal: weights are drawn from N(0, init_std)")
@@ -257,7 +260,7 @@ class TrainConfig:
         for name in ("lr", "clip", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):
             value = getattr(self, name)
             require(value is None or value > 0, f"--{name} {value}: must be above 0")
-        for name in ("dropout", "dropatt"):
+        for name in ("dropout", "dropatt", "label_smoothing"):
             value = getattr(self, name)
             require(0 <= value < 1, f"--{name} {value}: must be at least 0 and below 1")
         require(

@@ -79,16 +79,26 @@ class Outcome:
 
 
 class _Nats(nn.Module):
-    """`model.nll` as a forward pass, which is what DistributedDataParallel wraps."""
+    """The loss of each target, its nats and the memory, as a forward pass, which is what DistributedDataParallel wraps.
 
-    def __init__(self, model: TransformerXL) -> None:
+    Loss and nats differ by what label smoothing adds.
+    """
+
+    def __init__(self, model: TransformerXL, label_smoothing: float) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing = model, label_smoothing
 
     def forward(
         self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
-    ) -> tuple[Tensor, Memory]:
-        return self.model.nll(input_BT, target_BT, memory, context)
+    ) -> tuple[Tensor, Tensor, Memory]:
+        if not self.label_smoothing:
+            nll_BT, memory = self.model.nll(input_BT, target_BT, memory, context)
+            return nll_BT, nll_BT.detach(), memory
+        hidden_BTD, memory = self.model(input_BT, memory, context)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
+        added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
+        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), memory
 
 
 class TrainState:
@@ -107,7 +117,7 @@ class TrainState:
         if config.compile:
             for layer in model.layers:
                 layer.compile()
-        self.nats = parallel(_Nats(model), ranks)
+        self.nats = parallel(_Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
             self._settle_order_of_summation()
         self.optimizers = Optimizers(model.named_parameters(), config)
@@ -237,10 +247,10 @@ class TrainState:
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                    nll, memory = self.nats(input_part, target_part, memory, self.context)
-                loss = nll.mean() / n_chunk
+                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
+                loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            nlls.append(nll.detach())
+            nlls.append(nll_BT)
             memories.append(memory.to(torch.device("cpu")) if self.config.swap_mem else memory)
         self.memories = memories
         return torch.cat(nlls)
@@ -256,8 +266,8 @@ class TrainState:
         gradients into other buckets, in which they are summed in another order. A run that goes on must not begin with
         the first order where one that never stopped is at the second."""
         ids = torch.zeros(1, 1, dtype=torch.int64)
-        nll_BT, _ = self.nats(ids, ids, None, self.context)
-        nll_BT.mean().backward()
+        loss_BT, *_ = self.nats(ids, ids, None, self.context)
+        loss_BT.mean().backward()
         self.model.zero_grad()
 
     def _without_sync(self) -> AbstractContextManager[None]:

@@ -188,6 +188,7 @@ TRAIN_VALUES = [
     ("--dropout 1.5", "--dropout 1.5", "below 1"),
     ("--dropout -0.1", "--dropout -0.1", "at least 0"),
     ("--dropatt 1", "--dropatt 1.0", "below 1"),
+    ("--label_smoothing 1", "--label_smoothing 1.0", "below 1"),
     ("--init_std -1", "--init_std -1", "must"),
     ("--proj_init_std -1", "--proj_init_std -1", "must"),
     ("--init uniform --init_range -1", "--init_range -1", "must"),

@@ -47,6 +47,36 @@ def test_nats_are_those_of_the_full_distribution_in_token_order(cut: str) -> Non
 
 
 @pytest.mark.parametrize("cut", sorted(CUTS))
+def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_on_the_way(cut: str) -> None:
+    softmax = softmax_of(**CUTS[cut])
+    hidden_LD, target_L = torch.randn(12, 6).double().requires_grad_(), torch.randperm(12)
+    smoothed_L = softmax.nll(hidden_LD, target_L) + 0.1 * softmax.smoothing(hidden_LD, target_L)
+    expected = []
+    for hidden_D, word in zip(hidden_LD, target_L.tolist(), strict=True):
+        head_C = torch.cat(softmax.head_log_prob(hidden_D))
+        cluster = sum(word >= sum(softmax.sizes[: i + 1]) for i in range(softmax.n_tail))
+        columns = [(head_C, word if cluster == 0 else softmax.sizes[0] + cluster - 1)]
+        if cluster:
+            columns.append((softmax.tail_log_prob(hidden_D, cluster - 1), word - sum(softmax.sizes[:cluster])))
+        expected.append(sum(-0.9 * logp_C[right] - 0.1 * logp_C.mean() for logp_C, right in columns))
+    torch.testing.assert_close(smoothed_L, torch.stack(expected))
+    wanted = [hidden_LD, *softmax.parameters()]
+    ours = torch.autograd.grad(smoothed_L.sum(), wanted, allow_unused=True)
+    theirs = torch.autograd.grad(sum(expected), wanted, allow_unused=True)
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if two is None else two)
+
+
+def test_smoothing_without_clusters_is_the_usual_one() -> None:
+    softmax = softmax_of()
+    hidden_LD, target_L = torch.randn(7, 6).double(), torch.randint(0, 12, (7,))
+    ours = softmax.nll(hidden_LD, target_L) + 0.2 * softmax.smoothing(hidden_LD, target_L)
+    logit_LV = softmax.log_prob(hidden_LD)
+    theirs = torch.nn.functional.cross_entropy(logit_LV, target_L, reduction="none", label_smoothing=0.2)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
 def test_the_distribution_is_head_times_cluster(cut: str) -> None:
     """Written out word by word from Grave et al. 2017, sec. 4.2."""
     softmax = softmax_of(**CUTS[cut])

@@ -125,12 +125,46 @@ def test_reversible_layers_go_on_as_if_never_stopped(tmp_path: Path) -> None:
 SHARED = [REVERSIBLE, shape_of("performer"), shape_of("lsh"), SHAPE | {"recurrence": "same", "activation": "geglu"}]
 
 
+def test_smoothing_changes_what_is_learnt_and_not_what_is_told() -> None:
+    plain, smoothed = (Run(config(label_smoothing=s), dtype=torch.float64).begin() for s in (0.0, 0.2))
+    plain.train()
+    smoothed.train()
+    torch.testing.assert_close(plain.losses[0], smoothed.losses[0])
+    assert not torch.allclose(plain.losses[-1], smoothed.losses[-1])
+    model, ids = smoothed.state.model.eval(), torch.randint(0, 40, (2, 9))
+    nll_BT, _ = model.nll(ids[:, :-1], ids[:, 1:], None, Context())
+    likely = model.log_prob(model(ids[:, :-1], None, Context()).hidden_BTD)
+    torch.testing.assert_close(nll_BT, -likely.gather(-1, ids[:, 1:, None]).squeeze(-1))
+
+
+@pytest.mark.parametrize("settings", [{"batch_chunk": 2}, {"recompute": True}], ids=str)
+def test_a_smoothed_step_is_the_gradient_of_the_smoothed_loss(settings: dict[str, Any]) -> None:
+    run = Run(config(label_smoothing=0.2, max_step=1, optim="sgd", clip=1e9, **settings), dtype=torch.float64).begin()
+    before, model = run.weights(), run.state.model
+    batch: list[Tensor] = []
+    step = run.state.step
+    run.state.step = lambda *both: (batch.extend(both), step(*both))[1]  # type: ignore[method-assign]
+    run.train()
+    after = run.weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(before[name])
+    hidden_BTD, _ = model(batch[0], None, Context(tgt_len=6, mem_len=9))
+    loss = (model.softmax.nll(hidden_BTD, batch[1]) + 0.2 * model.softmax.smoothing(hidden_BTD, batch[1])).mean()
+    model.zero_grad()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(after[name], before[name] - run.state.lr * parameter.grad)
+
+
 def weights_of_all(ranks: Ranks | None) -> list[dict[str, Tensor]]:
     POSITION_ENCODINGS["toy_none"] = PositionEncoding  # a process of its own does not know the toy
     found = []
     for shape in SHARED:
         alone = {} if ranks is None else {"ranks": ranks}
-        run = Run(config(redraw_interval=2, ff_chunk=3), dtype=torch.float64, shape=shape, **alone).begin()
+        run = Run(
+            config(redraw_interval=2, ff_chunk=3, label_smoothing=0.1), dtype=torch.float64, shape=shape, **alone
+        ).begin()
         run.train()
         found.append(run.weights())
     return found

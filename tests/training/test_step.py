@@ -75,9 +75,10 @@ def poison(run: Run, *at: int) -> None:
     forward, calls = run.state.nats.forward, []
 
     def poisoned(*args: Any) -> Any:
-        nll_BT, memory = forward(*args)
+        loss_BT, nll_BT, memory = forward(*args)
         calls.append(None)
-        return (nll_BT * float("nan") if len(calls) in at else nll_BT), memory
+        factor = float("nan") if len(calls) in at else 1.0
+        return loss_BT * factor, nll_BT * factor, memory
 
     run.state.nats.forward = poisoned  # type: ignore[method-assign]
 
