@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.kernels import step_peak
 from tests.laws.conftest import build
 from tests.laws.test_memory_laws import FAR, read
 from txl import Context, ModelConfig, Span, TransformerXL
@@ -138,6 +139,14 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers
     assert many == few
     stored_few, stored_many = (saved_bytes(build("plain", n_layer=n, pre_lnorm=True), token_BT) for n in (2, 12))
     assert stored_many > 4 * stored_few > 4 * few
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> None:
+    """Measured, the gradients of the weights left out."""
+    few, many = (step_peak("reversible", n, n_token=256) for n in (2, 10))
+    assert many <= 1.01 * few
+    assert step_peak("kept", 10, n_token=256) > 2 * many
 
 
 def test_post_norm_layers_are_not_reversible() -> None:

@@ -162,9 +162,9 @@ class _Round(NamedTuple):
         seen_BNJCK = self._near(self) & earlier_BNJCK
         if self.window > 0:
             seen_BNJCK &= at_BNJC[..., :, None] - at_BNJK[..., None, :] < self.window
-        count_BNJCK = torch.stack([self._near(other) for other in rounds]).sum(0)
+        count_BNJCK = sum(self._near(other).to(torch.uint8) for other in rounds)
         itself_BNJCK = at_BNJC[..., :, None] == at_BNJK[..., None, :]
-        alone_BNJC, _ = self._pairs(lonely_BNS.long())
+        alone_BNJC, _ = self._pairs(lonely_BNS)
         alone_BNJCK = itself_BNJCK & (alone_BNJC == 1)[..., None]
         return seen_BNJCK | alone_BNJCK, torch.where(seen_BNJCK, count_BNJCK, 1)
 
@@ -178,7 +178,7 @@ class _Round(NamedTuple):
     def _pairs(self, x_BNS: Tensor) -> tuple[Tensor, Tensor]:
         """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); where there is no token, numbers
         that equal no other."""
-        x_BNJC1 = self._cut(x_BNS.gather(-1, self.order_BNS)[..., None], fill=-2)
+        x_BNJC1 = self._cut(x_BNS.to(torch.int32).gather(-1, self.order_BNS)[..., None], fill=-2)
         return x_BNJC1.squeeze(-1), _with_chunk_before(x_BNJC1, fill=-3).squeeze(-1)
 
     def _cut(self, x_BNSH: Tensor, *, fill: int) -> Tensor:

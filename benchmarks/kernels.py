@@ -1,0 +1,220 @@
+"""Attention rules against each other: time and memory from 1,024 to 32,768 tokens, and what their approximations cost.
+
+    python -m benchmarks.kernels [--lengths 1024 2048 ...] [--repeats 5] [--backward] [--json FILE]
+    python -m benchmarks.kernels --reversible
+    python -m benchmarks.kernels --error
+
+The first compares softmax, performer and lsh on the same queries, keys and values. Rules are asked in turn (A B C A
+B C ...); times are medians, and the ratio to softmax is taken round by round. Memory is what one call adds at its peak,
+as the allocator counts it. What does not fit is left out and said. `--reversible` measures the peak of a training step
+for 2 to 32 layers, with activations kept, computed again, and reversible. `--error` shows the error of performer
+against softmax by its number of features, and the share of softmax's weight that lsh finds by its number of rounds.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl import Context, ModelConfig, Span, TransformerXL
+from txl.kernels import ATTENTION_KERNELS
+from txl.positions import PositionEncoding
+
+RULES = ("softmax", "performer", "lsh")
+SHAPE = {"n_token": 100, "n_head": 8, "d_head": 64, "position": "none"}
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def call_of(rule: str, n_token: int, *, backward: bool) -> Callable[[], None]:
+    """Attention of one sequence over itself, 8 heads of 64, float32."""
+    torch.manual_seed(0)
+    config = ModelConfig(attention=rule, **SHAPE)
+    kernel, pos = ATTENTION_KERNELS[rule](config).to(DEVICE), PositionEncoding(config)
+    q, k, v = (torch.randn(1, 8, n_token, 64, device=DEVICE, requires_grad=backward) for _ in range(3))
+    k = q if kernel.shared_qk else k
+    span, nothing = Span(0, n_token), q.new_empty(0)
+
+    def call() -> None:
+        with torch.set_grad_enabled(backward):
+            out = kernel(q, k, v, pos=pos, feats=nothing, span=span)
+            if backward:
+                out.sum().backward()
+
+    return call
+
+
+def seconds(call: Callable[[], None]) -> float:
+    """One call, waited for."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak_bytes(call: Callable[[], None]) -> int:
+    """What one call adds to the memory at its peak."""
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        call()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = (e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return max(itertools.accumulate(sizes, initial=0))
+
+
+def fits(rule: str, n_token: int) -> bool:
+    """Whether two matrices of scores go into half of what is there; what grows linearly always does."""
+    if DEVICE.type == "cuda":
+        there = torch.cuda.mem_get_info()[0]
+    else:
+        there = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return rule != "softmax" or 2 * 8 * n_token**2 * 4 < there / 2
+
+
+def compare(n_token: int, *, repeats: int, backward: bool) -> dict[str, dict[str, float | None]]:
+    """Median milliseconds, median ratio to softmax, and peak MiB of each rule that fits."""
+    calls = {rule: call_of(rule, n_token, backward=backward) for rule in RULES if fits(rule, n_token)}
+    for call in calls.values():
+        call()
+    rounds = [{rule: seconds(call) for rule, call in calls.items()} for _ in range(repeats)]
+    rows: dict[str, dict[str, float | None]] = {}
+    for rule in calls:
+        ratios = [r[rule] / r["softmax"] for r in rounds if "softmax" in r]
+        rows[rule] = {
+            "ms": 1000 * statistics.median(r[rule] for r in rounds),
+            "ratio_to_softmax": statistics.median(ratios) if ratios else None,
+            "peak_mib": peak_bytes(calls[rule]) / 2**20,
+        }
+    return rows
+
+
+def step_peak(way: str, n_layer: int, *, n_token: int = 512) -> int:
+    """Bytes that forward and backward pass of a language model take at their peak, the gradients of its weights, which
+    grow with the layers in any case, left out; 4 rows of tokens, no memory."""
+    torch.manual_seed(0)
+    shape = {"n_token": 1000, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512, "pre_lnorm": True}
+    model = TransformerXL(ModelConfig(n_layer=n_layer, reversible=way == "reversible", **shape)).to(DEVICE)
+    model.recompute = way == "recompute"
+    ids = torch.randint(0, 1000, (4, n_token + 1))
+
+    def step() -> None:
+        nll_BT, _ = model.nll(ids[:, :-1].to(DEVICE), ids[:, 1:], None, Context(tgt_len=n_token, mem_len=0))
+        nll_BT.mean().backward()
+
+    return peak_bytes(step) - sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def performer_error(n_feature: int, *, n_draw: int = 5) -> float:
+    """Root mean square error of performer's output against softmax's, in units of the latter's deviation."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 512, 64)
+    q, k, span, squares = q / 2, k / 2, Span(0, 512), []
+    exact = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for _ in range(n_draw):
+        config = ModelConfig(**SHAPE, attention="performer", n_feature=n_feature)
+        kernel = ATTENTION_KERNELS["performer"](config)
+        ours = kernel(q, k, v, pos=PositionEncoding(config), feats=q.new_empty(0), span=span)
+        squares.append((ours - exact).square().mean())
+    return float(torch.stack(squares).mean().sqrt() / exact.std())
+
+
+def lsh_recall(n_round: int, *, n_token: int = 2048) -> float:
+    """The share of shared-query softmax attention's weight that lies on the tokens which lsh lets a token see."""
+    torch.manual_seed(0)
+    config = ModelConfig(**SHAPE, attention="lsh", lsh_round=16)
+    kernel = ATTENTION_KERNELS["lsh"](config)
+    x = torch.randn(1, 2, n_token, 64)
+    bucket_RBNS = kernel.buckets(x)[:n_round]
+    seen = torch.zeros(1, 2, n_token, n_token, dtype=torch.bool)
+    for bucket_BNS in bucket_RBNS:
+        same = (bucket_BNS[..., :, None] == bucket_BNS[..., None, :]).tril(-1)
+        after = same.flip(-1).cumsum(-1).flip(-1)  # tokens of the bucket from this one on
+        seen |= same & (after <= config.lsh_reach)
+    logit: Tensor = x @ F.normalize(x, dim=-1).mT
+    earlier = torch.ones(n_token, n_token, dtype=torch.bool).tril(-1)
+    weight = logit.masked_fill(~earlier, -torch.inf)[:, :, 1:].softmax(-1)
+    return float((weight * seen[:, :, 1:]).sum(-1).mean())
+
+
+def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> list[dict[str, Any]]:
+    """Prints a row per length and rule as it is measured."""
+    rows = []
+    print("| tokens | rule | ms | times softmax | peak MiB |\n|---|---|---|---|---|")
+    for n_token in lengths:
+        measured = compare(n_token, repeats=repeats, backward=backward)
+        for rule in RULES:
+            row = measured.get(rule)
+            if row is None:
+                print(f"| {n_token} | {rule} | does not fit | | |")
+                continue
+            ratio = "" if row["ratio_to_softmax"] is None else f"{row['ratio_to_softmax']:.2f}"
+            print(f"| {n_token} | {rule} | {row['ms']:.1f} | {ratio} | {row['peak_mib']:.0f} |", flush=True)
+            rows.append({"tokens": n_token, "rule": rule, **row})
+    return rows
+
+
+def table_of_layers() -> list[dict[str, Any]]:
+    """Prints the peak of a training step for each number of layers."""
+    rows = []
+    print("| layers | kept MiB | recompute MiB | reversible MiB |\n|---|---|---|---|")
+    for n_layer in (2, 4, 8, 16, 32):
+        mib = {way: step_peak(way, n_layer) / 2**20 for way in ("kept", "recompute", "reversible")}
+        print(f"| {n_layer} | " + " | ".join(f"{m:.1f}" for m in mib.values()) + " |", flush=True)
+        rows.append({"layers": n_layer, **mib})
+    return rows
+
+
+def table_of_errors() -> list[dict[str, Any]]:
+    """Prints performer's error and the recall of lsh."""
+    rows: list[dict[str, Any]] = []
+    print("| features | performer's error / deviation of softmax's output |\n|---|---|")
+    for n_feature in (16, 64, 256, 1024, 4096):
+        rows.append({"features": n_feature, "error": performer_error(n_feature)})
+        print(f"| {n_feature} | {rows[-1]['error']:.3f} |", flush=True)
+    print("\n| rounds | share of softmax's weight that lsh sees |\n|---|---|")
+    for n_round in (1, 2, 4, 8, 16):
+        rows.append({"rounds": n_round, "recall": lsh_recall(n_round)})
+        print(f"| {n_round} | {rows[-1]['recall']:.3f} |", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backward", action="store_true", help="the backward pass too")
+    parser.add_argument("--reversible", action="store_true", help="peak memory against the number of layers")
+    parser.add_argument("--error", action="store_true", help="what the approximations cost")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor() or platform.machine()
+    print(f"torch {torch.__version__}, {name}, {torch.get_num_threads()} threads\n")
+    if args.reversible:
+        rows = table_of_layers()
+    elif args.error:
+        rows = table_of_errors()
+    else:
+        rows = table_of_rules(args.lengths, repeats=args.repeats, backward=args.backward)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
