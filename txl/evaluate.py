@@ -135,7 +135,9 @@ def scored(
     The model is in evaluation mode meanwhile, and afterwards in the mode it was in.
     """
     device = _device(model)
-    if predictor is None or predictor is model:
+    is_model = predictor is None or predictor is model
+    ids_device = torch.device("cpu") if is_model else device  # the model takes ids from the host, and waits for nothing
+    if is_model:
         predictor = Graphed(model) if device.type == "cuda" else model
     was_training = model.training
     model.eval()
@@ -144,7 +146,7 @@ def scored(
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
                 memory = predictor.fresh_memory(len(input_BT))
-            nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
+            nll_BT, memory = predictor.nll(input_BT.to(ids_device), target_BT.to(ids_device), memory, context)
             if isinstance(predictor, Learner):
                 memory = predictor.learnt(memory, counted_BT)
             if counted_BT is None:

@@ -1,6 +1,8 @@
 """What must hold of every pair of position encoding and attention rule that is not refused."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +73,12 @@ def test_dropping_probabilities_that_are_not_formed_is_refused(rule: str) -> Non
     config = ModelConfig(n_token=5, position="toy_none", attention=rule)
     with pytest.raises(UsageError, match=f"--dropatt 0.1 --attention {rule}: .* leave --dropatt out"):
         TransformerXL(config, dropatt=0.1)
+
+
+def test_the_page_about_rules_names_the_encodings_that_work() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+    named = re.search(r"those that act on hidden states, queries or keys \(([^)]*)\)", page)[1]
+    assert set(re.findall(r"`(\w+)`", named)) == set(SERVED)
 
 
 def test_every_rule_is_tried_here() -> None:
