@@ -84,7 +84,7 @@ def score_splits(
     for split in splits:
         ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, corpus.vocab, ids, split, context, config, study, ranks)
+            row = score(model, corpus.vocab, ids, split, context, config, ranks, study)
             rows.append(row)
             if ranks.is_main:
                 nats = row.score.nats_per_token
@@ -171,10 +171,11 @@ def score(
     split: str,
     context: Context,
     config: EvalConfig,
-    study: StudyConfig,
     ranks: Ranks,
+    study: StudyConfig | None = None,
 ) -> Row:
-    """A split with one look-back, the streams shared out over processes."""
+    """A split with one look-back, the streams shared out over processes; `study`: what else is measured of it."""
+    study = study or StudyConfig()
     seen = context_of(config.convention, context)
     predictor = predictor_of(config.convention, model, seen)
     if config.convention != "huggingface":  # whose memory begins full, so that its length makes a difference
@@ -184,15 +185,16 @@ def score(
     n_segment = sum(map(len, streams))
     watch = None
     if study.loss_by_position:
-        watch = LossByPosition(predictor, seen, n_token=len(ids), starts=starts_where_known(ids, vocab))
+        watch = LossByPosition(seen, n_token=len(ids), starts=starts_where_known(ids, vocab))
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
     shares = []
     with progress(f"{split} mem_len {context.mem_len}", n_segment, ranks) as bar:
         for stream in streams:
-            segments = ticking(stream, bar)
+            segments, observe = ticking(stream, bar), None
             if watch:
-                segments = watch.segments(segments, stream.first_B)
-            shares.append(evaluate(model, segments, seen, predictor=watch or predictor, sizes=vocab.sizes))
+                segments, observe = watch.segments(segments, stream.first_B), watch.add
+            share = evaluate(model, segments, seen, predictor=predictor, sizes=vocab.sizes, observe=observe)
+            shares.append(share)
     result = Score.total(shares).over(ranks)
     seconds = time.perf_counter() - start
     peaks = ranks.gathered(peak.bytes())
@@ -305,6 +307,7 @@ def losses_of(
         world=ranks.world,
     )
     model = load_model(checkpoint).to(ranks.device)
+    model.use_attention(config.attn_impl)
     with progress(checkpoint.folder.name, sum(map(len, streams)), ranks) as bar:
         nats_CP = recl.losses_by_context(
             model,

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -108,12 +108,14 @@ def evaluate(
     *,
     predictor: Predictor | None = None,
     sizes: Mapping[str, np.ndarray] | None = None,
+    observe: Callable[[Tensor], None] | None = None,
 ) -> Score:
     """Score a text, segment by segment, the memory going from each to the next. Sums are in float64.
 
     Args:
         predictor: what predicts, if it is more than the model as it is.
         sizes: how many words, lines, ... each token of the vocabulary stands for, (V,) each.
+        observe: is given the nats of each segment's targets that count (N,), row by row, before the next is read.
     """
     sizes = sizes or {}
     nats = torch.zeros((), dtype=torch.float64, device=_device(model))
@@ -122,6 +124,8 @@ def evaluate(
     for target_N, nll_N in scored(model, segments, context, predictor=predictor):
         nats += nll_N.double().sum()
         tokens += len(nll_N)
+        if observe is not None:
+            observe(nll_N)
         counts.update(_counts(target_N.numpy(force=True), sizes))
     return Score(float(nats), tokens, **counts)
 

@@ -53,7 +53,7 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
         points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
         label = f"{split}, {other} {length}" if several else split
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        for x, y in points:
+        for x, y in [] if several else points:  # on several curves they would cover each other
             axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
     lengths = sorted({getattr(row.context, against) for row in rows})
     axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))

@@ -11,7 +11,7 @@ import torch
 from data_utils.vocabulary import EOS, UNK, Vocab
 from tests.laws.conftest import build
 from txl import Context
-from txl.config import EvalConfig, StudyConfig
+from txl.config import EvalConfig
 from txl.distributed import Ranks
 from txl.evaluate import Score
 
@@ -45,7 +45,7 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     """The shares of all ranks together."""
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
-    return Score.total(EVAL.score(MODEL, VOCAB, IDS, "test", context, config, StudyConfig(), r).score for r in ranks)
+    return Score.total(EVAL.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
 
 
 @pytest.mark.parametrize("reset", ["never", "document"])
@@ -95,9 +95,7 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
     ends = [*starts[1:], len(IDS)]
     alone = [
-        EVAL.score(
-            MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), StudyConfig(), Ranks(0, 1, torch.device("cpu"))
-        )
+        EVAL.score(MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu")))
         for a, b in zip(starts, ends, strict=True)
     ]
     together = score(context, reset="document", batch_size=3)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from data_utils.stream import ScoringStream
-from tests.laws.conftest import build
+from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
 from txl.memory import Memory, Span
 from txl.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
@@ -21,23 +21,30 @@ CONTEXTS = [
 ]
 
 
+@pytest.fixture(params=sorted(SHAPES))
+def model(request: pytest.FixtureRequest, seeded: None) -> TransformerXL:
+    return build(request.param)
+
+
 def measured(model: TransformerXL, context: Context, batch_size: int = 2) -> AttentionByDistance:
     stream = ScoringStream(IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2)
     return attention_by_distance(model, [stream], context)
 
 
-@pytest.mark.parametrize("shape", ["plain", "untie_r", "pre_lnorm"])
-@pytest.mark.parametrize("clamp_len", [-1, 3])
-def test_probabilities_are_those_the_layer_attends_with(shape: str, clamp_len: int) -> None:
-    model = build(shape)
+@pytest.mark.parametrize("window", [-1, 4])
+def test_probabilities_are_those_the_layer_attends_with(model: TransformerXL, window: int) -> None:
+    """For every position encoding."""
     attention = model.layers[1].attn
     x_BTD, mem_BMD = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
-    span = Span(7, 5, clamp_len=clamp_len)
+    span = Span(7, 5, clamp_len=6 if attention.pos.clamps else -1, window=window)
     feats = attention.pos.prepare(span, like=x_BTD)
     prob_BNTS = probabilities(attention, x_BTD, mem_BMD, feats, span)
-    v_BNSH = attention.v_net(torch.cat([mem_BMD, x_BTD], dim=1)).unflatten(-1, (2, 8)).transpose(1, 2)
-    out_BTD = attention.o_net((prob_BNTS @ v_BNSH).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(out_BTD, attention(x_BTD, mem_BMD, feats, span), rtol=1e-10, atol=1e-12)
+    v_BNSH = attention.v_net(torch.cat([mem_BMD, x_BTD], dim=1)).unflatten(-1, attention.head_shape).transpose(1, 2)
+    out_BNTH = prob_BNTS @ v_BNSH
+    if (term := attention.pos.value(prob_BNTS, attention.pos.project(feats), span)) is not None:
+        out_BNTH = out_BNTH + term
+    out_BTD = attention.o_net(out_BNTH.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out_BTD, attention(x_BTD, mem_BMD, feats, span), rtol=1e-9, atol=1e-11)
 
 
 def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tensor], dict[int, int]]:

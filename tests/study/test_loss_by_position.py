@@ -32,8 +32,8 @@ def measured(
         ext_len=context.ext_len,
         n_warmup=warmup_segments(model.config.n_layer, context),
     )
-    watch = LossByPosition(model, context, n_token=len(IDS), starts=starts)
-    score = evaluate(model, watch.segments(stream, stream.first_B), context, predictor=watch)
+    watch = LossByPosition(context, n_token=len(IDS), starts=starts)
+    score = evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
     return score, watch.over(ALONE)
 
 

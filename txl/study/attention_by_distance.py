@@ -13,6 +13,7 @@ from txl.distributed import Ranks
 from txl.evaluate import Segments
 from txl.memory import Span
 from txl.model import TransformerXL
+from txl.positions.base import rel_shift
 from txl.study.bins import bin_of_tensor, log_edges, spans
 
 
@@ -114,8 +115,14 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
     q_BNTH = _heads(attention, attention.q_net(placed_BSD[:, span.n_mem :]))
     k_BNSH = _heads(attention, attention.k_net(placed_BSD))
     q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, span)
-    logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
-    if (term := pos.score(q_BNTH, k_BNSH, pos.project(feats), span)) is not None:
+    place = pos.project(feats)
+    if (terms := pos.relative(place)) is not None:
+        content_BNTS = (q_BNTH + terms.u_NH[:, None]) @ k_BNSH.mT
+        distance_BNTS = (q_BNTH + terms.w_NH[:, None]) @ terms.r_SNH.permute(1, 2, 0)
+        logit_BNTS = pos.scale * (content_BNTS + rel_shift(distance_BNTS))
+    else:
+        logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
+    if (term := pos.score(q_BNTH, k_BNSH, place, span)) is not None:
         logit_BNTS = logit_BNTS + term
     return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1)
 

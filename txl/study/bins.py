@@ -1,5 +1,6 @@
 """Sums over logarithmic bins of a distance."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +26,7 @@ def spans(edges: list[int]) -> list[tuple[int, int]]:
     return [(begin, end - 1) for begin, end in pairwise(edges)]
 
 
-def bin_of(distance: np.ndarray, edges: list[int]) -> np.ndarray:
+def bin_of(distance: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
     """The bin that each distance falls in, of the same shape."""
     return np.searchsorted(np.asarray(edges), distance, side="right") - 1
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.distributed import Ranks
-from txl.evaluate import Predictor, Segments
+from txl.evaluate import Segments
 from txl.study.bins import bin_of, log_edges, spans
 
 
@@ -46,66 +46,52 @@ class BinnedLoss:
 
 
 class LossByPosition:
-    """Watches an evaluation and adds up nats by the place of the target: a predictor, and a filter of segments.
+    """Watches an evaluation and adds up nats by the place of the target.
 
-        watch = LossByPosition(model, context, n_token=len(ids), starts=starts)
-        score = evaluate(model, watch.segments(stream, stream.first_B), context, predictor=watch)
+        watch = LossByPosition(context, n_token=len(ids), starts=starts)
+        score = evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
 
-    Both have to be used, so that the nats of a segment and the places of its targets come together. The bins of each
-    table sum to the score's nats and tokens. Nothing is kept per token.
+    The bins of each table sum to the score's nats and tokens. Nothing is kept per token.
 
     Args:
-        predictor: what predicts.
         context: of the evaluation.
         n_token: length of the text.
-        starts: places where documents begin, ascending; what stands before the first is a document too. None: the
-            table by distance is left out.
+        starts: places where documents begin; what stands before the first is a document too. None: the table by
+            distance is left out.
     """
 
-    def __init__(
-        self, predictor: Predictor, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None
-    ) -> None:
-        self._predictor, self._tgt_len = predictor, context.tgt_len
+    def __init__(self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None) -> None:
+        self._tgt_len = context.tgt_len
         self._starts = None if starts is None else np.unique(np.append(starts, 0))
         self._edges = {"position": log_edges(min(context.tgt_len, n_token) - 1)}
         if self._starts is not None:
             self._edges["distance"] = log_edges(int(np.diff(np.append(self._starts, n_token)).max()) - 1)
         self._sums: dict[str, Tensor] = {}
         self._counts = {name: np.zeros(len(edges) - 1, dtype=np.int64) for name, edges in self._edges.items()}
-        self._bins_BT: dict[str, np.ndarray] = {}
-        self._counted_BT: np.ndarray | None = None
+        self._bins_N: dict[str, np.ndarray] = {}
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """The same segments, looked at in passing. Row b begins at token first_B[b] of the text."""
         for k, segment in enumerate(segments):
             _, target_BT, counted_BT = segment
-            position_T = np.arange(target_BT.shape[1])
-            place_BT = first_B[:, None] + k * self._tgt_len + position_T + 1
-            counted_BT = np.ones(target_BT.shape, dtype=bool) if counted_BT is None else counted_BT.numpy()
-            self._counted_BT = counted_BT
-            self._bins_BT = {
-                name: bin_of(np.where(counted_BT, value_BT, 0), self._edges[name])
-                for name, value_BT in self._values(position_T, place_BT).items()
-            }
+            position_BT = np.broadcast_to(np.arange(target_BT.shape[1]), target_BT.shape)
+            place_BT = first_B[:, None] + k * self._tgt_len + position_BT + 1
+            counted_BT = slice(None) if counted_BT is None else counted_BT.numpy()
+            values = {"position": position_BT[counted_BT].ravel()}
+            if self._starts is not None:
+                place_N = place_BT[counted_BT].ravel()
+                values["distance"] = place_N - self._starts[bin_of(place_N, self._starts)]
+            self._bins_N = {name: bin_of(value_N, self._edges[name]) for name, value_N in values.items()}
             yield segment
 
-    def fresh_memory(self, batch_size: int) -> Any:
-        """See `Predictor`."""
-        return self._predictor.fresh_memory(batch_size)
-
-    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
-        """See `Predictor`."""
-        nll_BT, memory = self._predictor.nll(input_BT, target_BT, memory, context)
-        counted = self._counted_BT
-        assert counted is not None, "the segments do not come from `segments`"
-        nll_N = nll_BT[torch.from_numpy(counted).to(nll_BT.device)].double()
-        for name, edges in self._edges.items():
-            bin_N = self._bins_BT[name][counted]
-            zeros_K = nll_N.new_zeros(len(edges) - 1)
-            sums_K = self._sums.get(name, zeros_K)
-            self._sums[name] = sums_K + zeros_K.index_add(0, torch.from_numpy(bin_N).to(nll_N.device), nll_N)
-            self._counts[name] += np.bincount(bin_N, minlength=len(edges) - 1)
-        return nll_BT, memory
+    def add(self, nll_N: Tensor) -> None:
+        """The nats of the segment's targets that count, row by row."""
+        for name, bin_N in self._bins_N.items():
+            n_bin = len(self._edges[name]) - 1
+            zeros_K = nll_N.new_zeros(n_bin, dtype=torch.float64)
+            sums_K = self._sums.setdefault(name, zeros_K)
+            sums_K += zeros_K.index_add(0, torch.from_numpy(bin_N).to(nll_N.device), nll_N.double())
+            self._counts[name] += np.bincount(bin_N, minlength=n_bin)
 
     def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
         """The tables, of all ranks' shares together: `position` in the segment, from 0; `distance` in tokens since the
@@ -123,10 +109,3 @@ class LossByPosition:
             )
             for name, edges in self._edges.items()
         }
-
-    def _values(self, position_T: np.ndarray, place_BT: np.ndarray) -> dict[str, np.ndarray]:
-        values = {"position": np.broadcast_to(position_T, place_BT.shape)}
-        if self._starts is not None:
-            document_BT = np.searchsorted(self._starts, place_BT, side="right") - 1
-            values["distance"] = place_BT - self._starts[np.maximum(document_BT, 0)]
-        return values
