@@ -1,29 +1,33 @@
-"""Evaluation (64 tokens at memory 640, batch 1) and generation (one token at a time at memory 640) of the wt103-base
-shape in float32, beside Hugging Face's TransfoXL, in one run, asked in turn.
+"""Evaluation over a full memory, of ours, as eval.py runs it, beside other programs; and how it grows with the memory.
 
-    python3 -m venv /tmp/peer && /tmp/peer/bin/pip install torch==2.13.0 "numpy<3" transformers==4.35.2
-    python -m benchmarks.evaluation --peer /tmp/peer/bin/python [--pairs 7]
+    python -m benchmarks.evaluation --peer PYTHON --original FOLDER [--shapes wt103-base] [--pairs 7] [--json FILE]
+    python -m benchmarks.evaluation --mem_lens 640 1600 6400 25600 100000 --pairs 3
+    python -m benchmarks.evaluation --device cuda --dtype bfloat16 --batch_sizes 1 16 32
+
+The other programs' environments: see step.py. Each program keeps its own memory flowing from segment to segment.
 """
 
 import argparse
-import platform
-import sys
+import dataclasses
 
-from benchmarks.peers import Peer, compare, summary
+from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.shapes import READING, add_shape_flags, asked_for
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", required=True, help="python of an environment with transformers 4.35.2")
-    parser.add_argument("--pairs", type=int, default=7)
+    add_shape_flags(parser, READING, "wt103-base")
+    add_peer_flags(parser)
+    parser.add_argument("--segments", type=int, default=4, help="of each program in its turn [4]")
+    parser.add_argument("--mem_lens", nargs="+", type=int, help="in place of the shapes' own")
     args = parser.parse_args()
-    ours = Peer(sys.executable, "txl_worker.py")
-    theirs = Peer(args.peer, "huggingface_worker.py")
-    print(f"{platform.machine()}; {ours.about}; {theirs.about}")
-    for task, n_token in (("evaluate", 256), ("generate", 8)):
-        print(summary(task, n_token, *compare(ours, theirs, task, pairs=args.pairs)), flush=True)
-    ours.close()
-    theirs.close()
+    say_machine()
+    shapes = {
+        f"{label} memory {mem_len}": dataclasses.replace(shape, mem_len=mem_len)
+        for label, shape in asked_for(args, READING).items()
+        for mem_len in args.mem_lens or [shape.mem_len]
+    }
+    write(args.json, {"rows": measured(args, shapes, "evaluate", args.segments)})
 
 
 if __name__ == "__main__":

@@ -1,67 +1,196 @@
 """Programs to be timed against each other, each in a process and an environment of its own, asked in turn."""
 
+import argparse
+import json
 import os
+import platform
+import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.shapes import Shape
+from txl.files import written_whole
 
 ROOT = Path(__file__).parents[1]
 
 
+class PeerError(RuntimeError):
+    """A program could not do its task."""
+
+
 class Peer:
-    """A worker process that answers each line with the seconds a piece of work took.
+    """A worker process that is asked for work and says how long it took.
 
     Args:
+        name: of a module in benchmarks.workers.
+        arguments: of the worker, after the shape.
         python: the interpreter of its environment.
-        script: of this folder; it reads words from stdin and answers each with a number.
-        arguments: of the script.
     """
 
-    def __init__(self, python: str, script: str, *arguments: str) -> None:
-        command = [python, str(ROOT / "benchmarks" / script), *arguments]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    def __init__(self, name: str, shape: Shape, *arguments: str, python: str = sys.executable) -> None:
+        self.name = name
+        command = [python, "-m", f"benchmarks.workers.{name}", shape.to_json(), *arguments]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
         )
-        self.about = self._answer()
+        self.facts: dict[str, Any] = {}
+        self.seconds: list[float] = []
+        self.peak_bytes: int | None = None
+        self.error: str | None = None
 
-    def seconds(self, task: str) -> float:
-        """How long a task takes, done once now."""
+    def ask(self, task: str, n: int) -> dict[str, Any]:
+        """Have n units of a task done now; seconds and peak_bytes.
+
+        Raises:
+            PeerError: with the worker's own message, if it could not.
+        """
+        if not self.facts:
+            self.facts = self._answer()
         assert self._process.stdin is not None
-        print(task, file=self._process.stdin, flush=True)
-        return float(self._answer())
+        print(task, n, file=self._process.stdin, flush=True)
+        return self._answer()
 
-    def _answer(self) -> str:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            sys.exit(f"{self._process.args[1]} has ended with status {self._process.wait()}; see its message above")
-        return line
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"ended with status {self._process.wait()}"}
+        if "error" in answer:
+            raise PeerError(answer["error"])
+        return answer
 
     def close(self) -> None:
+        """End its process."""
         self._process.kill()
         self._process.wait()
 
 
-def compare(ours: Peer, theirs: Peer, task: str, *, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of both for a task, asked in turn after one round that does not count."""
-    a, b = [], []
-    for i in range(pairs + 1):
-        one, two = ours.seconds(task), theirs.seconds(task)
-        if i:
-            a.append(one)
-            b.append(two)
-    return a, b
+@dataclass(frozen=True)
+class Ratio:
+    """Times as long as ours, pair by pair: above 1, ours is faster."""
+
+    median: float
+    smallest: float
+    largest: float
 
 
-def summary(label: str, n_token: int, ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Tokens per second of both, and how many times faster ours is, pair by pair."""
+def ratio(ours: list[float], theirs: list[float]) -> Ratio:
+    """Of seconds measured in turn."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    speeds = [n_token / statistics.median(seconds) for seconds in (ours, theirs)]
-    return (
-        f"{label}: ours {speeds[0]:.1f} tok/s, theirs {speeds[1]:.1f} tok/s, "
-        f"ratio median {statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f}) "
-        f"over {len(ratios)} pairs"
-    )
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def add_peer_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that name the other programs, and say how often all are asked."""
+    parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
+    parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
+    parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
+    parser.add_argument("--pairs", type=int, default=7, help="times that each program is asked [7]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+
+
+def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
+    """Ours, and those that the flags of `add_peer_flags` name."""
+    peers = [Peer("txl", shape)]
+    if args.peer:
+        peers.append(Peer("huggingface", shape, python=args.peer))
+    if args.original:
+        peers.append(Peer("original", shape, args.original))
+    if args.x_transformers and shape.cutoffs:
+        print("x_transformers left out: it has no adaptive softmax")
+    elif args.x_transformers:
+        peers.append(Peer("x_transformers", shape, python=args.x_transformers))
+    return peers
+
+
+def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
+    """Ask all in turn, each round beginning with another one, after a round that does not count."""
+    for i in range(pairs + 1):
+        working = [peer for peer in peers if peer.error is None]
+        turn = i % max(1, len(working))
+        for peer in working[turn:] + working[:turn]:
+            try:
+                answer = peer.ask(task, n)
+            except PeerError as error:
+                peer.error = str(error)
+                continue
+            if i:
+                peer.seconds.append(answer["seconds"])
+                peer.peak_bytes = answer["peak_bytes"]
+
+
+def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[str, Any]]:
+    """What was measured, program by program, ours first; printed as it is found."""
+    found = []
+    for peer in peers:
+        row: dict[str, Any] = {"shape": label, "task": task, "program": peer.name, "error": peer.error, **peer.facts}
+        text = f"{label:24} {task:8} {peer.name:14} "
+        if peer.error is not None:
+            print(f"{text} failed: {peer.error}", flush=True)
+        else:
+            speed = n_token / statistics.median(peer.seconds)
+            row |= {"seconds": peer.seconds, "tok_per_s": speed, "peak_bytes": peer.peak_bytes}
+            peak = "       ?" if peer.peak_bytes is None else f"{peer.peak_bytes / 2**20:8.0f}"
+            text += f"{speed:11.1f} tok/s {peak} MiB"
+            if task == "train" and "peak_flops" in peer.facts:
+                row["mfu_share"] = speed * peer.facts["flops_per_token"] / peer.facts["peak_flops"]
+                text += f"  MFU {row['mfu_share']:.2f}"
+            if peer is not peers[0] and peers[0].error is None:
+                times = ratio(peers[0].seconds, peer.seconds)
+                row["times_as_long"] = vars(times)
+                text += f"  ours {times.median:.2f} times as fast ({times.smallest:.2f} to {times.largest:.2f})"
+            print(text, flush=True)
+        found.append(row)
+    return found
+
+
+def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int) -> list[dict[str, Any]]:
+    """A task in every shape, n units at a time."""
+    found = []
+    for label, shape in shapes.items():
+        peers = programs(args, shape)
+        try:
+            compare(peers, task, n, pairs=args.pairs)
+        finally:
+            for peer in peers:
+                peer.close()
+        n_token = 1 if task == "generate" else shape.tgt_len * shape.batch_size
+        found += rows(peers, label, task, n * n_token)
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and how."""
+    cpu = next((line for line in _cpu_info() if line.startswith("model name")), platform.machine())
+    return {
+        "cpu": cpu.partition(":")[2].strip() or cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "command": shlex.join(sys.orig_argv[1:]),
+    }
+
+
+def say_machine() -> None:
+    """Print `machine` in a line."""
+    print("; ".join(f"{name} {value}" for name, value in machine().items()), flush=True)
+
+
+def write(path: Path | None, results: dict[str, Any]) -> None:
+    """Results as JSON, with the machine, if a file was named."""
+    if path is not None:
+        with written_whole(path) as temporary:
+            temporary.write_text(json.dumps({"machine": machine()} | results, indent=1) + "\n")
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.is_file() else []

@@ -22,7 +22,7 @@ CASES = [
 
 @pytest.mark.parametrize(("H", "dtype", "dropout"), CASES)
 def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dropout: float, tmp_path: Path) -> None:
-    """At most 48 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""
+    """At most 64 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "benchmarks.aot", "--head", str(H), "--dtype", dtype, "--dropout", str(dropout)]
     out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
@@ -32,5 +32,5 @@ def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dro
     for name, _registers, stack, shared, instructions in kernels:
         assert int(shared) <= SHARED_BYTES, f"{name}: {shared} bytes of shared memory"
         spills = re.search(r"STL (\d+)", instructions)
-        assert spills is None or int(spills[1]) <= 48, f"{name}: {spills[1]} spills, {stack} bytes"
+        assert spills is None or int(spills[1]) <= 64, f"{name}: {spills[1]} spills, {stack} bytes"
     assert "MMA" in out or dtype == "float32"

@@ -1,0 +1,26 @@
+"""Generation one token at a time over a full memory, of ours, as generate.py runs it, beside other programs.
+
+    python -m benchmarks.generation --peer PYTHON [--shapes wt103-base] [--pairs 7] [--json FILE]
+
+The other programs' environments: see step.py. The original cannot generate.
+"""
+
+import argparse
+
+from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.shapes import READING, add_shape_flags, asked_for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape_flags(parser, READING, "wt103-base")
+    add_peer_flags(parser)
+    parser.add_argument("--tokens", type=int, default=8, help="of each program in its turn [8]")
+    args = parser.parse_args()
+    args.original, args.batch_sizes = None, None
+    say_machine()
+    write(args.json, {"rows": measured(args, asked_for(args, READING), "generate", args.tokens)})
+
+
+if __name__ == "__main__":
+    main()

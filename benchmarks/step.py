@@ -1,0 +1,31 @@
+"""A whole training step (forward, backward, clipping, Adam) of ours, as train.py runs it, beside other programs.
+
+    python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.13.0 "numpy<3" transformers==4.35.2
+    python3 -m venv /tmp/xt && /tmp/xt/bin/pip install torch==2.13.0 "numpy<3" x-transformers
+    git clone https://github.com/kimiyoung/transformer-xl /tmp/original
+    python -m benchmarks.step --shapes small wt103-base --peer /tmp/hf/bin/python --x-transformers /tmp/xt/bin/python \\
+                              --original /tmp/original [--pairs 7] [--json FILE]
+    python -m benchmarks.step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large --batch_sizes 32 64 128
+
+Prints tokens per second, the most memory held, and for ours the share of a large matrix product's speed (MFU).
+"""
+
+import argparse
+
+from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.shapes import TRAINING, add_shape_flags, asked_for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape_flags(parser, TRAINING, "small")
+    add_peer_flags(parser)
+    parser.add_argument("--steps", type=int, default=3, help="of each program in its turn [3]")
+    parser.add_argument("--compile", action="store_true", help="ours: as train.py --compile")
+    args = parser.parse_args()
+    say_machine()
+    write(args.json, {"rows": measured(args, asked_for(args, TRAINING, compile=args.compile), "train", args.steps)})
+
+
+if __name__ == "__main__":
+    main()

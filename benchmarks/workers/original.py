@@ -1,0 +1,92 @@
+"""The code of kimiyoung/transformer-xl, from a checkout whose folder is the second argument. It is not part of ours.
+
+Two things are adapted when it is loaded, for it was written for PyTorch 0.4: masks are made bool, which masked_fill
+asks for today, and a version of CUDA is there to be read where PyTorch has none. It has no generation.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.shapes import Shape
+from benchmarks.workers.serve import narrowed, segments, serve, update
+
+
+def load(folder: str) -> ModuleType:
+    """Its `mem_transformer`."""
+    path = Path(folder) / "pytorch" / "mem_transformer.py"
+    if not path.is_file():
+        sys.exit(f"{path}: no such file; give the folder of a checkout of kimiyoung/transformer-xl")
+    sys.path.insert(0, str(path.parent / "utils"))
+    version, torch.version.cuda = torch.version.cuda, torch.version.cuda or "0.0"
+    module = ModuleType("mem_transformer")
+    exec(compile(path.read_text().replace(".byte()", ".bool()"), str(path), "exec"), module.__dict__)
+    torch.version.cuda = version
+    return module
+
+
+def model_of(shape: Shape) -> nn.Module:
+    """A model with weights drawn at random."""
+    torch.manual_seed(0)
+    model = load(sys.argv[2]).MemTransformerLM(
+        shape.n_token,
+        shape.n_layer,
+        shape.n_head,
+        shape.d_model,
+        shape.d_head,
+        shape.d_inner,
+        shape.dropout,
+        shape.dropatt,
+        div_val=shape.div_val,
+        tie_projs=[False] + [True] * len(shape.cutoffs),
+        tgt_len=shape.tgt_len,
+        ext_len=0,
+        mem_len=shape.mem_len,
+        cutoffs=list(shape.cutoffs),
+        same_length=shape.same_length,
+        clamp_len=shape.clamp_len,
+    )
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # some are memory that nobody has written to
+            nn.init.normal_(parameter, 0.0, 0.02)
+    return model.to(shape.device)
+
+
+def ids(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
+    """`segments`, time first, where the model is."""
+    for input_BT, target_BT in segments(shape):
+        yield input_BT.T.contiguous().to(shape.device), target_BT.T.contiguous().to(shape.device)
+
+
+@torch.no_grad()
+def evaluate(shape: Shape) -> Iterator[object]:
+    """A segment at a time, over a full memory."""
+    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+    like = next(model.parameters())
+    room = (shape.mem_len, shape.batch_size, shape.d_model)
+    mems = [like.new_empty(room).normal_() for _ in range(shape.n_layer + 1)]
+    nats = torch.zeros((), dtype=torch.float64, device=shape.device)
+    for input_TB, target_TB in ids(shape):
+        nll_TB, *mems = model(input_TB, target_TB, *mems)
+        nats += nll_TB.double().sum()
+        yield nats
+
+
+def train(shape: Shape) -> Iterator[object]:
+    """A step at a time."""
+    model, mems = model_of(shape).train(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
+    for input_TB, target_TB in ids(shape):
+        with narrowed(shape):
+            nll_TB, *mems = model(input_TB, target_TB, *mems)
+        loss = nll_TB.float().mean()
+        update(model, optimizer, loss)
+        yield loss.item()
+
+
+if __name__ == "__main__":
+    serve("kimiyoung/transformer-xl", {"evaluate": evaluate, "train": train})

@@ -1,0 +1,85 @@
+"""What every worker does: it builds its program in the shape it was given, and answers tasks with how long they took.
+
+A task is a generator that does a unit of work between two yields: a segment read, a token written, a step trained. It
+goes on where it stopped, so that a memory is never read twice.
+
+    asked: a line `TASK N`      answered: a line of JSON with the seconds of N units and the most memory held meanwhile
+"""
+
+import itertools
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.shapes import Shape
+from txl.study.peak_memory import PeakMemory
+
+Task = Callable[[Shape], Iterator[object]]
+
+
+def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
+    """Answer tasks until the input ends, or one fails, which is said in one line of JSON.
+
+    The first line says what this is. Bytes on a CPU are those above what the process held before it built anything.
+
+    Args:
+        facts: for the first line, besides.
+    """
+    warnings.simplefilter("ignore")
+    shape = Shape.of_json(sys.argv[1])
+    device = torch.device(shape.device)
+    _say(about=f"{about}, torch {torch.__version__}, {torch.get_num_threads()} threads", **facts)
+    before = 0 if device.type == "cuda" else PeakMemory(device).bytes()
+    running: dict[str, Iterator[object]] = {}
+    for line in sys.stdin:
+        task, n = line.split()
+        try:
+            work = running.setdefault(task, tasks[task](shape))
+            peak = PeakMemory(device)
+            start = time.perf_counter()
+            for _ in itertools.islice(work, int(n)):
+                pass
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds, held = time.perf_counter() - start, peak.bytes()
+        except (RuntimeError, NotImplementedError) as error:  # out of memory is a RuntimeError
+            _say(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            return
+        _say(seconds=seconds, peak_bytes=None if None in (held, before) else held - before)
+
+
+def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
+    """(input, target), (B, T) each, without end: words drawn as often as those of a text, most frequent first.
+
+    The word of rank i has the share (i + 1)^-1.2: with WikiText-103's cutoffs, 95 % of the words are on the shortlist.
+    """
+    generator = torch.Generator().manual_seed(1)
+    share_V = torch.arange(1, shape.n_token + 1, dtype=torch.float64) ** -1.2
+    n = shape.batch_size * (16 * shape.tgt_len + 1)
+    word = torch.multinomial(share_V, n, replacement=True, generator=generator).view(shape.batch_size, -1)
+    for begin in itertools.cycle(range(0, 16 * shape.tgt_len, shape.tgt_len)):
+        piece_BT = word[:, begin : begin + shape.tgt_len + 1]
+        yield piece_BT[:, :-1], piece_BT[:, 1:]
+
+
+def narrowed(shape: Shape) -> torch.autocast:
+    """The matrix products of a training step in the shape's dtype, the weights in float32."""
+    dtype = getattr(torch, shape.dtype)
+    return torch.autocast(shape.device, dtype, enabled=dtype != torch.float32)
+
+
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Backward pass, clipping and update, as the original's train.py does them."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _say(**values: object) -> None:
+    print(json.dumps(values), flush=True)

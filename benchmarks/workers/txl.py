@@ -1,0 +1,110 @@
+"""Ours, through the code that train.py, eval.py and generate.py run."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.shapes import Shape
+from benchmarks.workers.serve import segments, serve
+from txl import Context, ModelConfig, TransformerXL
+from txl.config import TrainConfig
+from txl.distributed import Ranks
+from txl.estimate import flops_per_token, measured_peak_flops
+from txl.evaluate import scored
+from txl.init import init_weights
+from txl.memory import KeyValueMemory
+from txl.sampling import generate
+from txl.training import TrainState
+
+
+def config_of(shape: Shape) -> ModelConfig:
+    """The shape of the weights."""
+    names = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "n_token", "cutoffs", "div_val")
+    return ModelConfig(
+        **{name: getattr(shape, name) for name in names}, tie_projs=(False,) + (True,) * len(shape.cutoffs)
+    )
+
+
+def context_of(shape: Shape) -> Context:
+    """How far it looks back."""
+    lengths = {name: getattr(shape, name) for name in ("tgt_len", "mem_len", "same_length", "clamp_len")}
+    return Context(**lengths)
+
+
+def model_of(shape: Shape) -> TransformerXL:
+    """A model with weights drawn at random."""
+    torch.manual_seed(0)
+    model = TransformerXL(config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
+    init_weights(model, TrainConfig())
+    model.to(shape.device)
+    model.use_attention(shape.attn_impl)
+    return model
+
+
+def reading_model(shape: Shape) -> TransformerXL:
+    """A model in the shape's dtype whose memory is full from the start, of numbers drawn at random."""
+    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+    fresh_memory = model.fresh_memory
+
+    def full_memory(batch_size: int) -> KeyValueMemory:
+        memory = fresh_memory(batch_size)
+        room = (batch_size, shape.n_head, shape.mem_len, shape.d_head)
+        like = next(model.parameters())
+        layers = [layer.appended(*(like.new_empty(room).normal_() for _ in "kv")) for layer in memory.layers]
+        return dataclasses.replace(memory, layers=tuple(layers))
+
+    model.fresh_memory = full_memory
+    return model
+
+
+def evaluate(shape: Shape) -> Iterator[object]:
+    """A segment at a time, as `txl.evaluate.evaluate` reads and sums them."""
+    model = reading_model(shape)
+    nats = torch.zeros((), dtype=torch.float64, device=shape.device)
+    texts = ((input_BT, target_BT, None) for input_BT, target_BT in segments(shape))
+    for _, nll_N in scored(model, texts, context_of(shape)):
+        nats += nll_N.double().sum()
+        yield nats
+
+
+def write(shape: Shape) -> Iterator[object]:
+    """A token at a time, by `txl.sampling.generate`."""
+    return generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
+
+
+def train(shape: Shape) -> Iterator[object]:
+    """A step at a time, as train.py does it."""
+    state = training_state(shape)
+    for input_BT, target_BT in segments(shape):
+        yield state.step(input_BT, target_BT)
+
+
+def training_state(shape: Shape) -> TrainState:
+    """A training at its beginning."""
+    config = TrainConfig(
+        batch_size=shape.batch_size,
+        dropout=shape.dropout,
+        dropatt=shape.dropatt,
+        dtype=shape.dtype,
+        compile=shape.compile,
+        attn_impl=shape.attn_impl,
+    )
+    return TrainState(model_of(shape).train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device)))
+
+
+def main() -> None:
+    shape = Shape.of_json(sys.argv[1])
+    with torch.device("meta"):
+        model = TransformerXL(config_of(shape))
+    facts = {
+        "flops_per_token": flops_per_token(model, context_of(shape)),
+        "peak_flops": measured_peak_flops(torch.device(shape.device), getattr(torch, shape.dtype)),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    serve("txl", {"evaluate": evaluate, "generate": write, "train": train}, **facts)
+
+
+if __name__ == "__main__":
+    main()
