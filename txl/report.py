@@ -14,12 +14,17 @@ from txl.files import naming, written_whole
 
 @dataclass(frozen=True)
 class Row:
-    """One split scored with one look-back, its words counted."""
+    """One split scored with one look-back, its words counted.
+
+    Attributes:
+        added: what was added to the model at test time, in words.
+    """
 
     split: str
     context: Context
     score: Score
     seconds: float
+    added: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
@@ -27,6 +32,7 @@ class Row:
         return {
             "split": self.split,
             **dataclasses.asdict(self.context),
+            "added": self.added,
             "perplexity": score.perplexity,
             **dataclasses.asdict(score),
             "nats_per_token": score.nats_per_token,
@@ -43,10 +49,11 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9}"]
     for row in rows:
         score, context = row.score, row.context
-        lines.append(
+        line = (
             f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
             f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f}"
         )
+        lines.append(f"{line}  {row.added}".rstrip())
     return "\n".join(lines)
 
 
@@ -82,14 +89,15 @@ def require_writable(path: Path) -> None:
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:
-    """A picture of perplexity against memory, a curve per split."""
+    """A picture of perplexity against memory, a curve per split and addition."""
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for split in dict.fromkeys(row.split for row in rows):
-        points = sorted((row.context.mem_len, row.score.perplexity) for row in rows if row.split == split)
-        axes.plot(*zip(*points, strict=True), marker="o", label=split)
+    for split, added in dict.fromkeys((row.split, row.added) for row in rows):
+        mine = [row for row in rows if (row.split, row.added) == (split, added)]
+        points = sorted((row.context.mem_len, row.score.perplexity) for row in mine)
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"{split}, {added}" if added else split)
         for x, y in points:
             axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
     lengths = sorted({row.context.mem_len for row in rows})

@@ -12,14 +12,24 @@ import pytest
 
 from data_utils.corpus import DataConfig
 from txl.cli import build, read_flags
-from txl.config import Context, EvalConfig, GenerateConfig, ModelConfig, TrainConfig, UsageError
+from txl.config import (
+    CacheConfig,
+    Context,
+    DynamicConfig,
+    EvalConfig,
+    GenerateConfig,
+    KnnConfig,
+    ModelConfig,
+    TrainConfig,
+    UsageError,
+)
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
-    "eval": (EvalConfig, DataConfig),
+    "eval": (EvalConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig),
     "generate": (GenerateConfig,),
 }
-CONFIGS = (TrainConfig, ModelConfig, Context, DataConfig, EvalConfig, GenerateConfig)
+CONFIGS = (*CLASSES["train"], *CLASSES["eval"][:-1], GenerateConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 
