@@ -26,10 +26,19 @@ from data_utils.vocabulary import EOS, UNK, Vocab
 from data_utils.wikitext import article_starts
 from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags, run
-from txl.config import Context, EvalConfig, StudyConfig, UsageError, require
+from txl.config import (
+    CacheConfig,
+    Context,
+    DynamicConfig,
+    EvalConfig,
+    KnnConfig,
+    StudyConfig,
+    UsageError,
+    require,
+)
 from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.distributed import Ranks, joined
-from txl.evaluate import Score, evaluate, score_text, within
+from txl.evaluate import Predictor, Score, evaluate, score_text, warmup_segments, within
 from txl.log import perplexity, say
 from txl.model import TransformerXL
 from txl.pictures import pictures_of, plot_recl, write_pictures
@@ -38,10 +47,15 @@ from txl.study import recl
 from txl.study.attention_by_distance import attention_by_distance
 from txl.study.loss_by_position import LossByPosition
 from txl.study.peak_memory import PeakMemory
+from txl.testtime import Additions, gradient_statistics
+from txl.testtime.store import Store, build_store, open_store
+
+NOTHING, NO_STUDY = Additions(), StudyConfig()
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, EvalConfig, StudyConfig, DataConfig, description=__doc__ or "")
+    configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
+    typed = read_flags(argv, *configs, description=__doc__ or "")
     with joined(timeout_s=3600) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
@@ -51,11 +65,14 @@ def main(argv: Sequence[str]) -> None:
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Score splits or a text at the look-backs asked for."""
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
+    additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
+    one_stream = {"batch_size": 1} if additions.dynamic.dynamic != "off" else {}
+    config, study = build(EvalConfig, typed, **one_stream), build(StudyConfig, typed)
+    additions.require_sense(typed, config, ranks.world)
     checkpoint = open_checkpoint(Path(config.work_dir))
     contexts = look_backs(config, checkpoint.context)
     if config.text is None:
-        score_splits(typed, config, study, checkpoint, contexts, ranks)
+        score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
         return
     for name in ("loss_by_position", "attention_by_distance"):
         require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
@@ -67,6 +84,7 @@ def score_splits(
     typed: Typed,
     config: EvalConfig,
     study: StudyConfig,
+    additions: Additions,
     checkpoint: Checkpoint,
     contexts: Sequence[Context],
     ranks: Ranks,
@@ -74,28 +92,42 @@ def score_splits(
     """Score the splits, the streams shared out over processes; rank 0 tells."""
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
-    corpus.require_splits(*splits)
+    corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
     if ranks.is_main:
         require_outputs(config, pictures_of(config, study))
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
 
+    @functools.lru_cache(maxsize=1)  # one is made from the training text, and large
+    def with_additions(context: Context) -> Predictor:
+        return prepared(additions, model, checkpoint, corpus, context, config, ranks)
+
     rows = []
     for split in splits:
         ids = ranks.main_first(lambda split=split: corpus.split(split))
         for context in contexts:
-            row = score(model, corpus.vocab, ids, split, context, config, ranks, study)
-            rows.append(row)
+            text = (model, corpus.vocab, ids, split, context, config, ranks)
+            if not additions.name:
+                new = [score(*text, study)]
+            else:  # the predictor first: what is wrong with a store is known before the text is read
+                predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
+                new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
+            rows += new
             if ranks.is_main:
-                nats = row.score.nats_per_token
-                say(
-                    f"| {split} | tgt_len {context.tgt_len:5d} | mem_len {context.mem_len:5d} "
-                    f"| loss {nats:5.2f} | ppl {perplexity(nats):9.3f}"
-                )
+                for row in new:
+                    tell_one(row)
     if ranks.is_main:
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
         write_pictures(rows, pictures_of(config, study))
+
+
+def tell_one(row: Row) -> None:
+    """A line as soon as there is something to tell."""
+    nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
+    say(
+        f"| {row.split} | tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}"
+    )
 
 
 def score_file(
@@ -172,15 +204,23 @@ def score(
     context: Context,
     config: EvalConfig,
     ranks: Ranks,
-    study: StudyConfig | None = None,
+    study: StudyConfig = NO_STUDY,
+    *,
+    additions: Additions = NOTHING,
+    predictor: Predictor | None = None,
 ) -> Row:
-    """A split with one look-back, the streams shared out over processes; `study`: what else is measured of it."""
-    study = study or StudyConfig()
+    """A split with one look-back, the streams shared out over processes.
+
+    Args:
+        study: what else is measured of it.
+        predictor: the model with `additions`; not given: the model.
+    """
     seen = context_of(config.convention, context)
-    predictor = predictor_of(config.convention, model, seen)
+    predictor = predictor or predictor_of(config.convention, model, seen)
     if config.convention != "huggingface":  # whose memory begins full, so that its length makes a difference
         seen = within(seen, len(ids))
     n_warmup = n_warmup_of(config.convention, context, seen, n_layer=model.config.n_layer)
+    n_warmup += additions.warmup_segments(seen)
     streams = cut(ids, vocab, seen, n_warmup, config, ranks)
     n_segment = sum(map(len, streams))
     watch = None
@@ -211,7 +251,54 @@ def score(
         peak_bytes=None if None in peaks else max(peaks),
         losses=watch.over(ranks) if watch else {},
         attention=attention,
+        added=additions.name,
     )
+
+
+def prepared(
+    additions: Additions,
+    model: TransformerXL,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+) -> Predictor:
+    """The model and what is added to it, made from the training text where it needs that."""
+    mean_square = store = None
+    if additions.dynamic.dynamic == "rms":
+        n_token = additions.dynamic.dynamic_segments * config.batch_size * context.tgt_len
+        ids = corpus.split("train")[: n_token + 1]
+        stream = ScoringStream(ids, batch_size=config.batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len)
+        mean_square = gradient_statistics(model, tqdm(stream, "gradients", leave=False, disable=None), context)
+    if additions.knn.knn_store is not None:
+        store = ranks.main_first(lambda: stored(additions.knn, model, checkpoint, corpus, batch_size=config.batch_size))
+    return additions.predictor(model, mean_square=mean_square, store=store)
+
+
+def stored(
+    config: KnnConfig, model: TransformerXL, checkpoint: Checkpoint, corpus: Corpus, *, batch_size: int
+) -> Store:
+    """The hidden states of the training text under the look-back of the training, read once and then found."""
+    ids = corpus.split("train")
+    ids = ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
+    source = {
+        "checkpoint": checkpoint.fingerprint(),
+        "training_text": corpus.fingerprint("train"),
+        "vocabulary": corpus.vocab.fingerprint(),
+        "number_of_tokens": len(ids) - 1,
+    }
+    folder, seen = Path(config.knn_store or ""), within(checkpoint.context, len(ids))
+    store = open_store(folder, source)
+    if store is None:
+        n_warmup = warmup_segments(model.config.n_layer, seen)
+        lengths = {"tgt_len": seen.tgt_len, "ext_len": seen.ext_len}
+        stream = ScoringStream(ids, batch_size=batch_size, n_warmup=n_warmup, **lengths)
+        bar = tqdm(stream, f"{folder.name}", leave=False, disable=None)
+        build_store(folder, model, bar, seen, n_pair=len(ids) - 1, source=source)
+        store = open_store(folder, source)
+        assert store is not None, f"{folder} was just written"
+    return store
 
 
 def cut(

@@ -77,6 +77,11 @@ class Checkpoint:
             raise damaged(self.folder / name)
         return text.decode()
 
+    def fingerprint(self) -> str:
+        """Hex digest of the weights."""
+        with (self.folder / _WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 def save_checkpoint(
     run: Path,

@@ -392,9 +392,12 @@ class DynamicConfig:
         "let the weights learn from each segment after it was scored; --batch_size is 1 unless given, as streams side "
         "by side adapt the same weights, each over its own part of the text, and the result depends on their number",
     )
-    dynamic_lr: float | None = option(None, "learning rate (not given: 0.1 for sgd, 0.0001 for rms)")
+    dynamic_lr: float | None = option(
+        None,
+        "learning rate, to be tuned on valid: large models want far less (not given: 0.05 for sgd, 0.0001 for rms)",
+    )
     dynamic_decay: float = option(0.001, "part of the way back to the trained weights at each step, for rms on average")
-    dynamic_epsilon: float = option(0.00002, "rms: added to the root mean square of the gradients")
+    dynamic_epsilon: float = option(0.0002, "rms: added to the root mean square of the gradients")
     dynamic_segments: int = option(500, "rms: segments of the training text to take these gradients from")
 
     def __post_init__(self) -> None:
@@ -410,7 +413,7 @@ class DynamicConfig:
         """The learning rate of the rule."""
         if self.dynamic_lr is not None:
             return self.dynamic_lr
-        return 0.1 if self.dynamic == "sgd" else 0.0001
+        return 0.05 if self.dynamic == "sgd" else 0.0001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,7 +426,7 @@ class CacheConfig:
 
     cache_size: int = option(0, "tokens in the cache (0: no cache); streams are warmed up on as much text before them")
     cache_theta: float = option(0.1, "how sharply the cache tells similar hidden states from others")
-    cache_lambda: float = option(0.1, "share of the cache in the probabilities")
+    cache_lambda: float = option(0.15, "share of the cache in the probabilities")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "cache_size", "cache_theta")
@@ -445,7 +448,7 @@ class KnnConfig:
     knn_tokens: int | None = option(None, "tokens of the training text in the store, from its start (not given: all)")
     knn_k: int = option(1024, "neighbours that are asked")
     knn_lambda: float = option(0.25, "share of the neighbours in the probabilities")
-    knn_temperature: float = option(1.0, "the squared distances are divided by this")
+    knn_temperature: float = option(10.0, "the squared distances are divided by this")
     knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install txl[knn]")
 
     def __post_init__(self) -> None:

@@ -46,12 +46,13 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     against = "mem_len" if len({row.context.mem_len for row in rows}) > 1 else "tgt_len"
     other = "tgt_len" if against == "mem_len" else "mem_len"
     figure, (axes,) = _figure(1)
-    curves = dict.fromkeys((row.split, getattr(row.context, other)) for row in rows)
-    several = len({length for _, length in curves}) > 1
-    for split, length in curves:
-        chosen = [row for row in rows if (row.split, getattr(row.context, other)) == (split, length)]
+    curves = dict.fromkeys((row.split, getattr(row.context, other), row.added) for row in rows)
+    several = len({length for _, length, _ in curves}) > 1
+    for split, length, added in curves:
+        mine = (split, length, added)
+        chosen = [row for row in rows if (row.split, getattr(row.context, other), row.added) == mine]
         points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
-        label = f"{split}, {other} {length}" if several else split
+        label = ", ".join([split, *([f"{other} {length}"] if several else []), *([added] if added else [])])
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
         for x, y in [] if several else points:  # on several curves they would cover each other
             axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)

@@ -24,6 +24,7 @@ class Row:
         peak_bytes: the most memory that a process held meanwhile; None where that cannot be measured.
         losses: by name, `position` and `distance`, what `txl.study.loss_by_position` has added up.
         attention: where each head looks.
+        added: what was added to the model at test time, in words.
     """
 
     split: str
@@ -33,6 +34,7 @@ class Row:
     peak_bytes: int | None = None
     losses: dict[str, BinnedLoss] = field(default_factory=dict)
     attention: AttentionByDistance | None = None
+    added: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
@@ -40,6 +42,7 @@ class Row:
         return {
             "split": self.split,
             **dataclasses.asdict(self.context),
+            "added": self.added,
             "perplexity": score.perplexity,
             **dataclasses.asdict(score),
             "nats_per_token": score.nats_per_token,
@@ -63,11 +66,12 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         score, context = row.score, row.context
-        lines.append(
+        line = (
             f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
             f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f} "
             f"{'-' if row.peak_bytes is None else format(row.peak_bytes / 2**20, '.0f'):>9}"
         )
+        lines.append(f"{line}  {row.added}".rstrip())
     return "\n".join(lines)
 
 

@@ -12,14 +12,25 @@ import pytest
 
 from data_utils.corpus import DataConfig
 from txl.cli import build, read_flags
-from txl.config import Context, EvalConfig, GenerateConfig, ModelConfig, StudyConfig, TrainConfig, UsageError
+from txl.config import (
+    CacheConfig,
+    Context,
+    DynamicConfig,
+    EvalConfig,
+    GenerateConfig,
+    KnnConfig,
+    ModelConfig,
+    StudyConfig,
+    TrainConfig,
+    UsageError,
+)
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
-    "eval": (EvalConfig, StudyConfig, DataConfig),
+    "eval": (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig),
     "generate": (GenerateConfig,),
 }
-CONFIGS = (TrainConfig, ModelConfig, Context, DataConfig, EvalConfig, StudyConfig, GenerateConfig)
+CONFIGS = (*CLASSES["train"], *CLASSES["eval"][:-1], GenerateConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 

@@ -12,7 +12,7 @@ from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import CacheConfig, UsageError
 from txl.evaluate import Score, evaluate, warmup_segments
-from txl.testtime import ContinuousCache, Mixture
+from txl.testtime import Additions, ContinuousCache, Mixture
 
 CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)
 CONTEXT = Context(tgt_len=4, mem_len=6)
@@ -112,7 +112,8 @@ def test_nats_do_not_depend_on_the_batch_size() -> None:
     ids = np.random.default_rng(0).integers(0, 9, 200)
 
     def score(batch_size: int) -> Score:
-        n_warmup = warmup_segments(2, CONTEXT) + ContinuousCache(model, CONFIG).warmup_segments(CONTEXT.tgt_len)
+        additions = Additions(cache=CONFIG)
+        n_warmup = warmup_segments(2, CONTEXT) + additions.warmup_segments(CONTEXT)
         stream = ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
         assert stream.batch_size == batch_size
         return evaluate(model, stream, CONTEXT, predictor=Mixture(model, [ContinuousCache(model, CONFIG)]))

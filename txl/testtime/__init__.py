@@ -5,9 +5,10 @@ ContinuousCache     the last words, found by similar hidden states     Grave et 
 NearestNeighbours   the training text, found likewise                  Khandelwal et al. 2020
 """
 
+from txl.testtime.additions import Additions
 from txl.testtime.cache import ContinuousCache
 from txl.testtime.dynamic import DynamicEvaluation, gradient_statistics
 from txl.testtime.knn import NearestNeighbours
 from txl.testtime.mixture import Mixture
 
-__all__ = ["ContinuousCache", "DynamicEvaluation", "Mixture", "NearestNeighbours", "gradient_statistics"]
+__all__ = ["Additions", "ContinuousCache", "DynamicEvaluation", "Mixture", "NearestNeighbours", "gradient_statistics"]

@@ -37,10 +37,6 @@ class ContinuousCache:
         self.model = model
         self.size, self.theta, self.share = config.cache_size, config.cache_theta, config.cache_lambda
 
-    def warmup_segments(self, tgt_len: int) -> int:
-        """Segments before a token, besides those the model itself depends on, that what the cache says depends on."""
-        return -(-self.size // tgt_len)
-
     def fresh_state(self, batch_size: int) -> Pairs:
         """An empty cache."""
         weight = self.model.layers[0].attn_norm.weight

@@ -106,19 +106,21 @@ def faiss_index(store: Store) -> Any:
         index = _trained_index(faiss, store.keys_ND)
         with written_whole(path) as temporary:
             faiss.write_index(index, str(temporary))
-    index.nprobe = 32
+    if isinstance(index, faiss.IndexIVF):
+        index.nprobe = 32
     return index
 
 
 def _trained_index(faiss: Any, keys_ND: np.ndarray) -> Any:
     n_key, width = keys_ND.shape
-    enough = 39  # keys per cell and code word, below which faiss warns
-    if n_key < 256 * enough:
+    n_cell = min(4096, round(n_key**0.5))
+    n_train = 64 * max(256, n_cell)  # keys per code word and cell: with fewer than 39 faiss warns
+    if n_key < n_train:
         index = faiss.IndexFlatL2(width)
     else:
         n_code = next(n for n in range(64, 0, -1) if width % n == 0)
-        index = faiss.index_factory(width, f"IVF{min(4096, n_key // enough)},PQ{n_code}")
-        drawn = np.random.default_rng(0).choice(n_key, min(n_key, 4096 * 64), replace=False)
+        index = faiss.index_factory(width, f"IVF{n_cell},PQ{n_code}")
+        drawn = np.random.default_rng(0).choice(n_key, n_train, replace=False)
         index.train(keys_ND[np.sort(drawn)].astype(np.float32))
     for begin in range(0, n_key, BLOCK):
         index.add(keys_ND[begin : begin + BLOCK].astype(np.float32))
