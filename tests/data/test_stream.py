@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_utils.files import DataError
-from data_utils.stream import ScoringStream, SegmentStream
+from data_utils.stream import ScoringStream, SegmentStream, window_streams
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
@@ -83,3 +83,18 @@ def test_a_text_of_one_token_has_nothing_to_predict() -> None:
 def test_more_streams_than_are_faster_are_not_made() -> None:
     stream = ScoringStream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
     assert (stream.batch_size, len(stream)) == (1, 10)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_size: int) -> None:
+    seen: dict[int, list[int]] = {}
+    for rank in (0, 1):
+        shape = {"length": 10, "every": every, "batch_size": batch_size, "tgt_len": 4}
+        for stream in window_streams(np.arange(30), **shape, rank=rank, world=2):
+            for segment in stream:
+                for first, target_T, counted_T in zip(
+                    stream.first_B, segment.target_BT, segment.counted_BT, strict=True
+                ):
+                    seen.setdefault(int(first), []).extend(target_T[counted_T].tolist())
+    assert seen == {first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)}

@@ -1,5 +1,7 @@
 """Loss by position: the bins sum to what the evaluation counted, whatever it is cut into."""
 
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -89,3 +91,25 @@ def test_bins_without_tokens_are_not_told() -> None:
         {"from": 1, "to": 1, "tokens": 2, "nats": 3.0, "nats_per_token": 1.5},
         {"from": 2, "to": 4, "tokens": 4, "nats": 4.0, "nats_per_token": 1.0},
     ]
+
+
+class BothRanks(Ranks):
+    """Two processes that take turns: what one has handed in is there when the other does."""
+
+    shares: ClassVar[list] = []
+
+    def gathered(self, value: Any) -> list:
+        self.shares.append(value)
+        return self.shares
+
+
+def test_the_shares_of_two_ranks_add_up() -> None:
+    model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
+    for rank in (0, 1):
+        stream = ScoringStream(IDS, batch_size=3, tgt_len=4, n_warmup=4, rank=rank, world=2)
+        watch = LossByPosition(context, n_token=len(IDS), starts=STARTS)
+        evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
+        tables = watch.over(BothRanks(rank, 2, torch.device("cpu")))
+    for name, table in measured(model, context, batch_size=3)[1].items():
+        assert tables[name].tokens_K == table.tokens_K
+        assert tables[name].nats_K == pytest.approx(table.nats_K, rel=1e-12)

@@ -148,7 +148,7 @@ def losses_by_context(
                 column_W, length_W = _wanted(seen, n_new, lengths, every)
                 if len(column_W):
                     hidden_BWD = hidden_BTD[:, -n_new:][:, torch.from_numpy(column_W).to(device)]
-                    target_BW = target_BT[:, torch.from_numpy(column_W)].to(device)
+                    target_BW = target_BT[:, torch.from_numpy(column_W)]
                     nll_BW = model.softmax.nll(hidden_BWD, target_BW).float().cpu().numpy()
                     _place(nats_CP, nll_BW, first_B[:, None] + seen + 1 + column_W, length_W, lengths[-1])
                 seen += n_new
