@@ -105,7 +105,7 @@ class Seq2Seq(nn.Module):
     def decode(self, target_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
         """Log-probabilities of the token after each target token, (B, T, V)."""
         x_BTD = self._embedded(target_BT)
-        seen = Seen(causal(target_BT.shape[1], target_BT.device) & not_padding(target_BT))
+        seen = Seen(causal(target_BT.shape[1], target_BT.device))  # padding comes after all words
         seen_source = Seen(not_padding(source_BS))
         for layer in self.decoder:
             x_BTD = layer(x_BTD, encoded_BSD, seen, seen_source)
