@@ -74,6 +74,7 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     if config.text is None:
         score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
         return
+    require(not additions.name, f"--text: {additions.name} reads splits only; drop one of the two")
     for name in ("loss_by_position", "attention_by_distance"):
         require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
     if ranks.is_main:  # it is one stream
@@ -125,9 +126,8 @@ def score_splits(
 def tell_one(row: Row) -> None:
     """A line as soon as there is something to tell."""
     nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
-    say(
-        f"| {row.split} | tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}"
-    )
+    lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
+    say(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
 
 
 def score_file(
