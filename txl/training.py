@@ -116,7 +116,8 @@ class TrainState:
             layer.ff.chunk = config.ff_chunk
         if config.compile:
             for layer in model.layers:
-                layer.compile()
+                for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
+                    part.compile()
         self.nats = parallel(_Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
             self._settle_order_of_summation()

@@ -8,7 +8,6 @@ import pytest
 from tests.cli.conftest import TINY, Outcome
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -39,8 +39,9 @@ def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
-def test_compiled_layers_train_alike() -> None:
-    shape = SHAPE | {"n_layer": 1}
+@pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True, "reversible": True}], ids=str)
+def test_compiled_layers_train_alike(changes: dict[str, Any]) -> None:
+    shape = SHAPE | {"n_layer": 1} | changes
     plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin() for c in (False, True))
     plain.train()
     compiled.train()
