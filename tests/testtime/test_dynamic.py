@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.conftest import N_TOKEN, build
+from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import DynamicConfig, UsageError
 from txl.evaluate import Segments, evaluate
@@ -47,9 +47,19 @@ def gradients_by_hand(model: TransformerXL, segment: tuple, memory: object) -> t
     return {name: p.grad.clone() for name, p in model.named_parameters()}, nll_BT.detach(), memory
 
 
-@pytest.mark.parametrize("shape", ["adaptive", "adaptive_one_table", "pre_lnorm", "untied"])
-def test_gradient_statistics_are_the_mean_of_squares_over_segments(shape: str) -> None:
-    model, segments = build(shape), cut(text(2))
+KINDS = {
+    **{shape: (shape, {}) for shape in ("adaptive", "adaptive_one_table", "pre_lnorm", "untied")},
+    **{name: (name, {}) for name in ENCODINGS},
+    "reversible": ("adaptive", {"reversible": True, "pre_lnorm": True}),
+    "performer": ("none", {"attention": "performer"}),
+    "lsh": ("learned_absolute", {"attention": "lsh"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) -> None:
+    shape, changes = KINDS[kind]
+    model, segments = build(shape, **changes), cut(text(2))
     squares, memory = [], None
     for segment in segments:
         gradients, _, memory = gradients_by_hand(model, segment, memory)
@@ -61,11 +71,12 @@ def test_gradient_statistics_are_the_mean_of_squares_over_segments(shape: str) -
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("shape", ["plain", "adaptive", "adaptive_one_table", "untied"])
+@pytest.mark.parametrize("kind", ["adaptive", "adaptive_one_table", "untied", "reversible", "learned_absolute"])
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
-def test_updates_are_the_formula(config: DynamicConfig, shape: str, batch_size: int) -> None:
+def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: int) -> None:
     """Krause et al. 2018, sec. 4, weight by weight, on a second model that is really changed."""
-    model, other, text_BL = build(shape), build(shape), text(batch_size)
+    shape, changes = KINDS[kind]
+    model, other, text_BL = build(shape, **changes), build(shape, **changes), text(batch_size)
     other.load_state_dict(model.state_dict())
     square = gradient_statistics(model, cut(text(1, seed=9)), CONTEXT)
     rms = {name: s.sqrt() for name, s in square.items()}
@@ -197,11 +208,12 @@ def test_a_segment_is_learnt_from_once() -> None:
         predictor.learnt(memory, None)
 
 
-def test_a_model_that_computes_layers_twice_is_refused() -> None:
-    model = build("plain")
+def test_layers_may_be_computed_a_second_time() -> None:
+    """The backward pass then reads weights once more: the adapted ones."""
+    model, text_BL = build("adaptive"), text(1)
+    expected = torch.cat(nats_of(model, RMS, text_BL), 1)
     model.recompute = True
-    with pytest.raises(ValueError, match="recompute"):
-        DynamicEvaluation(model, SGD)
+    torch.testing.assert_close(torch.cat(nats_of(model, RMS, text_BL), 1), expected)
 
 
 def test_weights_that_run_away_are_an_error_in_one_line() -> None:

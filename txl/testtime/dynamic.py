@@ -18,12 +18,12 @@ benkrause/dynamiceval-transformer, whose (1) is a sum and whose (4) lacks the me
 and epsilon are sqrt(N) times those here.
 """
 
+import copy
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from txl.config import Context, DynamicConfig, UsageError
 from txl.evaluate import Segments
@@ -35,15 +35,17 @@ Weights = dict[str, Tensor]
 
 
 class Adapted(NamedTuple):
-    """The state of the text: hidden states of the segments before, and the weights that these have left.
+    """The state of the text.
 
     Attributes:
-        scored: between scoring a segment and learning from it, its nats (B, T) as a function of the weights.
+        memory: hidden states of the segments before.
+        learner: a copy of the model, with the weights that those segments have left.
+        scored: between scoring a segment and learning from it, its nats (B, T) as a function of these weights.
     """
 
     memory: Memory
-    weights: Weights
-    scored: tuple[Tensor, list[Tensor]] | None = None
+    learner: TransformerXL
+    scored: Tensor | None = None
 
 
 class DynamicEvaluation:
@@ -59,13 +61,10 @@ class DynamicEvaluation:
     Args:
         mean_square: (1), see `gradient_statistics`; only the rule "rms" needs it.
     Raises:
-        ValueError: if it needs it and does not have it; if the model computes layers a second time (`recompute`), by
-            when it would have its own weights again.
+        ValueError: if it needs it and does not have it.
     """
 
     def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
-        if model.recompute:
-            raise ValueError("dynamic evaluation needs a model with recompute = False")
         self.model = model
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
         self.lr, self.decay, self.epsilon = config.lr, config.dynamic_decay, config.dynamic_epsilon
@@ -78,9 +77,7 @@ class DynamicEvaluation:
 
     def fresh_memory(self, batch_size: int) -> Adapted:
         """The trained weights, and nothing remembered."""
-        weights = {name: weight.clone() for name, weight in self.trained.items()}
-        like = self.model.layers[0].attn_norm.weight
-        return Adapted(Memory.empty(len(self.model.layers), batch_size, self.model.config.d_model, like=like), weights)
+        return _fresh(self.model, batch_size)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
         """Nats of each target under the weights so far, and the state to learn from them.
@@ -88,22 +85,20 @@ class DynamicEvaluation:
         Raises:
             UsageError: if the weights have run away, and a loss is no longer a number.
         """
-        with torch.enable_grad():
-            leaves = {f"model.{name}": w.detach().requires_grad_() for name, w in memory.weights.items()}
-            segment = input_BT, target_BT, memory.memory, context
-            nll_BT, hidden = functional_call(_Scoring(self.model), leaves, segment)
+        nll_BT, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
             raise UsageError(f"--dynamic_lr {self.lr:g}: the weights ran away, losses are infinite; use a smaller one")
-        return nll_BT.detach(), Adapted(hidden, memory.weights, (nll_BT, list(leaves.values())))
+        return nll_BT, memory
 
+    @torch.no_grad()
     def learnt(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
         """The state after a step by the targets that count (None: all) of the segment just scored.
 
         Raises:
             ValueError: if no segment was scored since the last step.
         """
-        gradients = self.gradients(memory, counted_BT)
-        for name, weight in memory.weights.items():
+        gradients = _gradients(memory, counted_BT)
+        for name, weight in memory.learner.named_parameters():
             step, back = gradients[name], self.trained[name] - weight
             if self.rms is None:
                 back *= self.decay
@@ -113,52 +108,50 @@ class DynamicEvaluation:
             weight.add_(back).sub_(step, alpha=self.lr)
         return memory._replace(scored=None)
 
-    @staticmethod
-    def gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
-        """Those of the mean loss over the targets that count (None: all) of the segment just scored.
-
-        Raises:
-            ValueError: if no segment was scored since the last step.
-        """
-        if memory.scored is None:
-            raise ValueError("no segment was scored since the last step")
-        nll_BT, leaves = memory.scored
-        with torch.enable_grad():
-            loss = (nll_BT if counted_BT is None else nll_BT[counted_BT.to(nll_BT.device)]).mean()
-        return dict(zip(memory.weights, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True))
-
 
 def gradient_statistics(model: TransformerXL, segments: Segments, context: Context) -> Weights:
     """Mean squares of the gradients over segments of a text, (1) in the docstring of the module.
 
     The gradient of a segment is that of its mean loss over all streams: read as many as will be evaluated.
     """
-    reader = DynamicEvaluation(model, DynamicConfig(dynamic="sgd"))  # that never takes a step
-    squares = {name: torch.zeros_like(weight) for name, weight in reader.trained.items()}
+    squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     memory, n_segment = None, 0
     for input_BT, target_BT, counted_BT in segments:
         if memory is None:
-            memory = reader.fresh_memory(len(input_BT))
-        _, memory = reader.nll(input_BT.to(device), target_BT.to(device), memory, context)
-        for name, gradient in reader.gradients(memory, counted_BT).items():
+            memory = _fresh(model, len(input_BT))
+        _, memory = _scored(input_BT.to(device), target_BT.to(device), memory, context)
+        for name, gradient in _gradients(memory, counted_BT).items():
             squares[name].addcmul_(gradient, gradient)
         n_segment += 1
-    model.train(was_training)
     return {name: square / n_segment for name, square in squares.items()}
 
 
-class _Scoring(nn.Module):
-    """What a model says of a segment, as the forward pass that `functional_call` wants."""
+def _fresh(model: TransformerXL, batch_size: int) -> Adapted:
+    like = model.layers[0].attn.k_net.weight
+    memory = Memory.empty(len(model.layers), batch_size, model.config.d_model, like=like)
+    return Adapted(memory, copy.deepcopy(model).eval())
 
-    def __init__(self, model: TransformerXL) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, *segment: Any) -> tuple[Tensor, Memory]:
-        return self.model.nll(*segment)
+def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
+    """Nats of each target, and the state with what `_gradients` needs."""
+    with torch.enable_grad():
+        nll_BT, hidden = memory.learner.nll(input_BT, target_BT, memory.memory, context)
+    return nll_BT.detach(), Adapted(hidden, memory.learner, nll_BT)
+
+
+def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
+    """Those of the mean loss over the targets that count (None: all) of the segment just scored.
+
+    Raises:
+        ValueError: if no segment was scored since the last step.
+    """
+    if memory.scored is None:
+        raise ValueError("no segment was scored since the last step")
+    with torch.enable_grad():
+        loss = (memory.scored if counted_BT is None else memory.scored[counted_BT.to(memory.scored.device)]).mean()
+    names, weights = zip(*memory.learner.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, weights, materialize_grads=True), strict=True))
 
 
 def _mean(tensors: Iterable[Tensor]) -> float:
