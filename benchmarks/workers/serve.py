@@ -39,10 +39,11 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
     for line in sys.stdin:
         task, n = line.split()
         try:
-            work = running.setdefault(task, tasks[task](shape))
+            if task not in running:
+                running[task] = tasks[task](shape)
             peak = PeakMemory(device)
             start = time.perf_counter()
-            for _ in itertools.islice(work, int(n)):
+            for _ in itertools.islice(running[task], int(n)):
                 pass
             if device.type == "cuda":
                 torch.cuda.synchronize()

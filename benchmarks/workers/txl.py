@@ -71,7 +71,7 @@ def evaluate(shape: Shape) -> Iterator[object]:
 
 def write(shape: Shape) -> Iterator[object]:
     """A token at a time, by `txl.sampling.generate`."""
-    return generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
+    yield from generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
 
 
 def train(shape: Shape) -> Iterator[object]:
