@@ -759,6 +759,7 @@ def test_ctrl_c_ends_a_program_in_one_line(
     assert (outcome.status, outcome.err) == (130, f"{entry}.py: interrupted; nothing was left half written\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_at_the_console_saves_and_exits_with_130(training: list[str], tmp_path: Path) -> None:
     endless = ["--max_step", "1000000", "--eval_interval", "1000000", "--log_interval", "1"]

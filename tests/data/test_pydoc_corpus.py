@@ -50,6 +50,7 @@ def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     assert all(texts)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported(tmp_path: Path) -> None:
     before = set(sys.modules)
     write_pydoc_corpus(tmp_path)

@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("H", "dtype", "dropout"), CASES)
 def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dropout: float, tmp_path: Path) -> None:
     """At most 64 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""

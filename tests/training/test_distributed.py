@@ -72,6 +72,7 @@ def first_half(ranks: Ranks, folder: Path) -> None:
     Run(config(max_step=3), ranks=ranks, dtype=torch.float64, folder=folder).begin().train()
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path: Path) -> None:
     whole = Run(config(), dtype=torch.float64).begin()
     whole.train()
@@ -119,6 +120,7 @@ def other_duties(ranks: Ranks) -> dict[str, Any]:
     return {"nats": [(s.nats, s.tokens) for s in nats], "agreed": agreed, "message": message}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_resume_bitwise(tmp_path: Path, world: int) -> None:
     """With three, sums depend on the order of summation, which must be settled before the first step."""

@@ -29,6 +29,7 @@ def assert_resuming_changes_nothing(folder: Path, stop_at: int, **settings: Any)
     assert all(torch.equal(value, theirs[key]) for key, value in whole.state.optimizers.state().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", get_args(HINTS["optim"]))
 @pytest.mark.parametrize("scheduler", get_args(HINTS["scheduler"]))
 def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(tmp_path: Path, optim: str, scheduler: str) -> None:
@@ -46,6 +47,7 @@ def test_stopping_anywhere_in_an_epoch_or_at_its_end_changes_nothing(
     assert_resuming_changes_nothing(tmp_path, stop_at, dropout=0.2, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_goes_on_as_if_never_stopped(tmp_path: Path, dtype: str) -> None:
     assert_resuming_changes_nothing(tmp_path, 3, dtype=dtype, dropout=0.1)
