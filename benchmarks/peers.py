@@ -29,13 +29,13 @@ class Peer:
 
     Args:
         name: of a module in benchmarks.workers.
-        arguments: of the worker, after the shape.
+        arguments: of the worker.
         python: the interpreter of its environment.
     """
 
-    def __init__(self, name: str, shape: Shape, *arguments: str, python: str = sys.executable) -> None:
+    def __init__(self, name: str, *arguments: str, python: str = sys.executable) -> None:
         self.name = name
-        command = [python, "-m", f"benchmarks.workers.{name}", shape.to_json(), *arguments]
+        command = [python, "-m", f"benchmarks.workers.{name}", *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
@@ -97,26 +97,30 @@ def add_peer_flags(parser: argparse.ArgumentParser) -> None:
 
 def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
     """Ours, and those that the flags of `add_peer_flags` name."""
-    peers = [Peer("txl", shape)]
+    model = shape.to_json()
+    peers = [Peer("txl", model)]
     if args.peer:
-        peers.append(Peer("huggingface", shape, python=args.peer))
+        peers.append(Peer("huggingface", model, python=args.peer))
     if args.original:
-        peers.append(Peer("original", shape, args.original))
+        peers.append(Peer("original", model, args.original))
     if args.x_transformers and shape.cutoffs:
         print("x_transformers left out: it has no adaptive softmax")
     elif args.x_transformers:
-        peers.append(Peer("x_transformers", shape, python=args.x_transformers))
+        peers.append(Peer("x_transformers", model, python=args.x_transformers))
     return peers
 
 
 def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
-    """Ask all in turn, each round beginning with another one, after a round that does not count."""
+    """Ask all in turn, each round beginning with another one, after a round that does not count.
+
+    In that one there are three units at least: a training's memory is full after the first, and compiled for by then.
+    """
     for i in range(pairs + 1):
         working = [peer for peer in peers if peer.error is None]
         turn = i % max(1, len(working))
         for peer in working[turn:] + working[:turn]:
             try:
-                answer = peer.ask(task, n)
+                answer = peer.ask(task, n if i else max(n, 3))
             except PeerError as error:
                 peer.error = str(error)
                 continue

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,10 +20,14 @@ from torch import Tensor
 from benchmarks.shapes import Shape
 from txl.study.peak_memory import PeakMemory
 
-Task = Callable[[Shape], Iterator[object]]
+
+def serve_models(about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object) -> None:
+    """`serve` tasks of a model whose shape is the first argument."""
+    shape = Shape.of_json(sys.argv[1])
+    serve(about, {name: partial(task, shape) for name, task in tasks.items()}, torch.device(shape.device), **facts)
 
 
-def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
+def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: torch.device, **facts: object) -> None:
     """Answer tasks until the input ends, or one fails, which is said in one line of JSON.
 
     The first line says what this is. Bytes on a CPU are those above what the process held before it built anything.
@@ -31,8 +36,6 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
         facts: for the first line, besides.
     """
     warnings.simplefilter("ignore")
-    shape = Shape.of_json(sys.argv[1])
-    device = torch.device(shape.device)
     _say(about=f"{about}, torch {torch.__version__}, {torch.get_num_threads()} threads", **facts)
     before = 0 if device.type == "cuda" else PeakMemory(device).bytes()
     running: dict[str, Iterator[object]] = {}
@@ -40,7 +43,7 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
         task, n = line.split()
         try:
             if task not in running:
-                running[task] = tasks[task](shape)
+                running[task] = tasks[task]()
             peak = PeakMemory(device)
             start = time.perf_counter()
             for _ in itertools.islice(running[task], int(n)):

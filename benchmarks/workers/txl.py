@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import segments, serve
+from benchmarks.workers.serve import segments, serve_models
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import TrainConfig
 from txl.distributed import Ranks
@@ -103,7 +103,7 @@ def main() -> None:
         "peak_flops": measured_peak_flops(torch.device(shape.device), getattr(torch, shape.dtype)),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    serve("txl", {"evaluate": evaluate, "generate": write, "train": train}, **facts)
+    serve_models("txl", {"evaluate": evaluate, "generate": write, "train": train}, **facts)
 
 
 if __name__ == "__main__":
