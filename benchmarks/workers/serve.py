@@ -57,17 +57,23 @@ def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: 
         _say(seconds=seconds, peak_bytes=None if None in (held, before) else held - before)
 
 
-def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
-    """(input, target), (B, T) each, without end: words drawn as often as those of a text, most frequent first.
+def word_shares(shape: Shape) -> Tensor:
+    """How often each word of the vocabulary occurs, most frequent first, (V,).
 
-    The word of rank i has the share (i + 1)^-1.2: with WikiText-103's cutoffs, 95 % of the words are on the shortlist.
+    The word of rank i, from 1 on, as often as i^-1.2: with WikiText-103's cutoffs 95 % of all are on the shortlist.
     """
+    count_V = torch.arange(1, shape.n_token + 1, dtype=torch.float64) ** -1.2
+    return count_V / count_V.sum()
+
+
+def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
+    """(input, target), (B, T) each, without end: words drawn as often as those of a text, see `word_shares`."""
     generator = torch.Generator().manual_seed(1)
-    share_V = torch.arange(1, shape.n_token + 1, dtype=torch.float64) ** -1.2
-    n = shape.batch_size * (16 * shape.tgt_len + 1)
-    word = torch.multinomial(share_V, n, replacement=True, generator=generator).view(shape.batch_size, -1)
+    n_word = shape.batch_size * (16 * shape.tgt_len + 1)
+    word = torch.multinomial(word_shares(shape), n_word, replacement=True, generator=generator)
+    word_BL = word.view(shape.batch_size, -1)
     for begin in itertools.cycle(range(0, 16 * shape.tgt_len, shape.tgt_len)):
-        piece_BT = word[:, begin : begin + shape.tgt_len + 1]
+        piece_BT = word_BL[:, begin : begin + shape.tgt_len + 1]
         yield piece_BT[:, :-1], piece_BT[:, 1:]
 
 
