@@ -40,10 +40,14 @@ class Peer:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
         )
-        self.facts: dict[str, Any] = {}
         self.seconds: list[float] = []
         self.peak_bytes: int | None = None
+        self.facts: dict[str, Any] = {}
         self.error: str | None = None
+        try:
+            self.facts = self._answer()  # before another one is started, for it may measure its machine
+        except PeerError as error:
+            self.error = str(error)
 
     def ask(self, task: str, n: int) -> dict[str, Any]:
         """Have n units of a task done now; seconds and peak_bytes.
@@ -51,8 +55,6 @@ class Peer:
         Raises:
             PeerError: with the worker's own message, if it could not.
         """
-        if not self.facts:
-            self.facts = self._answer()
         assert self._process.stdin is not None
         print(task, n, file=self._process.stdin, flush=True)
         return self._answer()
@@ -68,7 +70,7 @@ class Peer:
     def close(self) -> None:
         """End its process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 @dataclass(frozen=True)

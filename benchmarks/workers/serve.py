@@ -51,7 +51,7 @@ def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: 
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds, held = time.perf_counter() - start, peak.bytes()
-        except (RuntimeError, NotImplementedError) as error:  # out of memory is a RuntimeError
+        except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
             _say(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
             return
         _say(seconds=seconds, peak_bytes=None if None in (held, before) else held - before)
