@@ -29,21 +29,25 @@ class Peer:
 
     Args:
         name: of a module in benchmarks.workers.
-        arguments: of the worker, after the shape.
+        arguments: of the worker.
         python: the interpreter of its environment.
     """
 
-    def __init__(self, name: str, shape: Shape, *arguments: str, python: str = sys.executable) -> None:
+    def __init__(self, name: str, *arguments: str, python: str = sys.executable) -> None:
         self.name = name
-        command = [python, "-m", f"benchmarks.workers.{name}", shape.to_json(), *arguments]
+        command = [python, "-m", f"benchmarks.workers.{name}", *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
         )
-        self.facts: dict[str, Any] = {}
         self.seconds: list[float] = []
         self.peak_bytes: int | None = None
+        self.facts: dict[str, Any] = {}
         self.error: str | None = None
+        try:
+            self.facts = self._answer()  # before another one is started, for it may measure its machine
+        except PeerError as error:
+            self.error = str(error)
 
     def ask(self, task: str, n: int) -> dict[str, Any]:
         """Have n units of a task done now; seconds and peak_bytes.
@@ -51,8 +55,6 @@ class Peer:
         Raises:
             PeerError: with the worker's own message, if it could not.
         """
-        if not self.facts:
-            self.facts = self._answer()
         assert self._process.stdin is not None
         print(task, n, file=self._process.stdin, flush=True)
         return self._answer()
@@ -68,7 +70,7 @@ class Peer:
     def close(self) -> None:
         """End its process."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 @dataclass(frozen=True)
@@ -97,26 +99,30 @@ def add_peer_flags(parser: argparse.ArgumentParser) -> None:
 
 def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
     """Ours, and those that the flags of `add_peer_flags` name."""
-    peers = [Peer("txl", shape)]
+    model = shape.to_json()
+    peers = [Peer("txl", model)]
     if args.peer:
-        peers.append(Peer("huggingface", shape, python=args.peer))
+        peers.append(Peer("huggingface", model, python=args.peer))
     if args.original:
-        peers.append(Peer("original", shape, args.original))
+        peers.append(Peer("original", model, args.original))
     if args.x_transformers and shape.cutoffs:
         print("x_transformers left out: it has no adaptive softmax")
     elif args.x_transformers:
-        peers.append(Peer("x_transformers", shape, python=args.x_transformers))
+        peers.append(Peer("x_transformers", model, python=args.x_transformers))
     return peers
 
 
 def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
-    """Ask all in turn, each round beginning with another one, after a round that does not count."""
+    """Ask all in turn, each round beginning with another one, after a round that does not count.
+
+    In that one there are three units at least: a training's memory is full after the first, and compiled for by then.
+    """
     for i in range(pairs + 1):
         working = [peer for peer in peers if peer.error is None]
         turn = i % max(1, len(working))
         for peer in working[turn:] + working[:turn]:
             try:
-                answer = peer.ask(task, n)
+                answer = peer.ask(task, n if i else max(n, 3))
             except PeerError as error:
                 peer.error = str(error)
                 continue

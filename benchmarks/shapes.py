@@ -55,11 +55,12 @@ NVIDIA_LARGE = {"n_layer": 18, "n_head": 16, "d_head": 64, "d_model": 1024, "d_i
 
 TRAINING = {
     "small": Shape(**SMALL, batch_size=16, tgt_len=64, mem_len=64),
+    "characters": Shape(**SMALL | {"n_token": 205}, batch_size=16, tgt_len=64, mem_len=64),
     "wt103-base": Shape(**WT103_BASE, batch_size=4, tgt_len=150, mem_len=150),
     "nvidia-base": Shape(**NVIDIA_BASE, batch_size=32, tgt_len=192, mem_len=192),
     "nvidia-large": Shape(**NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2),
 }
-"""The models of the paper's script for WikiText-103 and of NVIDIA's, each with the lengths they are trained with."""
+"""A small model of words, one of characters, the paper's for WikiText-103 and NVIDIA's, with the lengths they are trained with."""
 
 READING = {
     "small": Shape(**SMALL, batch_size=1, tgt_len=64, mem_len=640),

@@ -6,7 +6,7 @@ import torch
 from transformers import TransfoXLConfig, TransfoXLLMHeadModel, __version__
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve, update
+from benchmarks.workers.serve import narrowed, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransfoXLLMHeadModel:
@@ -70,4 +70,4 @@ def train(shape: Shape) -> Iterator[object]:
 
 
 if __name__ == "__main__":
-    serve(f"transformers {__version__}", {"evaluate": evaluate, "generate": generate, "train": train})
+    serve_models(f"transformers {__version__}", {"evaluate": evaluate, "generate": generate, "train": train})

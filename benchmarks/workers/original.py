@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve, update
+from benchmarks.workers.serve import narrowed, segments, serve_models, update
 
 
 def load(folder: str) -> ModuleType:
@@ -89,4 +89,4 @@ def train(shape: Shape) -> Iterator[object]:
 
 
 if __name__ == "__main__":
-    serve("kimiyoung/transformer-xl", {"evaluate": evaluate, "train": train})
+    serve_models("kimiyoung/transformer-xl", {"evaluate": evaluate, "train": train})

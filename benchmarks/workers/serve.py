@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,10 +20,14 @@ from torch import Tensor
 from benchmarks.shapes import Shape
 from txl.study.peak_memory import PeakMemory
 
-Task = Callable[[Shape], Iterator[object]]
+
+def serve_models(about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object) -> None:
+    """`serve` tasks of a model whose shape is the first argument."""
+    shape = Shape.of_json(sys.argv[1])
+    serve(about, {name: partial(task, shape) for name, task in tasks.items()}, torch.device(shape.device), **facts)
 
 
-def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
+def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: torch.device, **facts: object) -> None:
     """Answer tasks until the input ends, or one fails, which is said in one line of JSON.
 
     The first line says what this is. Bytes on a CPU are those above what the process held before it built anything.
@@ -31,8 +36,6 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
         facts: for the first line, besides.
     """
     warnings.simplefilter("ignore")
-    shape = Shape.of_json(sys.argv[1])
-    device = torch.device(shape.device)
     _say(about=f"{about}, torch {torch.__version__}, {torch.get_num_threads()} threads", **facts)
     before = 0 if device.type == "cuda" else PeakMemory(device).bytes()
     running: dict[str, Iterator[object]] = {}
@@ -40,7 +43,7 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
         task, n = line.split()
         try:
             if task not in running:
-                running[task] = tasks[task](shape)
+                running[task] = tasks[task]()
             peak = PeakMemory(device)
             start = time.perf_counter()
             for _ in itertools.islice(running[task], int(n)):
@@ -48,23 +51,29 @@ def serve(about: str, tasks: dict[str, Task], **facts: object) -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds, held = time.perf_counter() - start, peak.bytes()
-        except (RuntimeError, NotImplementedError) as error:  # out of memory is a RuntimeError
+        except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
             _say(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
             return
         _say(seconds=seconds, peak_bytes=None if None in (held, before) else held - before)
 
 
-def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
-    """(input, target), (B, T) each, without end: words drawn as often as those of a text, most frequent first.
+def word_shares(shape: Shape) -> Tensor:
+    """How often each word of the vocabulary occurs, most frequent first, (V,).
 
-    The word of rank i has the share (i + 1)^-1.2: with WikiText-103's cutoffs, 95 % of the words are on the shortlist.
+    The word of rank i, from 1 on, as often as i^-1.2: with WikiText-103's cutoffs 95 % of all are on the shortlist.
     """
+    count_V = torch.arange(1, shape.n_token + 1, dtype=torch.float64) ** -1.2
+    return count_V / count_V.sum()
+
+
+def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
+    """(input, target), (B, T) each, without end: words drawn as often as those of a text, see `word_shares`."""
     generator = torch.Generator().manual_seed(1)
-    share_V = torch.arange(1, shape.n_token + 1, dtype=torch.float64) ** -1.2
-    n = shape.batch_size * (16 * shape.tgt_len + 1)
-    word = torch.multinomial(share_V, n, replacement=True, generator=generator).view(shape.batch_size, -1)
+    n_word = shape.batch_size * (16 * shape.tgt_len + 1)
+    word = torch.multinomial(word_shares(shape), n_word, replacement=True, generator=generator)
+    word_BL = word.view(shape.batch_size, -1)
     for begin in itertools.cycle(range(0, 16 * shape.tgt_len, shape.tgt_len)):
-        piece_BT = word[:, begin : begin + shape.tgt_len + 1]
+        piece_BT = word_BL[:, begin : begin + shape.tgt_len + 1]
         yield piece_BT[:, :-1], piece_BT[:, 1:]
 
 

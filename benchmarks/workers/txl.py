@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import segments, serve
+from benchmarks.workers.serve import segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import TrainConfig
 from txl.distributed import Ranks
@@ -44,8 +44,16 @@ def model_of(shape: Shape) -> TransformerXL:
 
 
 def reading_model(shape: Shape) -> TransformerXL:
-    """A model in the shape's dtype whose memory is full from the start, of numbers drawn at random."""
-    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+    """A model in the shape's dtype whose memory is full from the start, of numbers drawn at random.
+
+    It draws words of the rare clusters as often as `segments` does, which costs it what it would with a text.
+    """
+    model = model_of(shape)
+    if shape.cutoffs:
+        share_C = torch.stack([part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)])
+        with torch.no_grad():
+            model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
+    model.to(getattr(torch, shape.dtype)).eval()
     fresh_memory = model.fresh_memory
 
     def full_memory(batch_size: int) -> KeyValueMemory:
@@ -103,7 +111,7 @@ def main() -> None:
         "peak_flops": measured_peak_flops(torch.device(shape.device), getattr(torch, shape.dtype)),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    serve("txl", {"evaluate": evaluate, "generate": write, "train": train}, **facts)
+    serve_models("txl", {"evaluate": evaluate, "generate": write, "train": train}, **facts)
 
 
 if __name__ == "__main__":

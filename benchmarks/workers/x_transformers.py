@@ -13,7 +13,7 @@ from torch import Tensor
 from x_transformers import Decoder, TransformerWrapper
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve, update
+from benchmarks.workers.serve import narrowed, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransformerWrapper:
@@ -81,4 +81,6 @@ def _full_memory(model: TransformerWrapper, shape: Shape) -> list[Tensor]:
 
 
 if __name__ == "__main__":
-    serve(f"x-transformers {version('x-transformers')}", {"evaluate": evaluate, "generate": generate, "train": train})
+    serve_models(
+        f"x-transformers {version('x-transformers')}", {"evaluate": evaluate, "generate": generate, "train": train}
+    )

@@ -1,0 +1,138 @@
+"""Where the time of a training step goes, by what it is for and by operator.
+
+    python -m benchmarks.profile_step --shapes wt103-base [--steps 3] [--json FILE]
+    python -m benchmarks.profile_step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large [--compile]
+
+Forward operators belong to the part of the model they were called in, backward ones to the part of the forward operator
+they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. With --compile the parts
+of a layer are one, and are found under `layers`.
+"""
+
+import argparse
+import functools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.peers import say_machine, write
+from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
+from benchmarks.workers.serve import segments
+from benchmarks.workers.txl import training_state
+from txl.training import TrainState
+
+PARTS = ("attention", "projections", "feed-forward", "layers", "embedding", "head", "clipping", "optimizer", "rest")
+
+
+def scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, known to the profiler as this part."""
+
+    @functools.wraps(function)
+    def within(*args: Any, **options: Any) -> Any:
+        with record_function(f"part {part}"):
+            return function(*args, **options)
+
+    return within
+
+
+def mark(state: TrainState, *, compiled: bool) -> None:
+    """Let the profiler know which part of the step is at work; the innermost counts."""
+    model = state.model
+    for layer in model.layers:
+        if compiled:
+            layer._compiled_call_impl = scoped("layers", layer._compiled_call_impl)
+            continue
+        layer.forward = scoped("layers", layer.forward)
+        layer.attn.forward = scoped("projections", layer.attn.forward)
+        layer.attn.kernel.forward = scoped("attention", layer.attn.kernel.forward)
+        layer.ff.forward = scoped("feed-forward", layer.ff.forward)
+    model.word_emb.forward = scoped("embedding", model.word_emb.forward)
+    model.softmax.nll = scoped("head", model.softmax.nll)
+    state.optimizers.step = scoped("optimizer", state.optimizers.step)
+
+
+def events_of(shape: Shape, steps: int) -> list[FunctionEvent]:
+    """The profiler's events of so many steps, after two that are not looked at."""
+    state, text = training_state(shape), segments(shape)
+    mark(state, compiled=shape.compile)
+    clip = torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (shape.device == "cuda")
+    try:
+        for _ in range(2):
+            state.step(*next(text))
+        with profile(activities=activities) as profiler:
+            for _ in range(steps):
+                state.step(*next(text))
+            state.look()
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip
+    return list(profiler.events())
+
+
+def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Counter[str]]:
+    """By part, the own time of each operator."""
+    host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+    roots = [event for event in host if event.cpu_parent is None]
+    forward: dict[int, str] = {}  # sequence number of a differentiable operator: its part
+    found: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+
+    def number(event: FunctionEvent, part: str) -> None:
+        if is_backward(event):
+            return
+        part = event.name.removeprefix("part ") if event.name.startswith("part ") else part
+        if event.sequence_nr >= 0:  # that of the next operator to be made, until it is: the last one here made it
+            forward[event.sequence_nr] = part
+        for child in event.cpu_children:
+            number(child, part)
+
+    def spend(event: FunctionEvent, part: str) -> None:
+        part = event.name.removeprefix("part ") if event.name.startswith("part ") else part
+        if is_backward(event):
+            part = forward.get(event.sequence_nr, part)
+        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if on_gpu and event.is_user_annotation:
+            own = 0.0  # a span on the device, over kernels that count by themselves
+        found[part][event.name] += own / 1000
+        for child in event.cpu_children:
+            spend(child, part)
+
+    for root in roots:
+        number(root, "rest")
+    for root in roots:
+        spend(root, "rest")
+    return found
+
+
+def is_backward(event: FunctionEvent) -> bool:
+    """Whether it is the engine's call of a backward operator."""
+    return event.name.startswith("autograd::engine::evaluate_function")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape_flags(parser, TRAINING, "small")
+    parser.add_argument("--steps", type=int, default=3, help="that are looked at [3]")
+    parser.add_argument("--compile", action="store_true", help="as train.py --compile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    args = parser.parse_args()
+    say_machine()
+    rows = []
+    for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
+        found = milliseconds(events_of(shape, args.steps), on_gpu=args.device == "cuda")
+        total = sum(times.total() for times in found.values())
+        print(f"{label}: {total / args.steps:.1f} ms a step")
+        for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
+            top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
+            print(f"  {part:14} {times.total() / args.steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}")
+            operators = {name: ms / args.steps for name, ms in times.most_common(20)}
+            rows.append({"shape": label, "part": part, "ms": times.total() / args.steps, "operators": operators})
+    write(args.json, {"compile": args.compile, "device": args.device, "dtype": args.dtype, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Our reading of a text: words counted, and words looked up and written as a token file. Argument: a text file."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.workers.serve import serve
+from data_utils.corpus import Corpus, DataConfig
+
+
+def count(folder: Path) -> Iterator[object]:
+    """The vocabulary of the whole text, nothing remembered of it."""
+    while True:
+        with tempfile.TemporaryDirectory() as cache:
+            yield Corpus(DataConfig(data=str(folder), dataset="text", cache_dir=cache)).vocab
+
+
+def tokenise(folder: Path) -> Iterator[object]:
+    """The ids of the whole text, as a token file on the disk."""
+    with tempfile.TemporaryDirectory() as cache:
+        vocab = Corpus(DataConfig(data=str(folder), dataset="text", cache_dir=cache)).vocab
+    while True:
+        with tempfile.TemporaryDirectory() as cache:
+            yield Corpus(DataConfig(data=str(folder), dataset="text", cache_dir=cache), vocab).split("train").shape
+
+
+def main() -> None:
+    text = Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.txt").symlink_to(text)
+        tasks = {"count": lambda: count(folder), "tokenise": lambda: tokenise(folder)}
+        serve("data_utils", tasks, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()

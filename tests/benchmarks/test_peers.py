@@ -1,0 +1,43 @@
+"""A worker answers, a failure is told, and ratios are taken pair by pair."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.peers import Peer, compare, ratio, rows
+from benchmarks.shapes import READING, Shape
+
+
+@pytest.fixture
+def shape() -> Shape:
+    sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "n_token": 30, "cutoffs": (10, 20)}
+    return dataclasses.replace(READING["wt103-base"], **sizes, tgt_len=4, mem_len=6)
+
+
+@pytest.mark.slow
+def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) -> None:
+    ours, broken = Peer("txl", shape.to_json()), Peer("txl", dataclasses.replace(shape, attn_impl="fused").to_json())
+    try:
+        for task in ("evaluate", "generate", "train"):
+            compare([ours], task, 2, pairs=1)
+        compare([broken], "train", 1, pairs=1)
+    finally:
+        ours.close()
+        broken.close()
+    assert ours.error is None
+    assert len(ours.seconds) == 3
+    assert min(ours.seconds) > 0
+    mine, theirs = rows([ours, broken], "tiny", "train", 8)
+    assert mine["tok_per_s"] > 0
+    assert mine["mfu_share"] > 0
+    assert "--attn_impl fused: needs a GPU" in theirs["error"]
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    """A machine that gets slower in one round slows both down."""
+    found = ratio([1.0, 2.0, 10.0], [3.0, 4.0, 30.0])
+    assert (found.median, found.smallest, found.largest) == (3.0, 2.0, 3.0)
+
+
+def test_a_shape_travels_as_json(shape: Shape) -> None:
+    assert Shape.of_json(shape.to_json()) == shape
