@@ -447,9 +447,11 @@ class KnnConfig:
     )
     knn_tokens: int | None = option(None, "tokens of the training text in the store, from its start (not given: all)")
     knn_k: int = option(1024, "neighbours that are asked")
-    knn_lambda: float = option(0.25, "share of the neighbours in the probabilities")
+    knn_lambda: float = option(
+        0.1, "share of the neighbours in the probabilities; the larger the store, the more (the paper: 0.25)"
+    )
     knn_temperature: float = option(10.0, "the squared distances are divided by this")
-    knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install txl[knn]")
+    knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install faiss-cpu")
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "knn_k")

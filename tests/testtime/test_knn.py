@@ -211,7 +211,7 @@ def test_without_faiss_its_flag_is_refused(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     opened = made(tmp_path / "store", model)
-    with pytest.raises(UsageError, match=r"^--knn_faiss: faiss is not installed; run: pip install txl\[knn\]$"):
+    with pytest.raises(UsageError, match=r"^--knn_faiss: faiss is not installed; run: pip install faiss-cpu$"):
         NearestNeighbours(opened, KnnConfig(knn_faiss=True), device=torch.device("cpu"))
 
 

@@ -95,7 +95,7 @@ def faiss_index(store: Store) -> Any:
     try:
         import faiss  # an extra, and slow to import
     except ImportError:
-        raise UsageError("--knn_faiss: faiss is not installed; run: pip install txl[knn]") from None
+        raise UsageError("--knn_faiss: faiss is not installed; run: pip install faiss-cpu") from None
     path = store.folder / "index.faiss"
     if path.is_file():
         try:
