@@ -60,7 +60,7 @@ TRAINING = {
     "nvidia-base": Shape(**NVIDIA_BASE, batch_size=32, tgt_len=192, mem_len=192),
     "nvidia-large": Shape(**NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2),
 }
-"""A small model of words, one of characters, the paper's for WikiText-103 and NVIDIA's, with the lengths they are trained with."""
+"""Small models of words and of characters, the paper's for WikiText-103, NVIDIA's; lengths as in their training."""
 
 READING = {
     "small": Shape(**SMALL, batch_size=1, tgt_len=64, mem_len=640),
