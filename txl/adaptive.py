@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
+from txl.ops.few_rows import linear
 from txl.ops.linear_cross_entropy import grouped_linear_cross_entropy
 
 
@@ -207,15 +208,15 @@ class AdaptiveSoftmax(nn.Module):
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the words of the shortlist, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
-        logit = F.linear(hidden, weight, bias)
+        logit = linear(hidden, weight, bias)
         if self.n_tail:
-            logit = torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
+            logit = torch.cat([logit, linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
         shortlist, cluster = logit.log_softmax(-1).split([self.sizes[0], self.n_tail], dim=-1)
         return shortlist, cluster
 
     def tail_log_prob(self, hidden: Tensor, c: int) -> Tensor:
         """Log-probabilities of the words of tail cluster c, given that the word is one of them."""
-        return F.linear(*self._cluster(hidden, 1 + c)).log_softmax(-1)
+        return linear(*self._cluster(hidden, 1 + c)).log_softmax(-1)
 
     def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden state as cluster i sees it, and the cluster's weight and bias; the head is cluster 0."""

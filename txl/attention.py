@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from txl.config import ModelConfig
 from txl.kernels import build_attention_kernel
 from txl.memory import KeyValue, Span
+from txl.ops.few_rows import Linear
 from txl.positions import PositionEncoding
 
 
@@ -22,10 +23,10 @@ class Attention(nn.Module):
         self.pos = pos
         self.kernel = build_attention_kernel(config, dropatt=dropatt)
         inner = config.n_head * config.d_head
-        self.q_net = nn.Linear(config.d_model, inner, bias=False)
-        self.k_net = self.q_net if self.kernel.shared_qk else nn.Linear(config.d_model, inner, bias=False)
-        self.v_net = nn.Linear(config.d_model, inner, bias=False)
-        self.o_net = nn.Linear(inner, config.d_model, bias=False)
+        self.q_net = Linear(config.d_model, inner, bias=False)
+        self.k_net = self.q_net if self.kernel.shared_qk else Linear(config.d_model, inner, bias=False)
+        self.v_net = Linear(config.d_model, inner, bias=False)
+        self.o_net = Linear(inner, config.d_model, bias=False)
 
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """What the new tokens gather, (B, T, D). `feats` is what `pos.prepare` returned for `span`."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from txl.config import ModelConfig
+from txl.ops.few_rows import Linear
 
 
 class SquaredReLU(nn.Module):
@@ -54,10 +55,10 @@ class FeedForward(nn.Sequential):
         activation = ACTIVATIONS[config.activation]()
         is_gated = config.activation in GATED
         super().__init__(
-            nn.Linear(config.d_model, 2 * config.d_inner if is_gated else config.d_inner),
+            Linear(config.d_model, 2 * config.d_inner if is_gated else config.d_inner),
             Gated(activation) if is_gated else activation,
             nn.Dropout(dropout),
-            nn.Linear(config.d_inner, config.d_model),
+            Linear(config.d_inner, config.d_model),
             nn.Dropout(dropout),
         )
         self.chunk = 0

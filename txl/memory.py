@@ -108,6 +108,9 @@ def kept_tokens(old_BMD: Tensor, new_BTD: Tensor, *, mem_len: int, ext_len: int 
     return torch.cat([old_BMD[:, begin:], new_BTD.detach()[:, max(0, begin - n_old) : n_new]], dim=1)
 
 
+_AMPLE = 1024  # tokens to spare that are worth their memory
+
+
 class KeyValue:
     """Projected keys and values of one layer, (B, N, M, H) each, before any encoding has touched them.
 
@@ -157,10 +160,12 @@ class KeyValue:
         return KeyValue(self._room_2BNCH, self._begin + begin, self._begin + end, self._used)
 
     def _moved(self, n_new: int, *, like: Tensor) -> "KeyValue":
-        """The same in a new room, with a quarter to spare: a memory of fixed length moves once in so many tokens."""
+        """The same in a new room, with as much to spare, or a quarter of what is long: a memory of fixed length moves
+        once in so many tokens."""
         needed = self.length + n_new
         _, batch_size, n_head, _, d_head = self._room_2BNCH.shape
-        room_2BNCH = like.new_empty(2, batch_size, n_head, needed + max(n_new, needed // 4), d_head)
+        spare = max(n_new, min(needed, _AMPLE), needed // 4)
+        room_2BNCH = like.new_empty(2, batch_size, n_head, needed + spare, d_head)
         room_2BNCH[:, :, :, : self.length] = self._room_2BNCH[:, :, :, self._begin : self._end]
         return KeyValue(room_2BNCH, 0, self.length, [self.length])
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from txl.ops import few_rows
 from txl.ops.linear_cross_entropy import tiles
 
 TILE = {"cpu": 2**20, "cuda": 2**26}
@@ -203,6 +204,8 @@ class _Scratch:
     def product(self, hidden_TE: Tensor, weight_UE: Tensor) -> Tensor:
         """hidden_TE @ weight_UE.T, (T, U), until the next call."""
         n_token, n_word = len(hidden_TE), len(weight_UE)
+        if hidden_TE.device.type == "cpu" and hidden_TE.dtype == torch.float32 and n_token <= few_rows.FEW_FOR_A_TABLE:
+            return few_rows.product(hidden_TE, weight_UE)
         width = -(-n_word // self._align) * self._align
         logit_TU = self._room[: n_token * width].view(n_token, width)[:, :n_word]
         return torch.mm(hidden_TE, weight_UE.T, out=logit_TU)

@@ -1,0 +1,34 @@
+"""Few rows are multiplied another way, to the same result."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from txl.ops import few_rows
+from txl.ops.few_rows import Linear, linear
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (1, 3), (4,), (5,), (0,), ()], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_the_linear_map(shape: tuple[int, ...], bias: bool) -> None:
+    module, x = Linear(7, 5, bias=bias), torch.randn(*shape, 7)
+    expected = F.linear(x, module.weight, module.bias)
+    with torch.no_grad():
+        found = module(x)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = []
+    plain = few_rows.product
+    monkeypatch.setattr(few_rows, "product", lambda *args: products.append(None) or plain(*args))
+    weight = torch.randn(5, 7)
+    linear(torch.randn(2, 7), weight)
+    with torch.no_grad():
+        linear(torch.randn(few_rows.FEW + 1, 7), weight)
+        linear(torch.randn(2, 7).double(), weight.double())
+        assert products == []
+        linear(torch.randn(2, 7), weight)
+        assert len(products) == 1
