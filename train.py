@@ -15,6 +15,7 @@ import torch
 from data_utils.corpus import Corpus, DataConfig
 from data_utils.files import DataError
 from data_utils.stream import ScoringStream, SegmentStream
+from txl.allocator import keep_freed_memory
 from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
 from txl.cli import Typed, build, read_flags, run
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
@@ -42,6 +43,7 @@ CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other
 
 def main(argv: Sequence[str]) -> int:
     typed = read_flags(argv, TrainConfig, ModelConfig, Context, DataConfig, description=__doc__ or "")
+    keep_freed_memory()
     with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
         build(TrainConfig, typed)  # bad values are named as they were typed
         if "local_batch_size" in typed:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from txl.config import ModelConfig
+from txl.ops.dropout import Dropout
 from txl.ops.few_rows import Linear
 
 
@@ -57,9 +58,9 @@ class FeedForward(nn.Sequential):
         super().__init__(
             Linear(config.d_model, 2 * config.d_inner if is_gated else config.d_inner),
             Gated(activation) if is_gated else activation,
-            nn.Dropout(dropout),
+            Dropout(dropout),
             Linear(config.d_inner, config.d_model),
-            nn.Dropout(dropout),
+            Dropout(dropout),
         )
         self.chunk = 0
 

@@ -12,6 +12,7 @@ from txl.attention import Attention
 from txl.config import Context, ModelConfig, require
 from txl.feed_forward import FeedForward
 from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
+from txl.ops.dropout import Dropout
 from txl.ops.rel_attention import fastest, refusal
 from txl.positions import PositionEncoding, build_position_encodings
 from txl.reversible import reversible_layers
@@ -27,7 +28,7 @@ class Layer(nn.Module):
         super().__init__()
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
-        self.attn_drop = nn.Dropout(dropout)
+        self.attn_drop = Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)
         self.ff_norm = nn.LayerNorm(config.d_model)
@@ -105,7 +106,7 @@ class TransformerXL(nn.Module):
         self.word_emb = AdaptiveEmbedding(config)
         encodings = build_position_encodings(config, dropout=dropout)
         self.layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
         self.recompute = False
         """Compute each layer a second time in the backward pass instead of keeping its activations."""

@@ -9,6 +9,7 @@ import torch
 from benchmarks.shapes import Shape
 from benchmarks.workers.serve import segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
+from txl.allocator import keep_freed_memory
 from txl.config import TrainConfig
 from txl.distributed import Ranks
 from txl.estimate import flops_per_token, measured_peak_flops
@@ -84,6 +85,7 @@ def write(shape: Shape) -> Iterator[object]:
 
 def train(shape: Shape) -> Iterator[object]:
     """A step at a time, as train.py does it."""
+    keep_freed_memory()
     state = training_state(shape)
     for input_BT, target_BT in segments(shape):
         yield state.step(input_BT, target_BT)

@@ -12,6 +12,7 @@ from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
 from txl.config import ModelConfig
 from txl.feed_forward import FeedForward
+from txl.ops.dropout import Dropout
 from txl.positions import PositionEncoding
 from txl.positions.base import sinusoid
 
@@ -50,7 +51,7 @@ class EncoderLayer(nn.Module):
         self.attn = Attention(config, PositionEncoding(config))
         self.ff = FeedForward(config, dropout=dropout)
         self.attn_norm, self.ff_norm = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x_BSD: Tensor, seen: Seen) -> Tensor:
         """(B, S, D) to (B, S, D)."""
@@ -66,7 +67,7 @@ class DecoderLayer(nn.Module):
         self.attn, self.cross = (Attention(config, PositionEncoding(config)) for _ in range(2))
         self.ff = FeedForward(config, dropout=dropout)
         self.attn_norm, self.cross_norm, self.ff_norm = (nn.LayerNorm(config.d_model) for _ in range(3))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x_BTD: Tensor, source_BSD: Tensor, seen: Seen, seen_source: Seen) -> Tensor:
         """(B, T, D) to (B, T, D)."""
@@ -89,7 +90,7 @@ class Seq2Seq(nn.Module):
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
         self.encoder = nn.ModuleList(EncoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
         self.decoder = nn.ModuleList(DecoderLayer(config, dropout=dropout) for _ in range(config.n_layer))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.xavier_uniform_(weight)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [
-    {"config", "files", "signals"},
+    {"allocator", "config", "files", "signals"},
     {"log"},
     {"distributed"},
     {"memory", "ops"},

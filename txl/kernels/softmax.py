@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
+from txl.ops.dropout import Dropout
 from txl.ops.rel_attention import rel_attention
 from txl.positions import PositionEncoding
 
@@ -24,7 +25,7 @@ class SoftmaxKernel(nn.Module):
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()
-        self.drop = nn.Dropout(dropatt)
+        self.drop = Dropout(dropatt)
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
 from txl.memory import Span
+from txl.ops.dropout import Dropout
 
 
 class RelativeTerms(NamedTuple):
@@ -48,7 +49,7 @@ class PositionEncoding(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.scale = config.d_head**-0.5  # of q.k, and of whatever a paper puts under the same root
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.name = config.position
 
     def reset_parameters(self) -> None:

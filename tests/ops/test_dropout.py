@@ -1,0 +1,54 @@
+"""Dropout: the share, the mean, one mask in both directions."""
+
+import pytest
+import torch
+
+from txl.ops.dropout import Dropout, dropout
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 1 / 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_share_is_dropped_and_the_rest_scaled(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(400, 501, dtype=dtype)
+    out = dropout(x, p)
+    kept = out != 0
+    assert kept.float().mean() == pytest.approx(1 - p, abs=0.005)
+    assert torch.equal(out[kept], torch.full_like(out[kept], round(65536 * p) and 65536 / (65536 - round(65536 * p))))
+    for axis in (0, 1):  # no row or column is spared
+        assert (kept.float().mean(axis) - (1 - p)).abs().max() < 0.13
+
+
+def test_neighbours_are_drawn_apart() -> None:
+    """The four numbers of one draw are independent, as far as 10^6 of them show."""
+    torch.manual_seed(0)
+    kept = (dropout(torch.ones(250_000, 4), 0.5) != 0).float() - 0.5
+    correlation = 4 * kept.T @ kept / len(kept) - torch.eye(4)
+    assert correlation.abs().max() < 0.01
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0, 4)], ids=str)
+def test_the_gradient_has_the_same_mask(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    out = dropout(x, 0.4)
+    (grad,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    torch.testing.assert_close(out, x * grad)
+
+
+def test_it_repeats_with_the_seed_and_draws_anew_without() -> None:
+    x = torch.randn(50, 50)
+    torch.manual_seed(1)
+    first, second = dropout(x, 0.3), dropout(x, 0.3)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, 0.3), first)
+    assert not torch.equal(first, second)
+
+
+def test_it_does_nothing_where_nothing_is_dropped() -> None:
+    x = torch.randn(5)
+    assert dropout(x, 0.0) is x
+    assert Dropout(0.5).eval()(x) is x
+
+
+def test_nearly_all_can_be_dropped() -> None:
+    assert (dropout(torch.ones(9999), 1 - 1e-9) != 0).sum() < 10
