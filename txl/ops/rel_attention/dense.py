@@ -72,7 +72,14 @@ class _Block(NamedTuple):
         x_NBTH[self.heads, self.rows, self.queries] = part.view(-1, self.n_row, self.n_query, x_NBTH.shape[-1])
 
     def add_to_keys(self, x_NBSH: Tensor, part: Tensor) -> None:
-        x_NBSH[self.heads, self.rows, self.keys] += part.view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
+        """Add what these queries give their keys; the first queries come first, and find nothing written yet."""
+        sum_NBSH, part_NBSH = x_NBSH[self.heads, self.rows], part.view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
+        if self.queries.start > 0:
+            sum_NBSH[:, :, self.keys] += part_NBSH
+            return
+        sum_NBSH[:, :, : self.keys.start] = 0
+        sum_NBSH[:, :, self.keys] = part_NBSH
+        sum_NBSH[:, :, self.keys.stop :] = 0
 
 
 def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
@@ -165,7 +172,7 @@ def backward(
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
     dout_NBTH = dout_BNTH.transpose(0, 1).contiguous()
     dot_NBT1 = (dout_NBTH * out_BNTH.transpose(0, 1)).sum(-1, keepdim=True)
-    grads = Gradients.zeros(x)
+    grads = Gradients(*(part.new_empty(part.shape) for part in x[:-1]), x.r_NSH.new_zeros(x.r_NSH.shape))
     blocks = _blocks_of(q_BNTH, k_BNSH, window)
     dprob = q_BNTH.new_empty(max(block.n_score for block in blocks))
     dplace = q_BNTH.new_empty(max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks))
