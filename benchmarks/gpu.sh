@@ -14,7 +14,8 @@ python=${PYTHON:-python3}
 
 if [[ ${1:-} == --tests ]]; then
     shift
-    exec "$python" -m pytest -q -n "$(nproc)" tests "$@"
+    # its warnings are errors here, and that of pytest-benchmark beside xdist is one
+    exec "$python" -m pytest -q -n "$(nproc)" -p no:benchmark tests "$@"
 fi
 
 out=${1:-benchmarks/results/gpu}

@@ -92,6 +92,21 @@ def test_fast_equals_the_definition(impl: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.usefixtures("cut", "poisoned")
+@pytest.mark.parametrize("clamp_len", [1, 5, 12, 28, 40])
+def test_clamped_distances_are_multiplied_once(clamp_len: int) -> None:
+    inputs = operands(2, 3, 13, 16, 8)
+    with torch.no_grad():
+        inputs[3][: max(0, 29 - clamp_len - 1)] = inputs[3][max(0, 29 - clamp_len - 1)].clone()
+    for window in (-1, 7):
+        options = {"scale": 0.3, "window": window}
+        expected = rel_attention(*inputs, **options, impl="naive")
+        found = rel_attention(*inputs, **options, clamp_len=clamp_len, impl="dense")
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        gradients = [torch.autograd.grad(out.sum(), inputs, retain_graph=True) for out in (found, expected)]
+        assert_same([found, *gradients[0]], [expected, *gradients[1]])
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_operands_of_any_layout(impl: str) -> None:
     *sizes, window = 2, 3, 5, 6, 8, -1
@@ -146,7 +161,7 @@ def test_half_precision_is_near(impl: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("impl", FAST)
 def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     operator = MODULES[impl]._forward_op
-    last = (True,) if impl == "dense" else (7,)
+    last = (True, -1) if impl == "dense" else (7,)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 

@@ -33,7 +33,15 @@ class SoftmaxKernel(nn.Module):
         if (terms := pos.relative(feats)) is not None:
             dropout = self.drop.p if self.training else 0.0
             return rel_attention(
-                q_BNTH, k_BNSH, v_BNSH, *terms, scale=pos.scale, window=span.window, dropout=dropout, impl=self.impl
+                q_BNTH,
+                k_BNSH,
+                v_BNSH,
+                *terms,
+                scale=pos.scale,
+                window=span.window,
+                dropout=dropout,
+                clamp_len=-1 if self.training else span.clamp_len,  # dropout makes clamped distances differ again
+                impl=self.impl,
             )
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
         if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:

@@ -95,7 +95,8 @@ class PositionEncoding(nn.Module):
         return None
 
     def relative(self, feats: Tensor) -> RelativeTerms | None:
-        """The terms of logits that are wholly of that form, or None."""
+        """The terms of logits that are wholly of that form, or None. Rows of distances that are clamped are equal, but
+        for dropout."""
         return None
 
     @classmethod

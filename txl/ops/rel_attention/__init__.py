@@ -40,6 +40,7 @@ def rel_attention(
     scale: float,
     window: int = -1,
     dropout: float = 0.0,
+    clamp_len: int = -1,
     impl: str = "auto",
 ) -> Tensor:
     """softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s over the keys that query t may see, (B, N, T, H).
@@ -53,6 +54,8 @@ def rel_attention(
         r_SNH: a row per distance, farthest first: row S - 1 - d belongs to distance d.
         scale: of the logits; H^(-1/2) in the paper.
         dropout: share of the probabilities that are zeroed, the others divided by 1 - dropout.
+        clamp_len: a promise that rows of larger distances equal that of this one (-1: none), which saves the dense
+            path their products.
         impl: a name in IMPLEMENTATIONS; auto: the fastest one for these shapes.
     """
     device = q_BNTH.device.type
@@ -64,9 +67,10 @@ def rel_attention(
         needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
         d_head, n_key = q_BNTH.shape[3], k_BNSH.shape[2]
         impl = fastest(q_BNTH.device, q_BNTH.dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad)
+    promise = {"clamp_len": clamp_len} if impl == "dense" else {}
     with torch.autocast(device, enabled=False) if narrows else nullcontext():
         return IMPLEMENTATIONS[impl](
-            q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout
+            q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **promise
         )
 
 

@@ -20,7 +20,7 @@ from torch.library import custom_op
 
 from txl.ops.rel_attention.tiles import Gradients, Heads, hide, like_operands, needs_grad, skewed
 
-_CACHE = 2**18  # scores of a block; twice or half of it differ by a few per cent
+_CACHE = 2**19  # scores of a block; twice or half of it differ by a few per cent
 _QUERIES = 128
 
 
@@ -102,11 +102,15 @@ def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
     return list(_blocks(N, B, T, k_BNSH.shape[2], window, on_cpu=q_BNTH.device.type == "cpu"))
 
 
-def _probabilities(block: _Block, x: Heads, window: int, place: Tensor, out: Tensor) -> Tensor:
+def _probabilities(block: _Block, x: Heads, window: int, place: Tensor, out: Tensor, n_distinct: int) -> Tensor:
     """P of a block (products, T, S), in `out`; `place` is scratch."""
     T, S = block.n_query, block.n_key
     place_ZTS = place[: block.n_score].view(-1, T, S)
-    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), block.of_distances(x.r_NSH).mT, out=block.by_head(place_ZTS))
+    place_NXS, n_alike = block.by_head(place_ZTS), max(0, S - n_distinct)
+    r_NRH = block.of_distances(x.r_NSH)[:, n_alike:]
+    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), r_NRH.mT, out=place_NXS[..., n_alike:])
+    if n_alike:
+        place_NXS[..., :n_alike] = place_NXS[..., n_alike : n_alike + 1]
     logit_ZTS = out.view(-1, T, S)
     torch.baddbmm(skewed(place_ZTS, S), block.of_queries(x.qu_NBTH), block.of_keys(x.k_NBSH).mT, out=logit_ZTS)
     hide(logit_ZTS, S - T, window)
@@ -124,9 +128,11 @@ def forward(
     window: int,
     dropout: float,
     keep: bool,
+    clamp_len: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, N, T, H), in the memory order (B, T, N, H); and with `keep` what `backward` needs of it:
     the probabilities of all blocks in a row, and where dropout kept them (empty without dropout)."""
+    n_distinct = clamp_len + 1 if clamp_len > 0 else k_BNSH.shape[2]
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
@@ -138,7 +144,7 @@ def forward(
     first = 0
     for block in blocks:
         last = first + block.n_score
-        prob_ZTS = _probabilities(block, x, window, place, prob[first:last])
+        prob_ZTS = _probabilities(block, x, window, place, prob[first:last], n_distinct)
         if dropout > 0:
             kept_ZTS = torch.ge(torch.rand_like(prob_ZTS), dropout, out=kept[first:last].view(prob_ZTS.shape))
             prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
@@ -213,13 +219,13 @@ def _backward_of_logits(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, _ = inputs
+    *operands, ctx.scale, ctx.window, ctx.dropout, _, _ = inputs
     ctx.save_for_backward(*operands, *output)
 
 
 def _backward(ctx: Any, dout_BNTH: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grads = _backward_op(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
-    return *grads, None, None, None, None
+    return *grads, *[None] * 5
 
 
 _forward_op = custom_op("txl::rel_attention_dense", forward, mutates_args=())
@@ -227,7 +233,7 @@ _backward_op = custom_op("txl::rel_attention_dense_backward", backward, mutates_
 
 
 @_forward_op.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep):  # type: ignore[no-untyped-def]
+def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, clamp_len):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
     n_prob = sum(block.n_score for block in _blocks_of(q_BNTH, k_BNSH, window)) if keep else 0
     kept = q_BNTH.new_empty(n_prob if dropout > 0 else 0, dtype=torch.bool)
@@ -249,9 +255,10 @@ def dense(
     scale: float,
     window: int = -1,
     dropout: float = 0.0,
+    clamp_len: int = -1,
 ) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
     operands = q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH
     if needs_grad(*operands):
-        return _forward_op(*operands, scale, window, dropout, True)[0]
-    return forward(*operands, scale, window, dropout, False)[0]
+        return _forward_op(*operands, scale, window, dropout, True, clamp_len)[0]
+    return forward(*operands, scale, window, dropout, False, clamp_len)[0]
