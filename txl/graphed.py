@@ -1,5 +1,6 @@
 """A model whose memory is full, as one CUDA graph: a few tokens at a time are no longer bound by launches."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from txl.config import Context
 from txl.memory import KeyValue, KeyValueMemory
 from txl.model import AnyMemory, Output, TransformerXL
+
+_LOG = logging.getLogger("txl.graphed")
 
 
 class _Recording:
@@ -93,6 +96,7 @@ class Graphed:
     ) -> None:
         self.model = model
         self._record = record or _cuda_graph
+        self._failed = False
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """See `TransformerXL.fresh_memory`."""
@@ -113,9 +117,14 @@ class Graphed:
             if recording.shape != h_BTD.shape or recording.context != context:
                 memory = recording.remembered()
         if isinstance(memory, KeyValueMemory):
-            if not 0 < context.mem_len == memory.length or context.ext_len:
+            if self._failed or not 0 < context.mem_len == memory.length or context.ext_len:
                 return self.model.read(h_BTD, memory, context)
-            recording = _Recording(self.model, h_BTD, memory, context, self._record)
+            try:
+                recording = _Recording(self.model, h_BTD, memory, context, self._record)
+            except RuntimeError as error:  # what a layer does may not be allowed in a graph; slower, it works
+                self._failed = True
+                _LOG.warning("no CUDA graph, reading without: %s", str(error).splitlines()[0])
+                return self.model.read(h_BTD, memory, context)
         elif not isinstance(memory, _Turn):
             return self.model.read(h_BTD, memory, context)
         return Output(recording.run(h_BTD), _Turn(recording, recording.turn))

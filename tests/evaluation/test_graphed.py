@@ -63,3 +63,13 @@ def test_a_memory_serves_once(model: TransformerXL) -> None:
         graphed(torch.zeros(1, 4, dtype=torch.int64), memory, context)
     with pytest.raises(ValueError, match="has been used"):
         graphed(torch.zeros(1, 4, dtype=torch.int64), memory, dataclasses.replace(context, clamp_len=3))
+
+
+def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: pytest.LogCaptureFixture) -> None:
+    def record(work: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    token_BT, context = torch.randint(0, 30, (2, 25)), CONTEXTS[0]
+    graphed = Graphed(model, record=record)
+    torch.testing.assert_close(nats(graphed, token_BT, [4] * 6, context), nats(model, token_BT, [4] * 6, context))
+    assert caplog.messages == ["no CUDA graph, reading without: operation not permitted when stream is capturing"]
