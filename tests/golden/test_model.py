@@ -54,10 +54,12 @@ def assert_same(ours: Tensor, golden: Tensor) -> None:
     torch.testing.assert_close(ours, golden, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("impl", ["auto", "naive", "dense", "blockwise"])
 @pytest.mark.parametrize("name", RIGHT_IN_THE_ORIGINAL)
-def test_losses_and_memory_over_all_segments(name: str) -> None:
+def test_losses_and_memory_over_all_segments(name: str, impl: str) -> None:
     golden = Golden(name)
     model, context = golden.model()
+    model.use_attention(impl)
     memory = None
     for i in range(golden.n_segment):
         data_BT, target_BT, loss_BT = golden.segment(i)
