@@ -249,18 +249,9 @@ def document_streams(
     begin_D = np.unique(np.append(starts[starts > 0], 1))  # of the tokens that are predicted
     end_D = np.append(begin_D[1:], len(ids))
     longest_first_D = np.argsort(begin_D - end_D, kind="stable")
-    groups = [longest_first_D[i : i + batch_size] for i in range(0, len(begin_D), batch_size)]
-    return [
-        RowStream(
-            ids,
-            first_B=begin_D[group] - 1,
-            last_B=end_D[group] - 1,
-            n_warmup_B=np.zeros(len(group), dtype=np.int64),
-            tgt_len=tgt_len,
-            ext_len=ext_len,
-        )
-        for group in groups[rank::world]
-    ]
+    lengths = {"batch_size": batch_size, "tgt_len": tgt_len, "ext_len": ext_len}
+    first_D, last_D = (places_D[longest_first_D] - 1 for places_D in (begin_D, end_D))
+    return _row_streams(ids, first_D, last_D, **lengths)[rank::world]
 
 
 def window_streams(
@@ -281,18 +272,26 @@ def window_streams(
         rank, world: of the groups, those of one of `world` processes.
     """
     last = len(ids) - 1
-    starts = np.arange(0, last, every)
-    groups = [starts[i : i + batch_size] for i in range(0, len(starts), batch_size)]
+    first_W = np.arange(0, last, every)
+    lengths = {"batch_size": batch_size, "tgt_len": tgt_len, "ext_len": ext_len}
+    return _row_streams(ids, first_W, np.minimum(first_W + length, last), **lengths)[rank::world]
+
+
+def _row_streams(
+    ids: np.ndarray, first_R: np.ndarray, last_R: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int
+) -> list[RowStream]:
+    """Rows from a place to a place each, all of which count, batch_size of them side by side, in their order."""
+    groups = [slice(i, i + batch_size) for i in range(0, len(first_R), batch_size)]
     return [
         RowStream(
             ids,
-            first_B=group,
-            last_B=np.minimum(group + length, last),
-            n_warmup_B=np.zeros(len(group), dtype=np.int64),
+            first_B=first_R[group],
+            last_B=last_R[group],
+            n_warmup_B=np.zeros(len(first_R[group]), dtype=np.int64),
             tgt_len=tgt_len,
             ext_len=ext_len,
         )
-        for group in groups[rank::world]
+        for group in groups
     ]
 
 
