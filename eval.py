@@ -96,8 +96,7 @@ def score_splits(
     corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
     if ranks.is_main:
         require_outputs(config, pictures_of(config, study))
-    model = load_model(checkpoint).to(ranks.device)
-    model.use_attention(config.attn_impl)
+    model = loaded(checkpoint, config, ranks)
 
     @functools.lru_cache(maxsize=1)  # one is made from the training text, and large
     def with_additions(context: Context) -> Predictor:
@@ -140,7 +139,7 @@ def score_file(
         before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
     ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
     require_outputs(config)
-    model = load_model(checkpoint).to(ranks.device)
+    model = loaded(checkpoint, config, ranks)
 
     rows, nats = [], []
     for context in contexts:
@@ -157,6 +156,13 @@ def score_file(
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
     write_results(rows, config, checkpoint=str(checkpoint.folder))
+
+
+def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> TransformerXL:
+    """A checkpoint's model on this process's device, its attention computed as asked for."""
+    model = load_model(checkpoint).to(ranks.device)
+    model.use_attention(config.attn_impl)
+    return model
 
 
 def look_backs(config: EvalConfig, trained: Context) -> list[Context]:
@@ -393,8 +399,7 @@ def losses_of(
         rank=ranks.rank,
         world=ranks.world,
     )
-    model = load_model(checkpoint).to(ranks.device)
-    model.use_attention(config.attn_impl)
+    model = loaded(checkpoint, config, ranks)
     with progress(checkpoint.folder.name, sum(map(len, streams)), ranks) as bar:
         nats_CP = recl.losses_by_context(
             model,

@@ -258,6 +258,7 @@ EVAL_VALUES = [
     ("--text - --context -", "--text - and --context -", "name a file"),
     ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
     ("--text .", ".: Is a directory", "give a file of text"),
+    ("--attn_impl fused", "--attn_impl fused: needs a GPU", "give dense or blockwise"),
 ]
 
 
@@ -268,6 +269,14 @@ def test_evaluation_refuses_a_bad_value(
     line = refused("eval", "--work_dir", run_folder, "--data", text, *flags.split())
     assert thing in line
     assert remedy in line
+
+
+def test_attention_that_does_not_work_here_is_refused_for_a_text_too(
+    refused: Refused, run_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "my.txt").write_text("bab bad\n")
+    line = refused("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--attn_impl", "fused")
+    assert "--attn_impl fused: needs a GPU" in line
 
 
 @pytest.mark.parametrize("place", ["--text", "--context"])
