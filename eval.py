@@ -362,7 +362,8 @@ def comparable(typed: Typed, config: EvalConfig, study: StudyConfig) -> list[Che
     """
     require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
     require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
-    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance"):
+    additions = ("dynamic", "cache_size", "knn_store")
+    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
         require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
     for name in ("tgt_len", "mem_len"):
         lengths = " ".join(map(str, getattr(config, name)))
