@@ -72,8 +72,9 @@ def test_training_begins_at_the_sinusoids(untie_r: bool) -> None:
     span, x_BSD = Span(3, 5), torch.zeros(1, 8, D)
     for layer in model.layers:
         feats = model.layers[0].attn.pos.prepare(span, like=x_BSD)
-        placed_BSD = layer.attn.pos.qk_input(x_BSD, feats, span)
-        assert torch.equal(placed_BSD[0], sinusoid(torch.arange(8), D, torch.float32))
+        placed_BTD, placed_BMD = layer.attn.pos.qk_input(x_BSD[:, 3:], x_BSD[:, :3], feats, span)
+        placed_SD = torch.cat([placed_BMD, placed_BTD], dim=1)[0]
+        assert torch.equal(placed_SD, sinusoid(torch.arange(8), D, torch.float32))
     assert model.layers[1].attn.pos.motion[0].weight.std() > 0.005
 
 

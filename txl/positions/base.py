@@ -75,9 +75,9 @@ class PositionEncoding(nn.Module):
         """What this layer makes of the positions; `score` and `value` receive it."""
         return feats
 
-    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """The states that queries and keys are projected from."""
-        return x_BSD
+    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """The states of new and of remembered tokens that queries and keys are projected from."""
+        return x_BTD, mem_BMD
 
     def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the product."""
@@ -110,6 +110,12 @@ class PositionEncoding(nn.Module):
         """True if the encoding acts on the T x S logits, which linear attention never forms."""
         hooks = ("score", "value", "relative")
         return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
+
+
+def placed(x_BTD: Tensor, mem_BMD: Tensor, place_SD: Tensor) -> tuple[Tensor, Tensor]:
+    """New and remembered tokens with a vector per key added."""
+    n_mem = mem_BMD.shape[1]
+    return x_BTD + place_SD[n_mem:], mem_BMD + place_SD[:n_mem]
 
 
 def rel_shift(x_BNTS: Tensor) -> Tensor:

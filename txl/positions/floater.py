@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig, UsageError
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, sinusoid
+from txl.positions.base import PositionEncoding, placed, sinusoid
 
 TIME_PER_TOKEN = 0.1
 
@@ -49,8 +49,8 @@ class Floater(PositionEncoding):
         sinusoid_SD = sinusoid(span.key_positions_S(like.device), like.shape[-1], like.dtype)
         return sinusoid_SD if self.untied else self.drop(sinusoid_SD + self.path(span))
 
-    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        return x_BSD + (self.drop(feats + self.path(span)) if self.untied else feats)
+    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        return placed(x_BTD, mem_BMD, self.drop(feats + self.path(span)) if self.untied else feats)
 
     def path(self, span: Span) -> Tensor:
         """z of all keys, (S, D)."""

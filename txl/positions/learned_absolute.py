@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, rows_of_positions_S, rows_of_table
+from txl.positions.base import PositionEncoding, placed, rows_of_positions_S, rows_of_table
 
 
 class LearnedAbsolute(PositionEncoding):
@@ -33,5 +33,5 @@ class LearnedAbsolute(PositionEncoding):
         """The row of each key, (S,)."""
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
-    def qk_input(self, x_BSD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        return x_BSD + self.drop(self.p_RD[feats])
+    def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        return placed(x_BTD, mem_BMD, self.drop(self.p_RD[feats]))

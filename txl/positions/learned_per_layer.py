@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, rows_of_positions_S, rows_of_table
+from txl.positions.base import PositionEncoding, placed, rows_of_positions_S, rows_of_table
 
 
 class LearnedPerLayer(PositionEncoding):
@@ -38,5 +38,4 @@ class LearnedPerLayer(PositionEncoding):
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
     def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        place_SD = self.p_RD[feats]
-        return x_BTD + place_SD[span.n_mem :], mem_BMD + place_SD[: span.n_mem]
+        return placed(x_BTD, mem_BMD, self.p_RD[feats])

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, sinusoid
+from txl.positions.base import PositionEncoding, placed, sinusoid
 
 
 class SinusoidInput(PositionEncoding):
@@ -36,4 +36,4 @@ class SinusoidInput(PositionEncoding):
     def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         if self.layer > 0:
             return x_BTD, mem_BMD
-        return x_BTD + feats[span.n_mem :], mem_BMD + feats[: span.n_mem]
+        return placed(x_BTD, mem_BMD, feats)

@@ -111,9 +111,9 @@ def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], con
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
     """The attention probabilities (B, N, T, S) of a layer; arguments as those of `Attention.forward`."""
     pos = attention.pos
-    placed_BSD = pos.qk_input(torch.cat([mem_BMD, x_BTD], dim=1), feats, span)
-    q_BNTH = _heads(attention, attention.q_net(placed_BSD[:, span.n_mem :]))
-    k_BNSH = _heads(attention, attention.k_net(placed_BSD))
+    placed_BTD, placed_BMD = pos.qk_input(x_BTD, mem_BMD, feats, span)
+    q_BNTH = _heads(attention, attention.q_net(placed_BTD))
+    k_BNSH = _heads(attention, attention.k_net(torch.cat([placed_BMD, placed_BTD], dim=1)))
     q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, span)
     place = pos.project(feats)
     if (terms := pos.relative(place)) is not None:
