@@ -156,10 +156,10 @@ def loss_and_gradients(
         for piece in _pieces(tokens, max(EAGER_TOKENS, EAGER_TILE // n_word)):
             logit_TW = _all_logits(operand_LE[piece], runs, shape.sum_dtype)
             target_T1 = target_L[piece, None]
-            torch.logsumexp(logit_TW, 1, out=lse_L[piece])
-            torch.sub(lse_L[piece], logit_TW.gather(1, target_T1).squeeze(1), out=nll_L[piece])
-            grad_TW = logit_TW.sub_(lse_L[piece, None]).exp_()
-            grad_TW = grad_TW.scatter_add_(1, target_T1, grad_TW.new_full(target_T1.shape, -1.0)).to(shape.dtype)
+            target_logit_T = logit_TW.gather(1, target_T1).squeeze(1)
+            lse_L[piece] = _normalised(logit_TW)
+            torch.sub(lse_L[piece], target_logit_T, out=nll_L[piece])
+            grad_TW = logit_TW.scatter_add_(1, target_T1, logit_TW.new_full(target_T1.shape, -1.0)).to(shape.dtype)
             for i, run in enumerate(runs):
                 grad_TU = grad_TW[:, run.first : run.first + len(run.weight_UE)]
                 _add_product(grad_hidden_LE[piece], grad_TU, run.weight_UE)
@@ -179,6 +179,17 @@ def _all_logits(hidden_TE: Tensor, runs: list[Run], dtype: torch.dtype) -> Tenso
     for run in runs:
         logit_TW[:, run.first : run.first + len(run.weight_UE)] += run.bias_U
     return logit_TW
+
+
+def _normalised(logit_TW: Tensor) -> Tensor:
+    """Turn logits into probabilities in place; the log-sum-exps, (T,).
+
+    The softmax makes one pass over a row while it is in the cache, a log-sum-exp and an exponential four over the tile.
+    It keeps its sums to itself, but the largest probability is exp(largest logit - log-sum-exp), and never small.
+    """
+    top_T = logit_TW.amax(1)
+    prob_TW = torch.softmax(logit_TW, 1, out=logit_TW)
+    return top_T - prob_TW.amax(1).log_()
 
 
 class _Scratch:
