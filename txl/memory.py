@@ -36,6 +36,11 @@ class Span:
     def n_key(self) -> int:
         return self.n_mem + self.n_new
 
+    @property
+    def is_triangle(self) -> bool:
+        """True if each query sees the keys up to its own, the first query the first key, and nothing else matters."""
+        return self.n_mem == 0 and not 0 < self.window < self.n_new
+
     def key_positions_S(self, device: torch.device) -> Tensor:
         return torch.arange(self.n_key, device=device)
 

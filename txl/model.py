@@ -205,10 +205,13 @@ class TransformerXL(nn.Module):
             layer.attn.kernel.impl = impl
 
     def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
-        """The way in which attention over a full memory is computed, in numbers of `dtype`."""
+        """The way in which attention over a full memory is computed, in numbers of `dtype`; for the log."""
         if self.config.attention != "softmax":
             return self.config.attention
-        if type(self.layers[0].attn.pos).relative is PositionEncoding.relative:
+        pos = self.layers[0].attn.pos
+        if not pos.needs_scores():
+            return "scaled_dot_product_attention"
+        if type(pos).relative is PositionEncoding.relative:
             return "plain"
         impl = self.layers[0].attn.kernel.impl
         if impl != "auto":

@@ -27,6 +27,7 @@ class Seen:
     mask: Tensor
     """True where a query may attend; (B, 1, T, S), or what broadcasts to it."""
     window: int = -1
+    is_triangle: bool = False
 
     def mask_TS(self, device: torch.device) -> Tensor:
         """The mask on a device."""

@@ -28,3 +28,10 @@ def test_the_order_of_what_came_before_does_not_matter() -> None:
     x_SD = tokens(6, 1)
     shuffled_SD = torch.cat([x_SD[torch.tensor([3, 1, 5, 0, 2, 4])], x_SD[6:]])
     assert_same(attended(attention, x_SD, Span(6, 1)), attended(attention, shuffled_SD, Span(6, 1)))
+
+
+@pytest.mark.parametrize(("M", "T", "window"), [(0, 5, -1), (0, 5, 4), (0, 5, 5), (3, 5, -1), (2, 1, -1)])
+def test_a_triangle_is_what_the_mask_says(M: int, T: int, window: int) -> None:
+    span = Span(M, T, window=window)
+    triangle_TS = torch.ones(T, M + T, dtype=torch.bool).tril()
+    assert span.is_triangle == torch.equal(span.mask_TS(torch.device("cpu")), triangle_TS)

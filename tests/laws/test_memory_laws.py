@@ -248,3 +248,11 @@ def test_a_memory_of_another_batch_is_refused(model: TransformerXL, token_BT: Te
     memory = model(token_BT, None, FAR).memory
     with pytest.raises(ValueError, match="memory holds 2 rows, the segment 1"):
         model(token_BT[:1], memory, FAR)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_encoding_computes_in_half_precision(model: TransformerXL, token_BT: Tensor, dtype: torch.dtype) -> None:
+    exact = read(model, token_BT, [8, 16], FAR)[0]
+    half = read(model.to(dtype), token_BT, [8, 16], FAR)[0]
+    assert half.dtype == dtype
+    assert (half - exact).norm() < 0.2 * exact.norm()

@@ -1,6 +1,7 @@
 """The attention rule of the paper."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -17,7 +18,8 @@ class SoftmaxKernel(nn.Module):
     are not renormalised, as in the original.
 
     Attributes:
-        impl: how relative attention is computed, see `txl.ops.rel_attention`; other encodings have one way only.
+        impl: how relative attention is computed, see `txl.ops.rel_attention`. Encodings without scores are computed by
+            PyTorch's `scaled_dot_product_attention`, all others as the equation says.
     """
 
     shared_qk = False
@@ -30,8 +32,8 @@ class SoftmaxKernel(nn.Module):
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
+        dropout = self.drop.p if self.training else 0.0
         if (terms := pos.relative(feats)) is not None:
-            dropout = self.drop.p if self.training else 0.0
             return rel_attention(
                 q_BNTH,
                 k_BNSH,
@@ -43,11 +45,16 @@ class SoftmaxKernel(nn.Module):
                 clamp_len=-1 if self.training else span.clamp_len,  # dropout makes clamped distances differ again
                 impl=self.impl,
             )
+        if not pos.needs_scores():
+            mask_TS = None if span.is_triangle else span.mask_TS(q_BNTH.device)
+            return F.scaled_dot_product_attention(
+                q_BNTH, k_BNSH, v_BNSH, mask_TS, dropout, is_causal=span.is_triangle, scale=pos.scale
+            )
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
         if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
             logit_BNTS = logit_BNTS + term
         logit_BNTS = logit_BNTS.masked_fill(~span.mask_TS(q_BNTH.device), -torch.inf)
-        prob_BNTS = self.drop(logit_BNTS.softmax(-1))
+        prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may be of a wider type
         out_BNTH = prob_BNTS @ v_BNSH
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
