@@ -4,18 +4,16 @@
     python -m benchmarks.kernels --reversible
     python -m benchmarks.kernels --error
 
-The first compares softmax, performer and lsh on the same queries, keys and values. Rules are asked in turn (A B C A
-B C ...); times are medians, and the ratio to softmax is taken round by round. Memory is what one call adds at its peak,
-as the allocator counts it. What does not fit is left out and said. `--reversible` measures the peak of a training step
-for 2 to 32 layers, with activations kept, computed again, and reversible. `--error` shows the error of performer
-against softmax by its number of features, and the share of softmax's weight that lsh finds by its number of rounds.
+The first compares softmax, performer and lsh on the same queries, keys and values, softmax being PyTorch's flash
+attention, without positions. Rules are asked in turn (A B C A B C ...); times are medians, and the ratio to softmax is
+taken round by round. Memory is what one call adds at its peak, as the allocator counts it. `--reversible` measures the
+peak of a training step for 2 to 32 layers, with activations kept, computed again, and reversible. `--error` shows the
+error of performer against softmax by its number of features, and the share of softmax's weight that lsh finds by its
+number of rounds.
 """
 
 import argparse
 import itertools
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.peers import say_machine, write
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.kernels import ATTENTION_KERNELS
 from txl.positions import PositionEncoding
@@ -79,30 +78,20 @@ def peak_bytes(call: Callable[[], None]) -> int:
     return max(itertools.accumulate(sizes, initial=0))
 
 
-def fits(rule: str, n_token: int) -> bool:
-    """Whether two matrices of scores go into half of what is there; what grows linearly always does."""
-    if DEVICE.type == "cuda":
-        there = torch.cuda.mem_get_info()[0]
-    else:
-        there = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return rule != "softmax" or 2 * 8 * n_token**2 * 4 < there / 2
-
-
-def compare(n_token: int, *, repeats: int, backward: bool) -> dict[str, dict[str, float | None]]:
-    """Median milliseconds, median ratio to softmax, and peak MiB of each rule that fits."""
-    calls = {rule: call_of(rule, n_token, backward=backward) for rule in RULES if fits(rule, n_token)}
+def compare(n_token: int, *, repeats: int, backward: bool) -> dict[str, dict[str, float]]:
+    """Median milliseconds, median ratio to softmax, and peak MiB of each rule."""
+    calls = {rule: call_of(rule, n_token, backward=backward) for rule in RULES}
     for call in calls.values():
         call()
     rounds = [{rule: seconds(call) for rule, call in calls.items()} for _ in range(repeats)]
-    rows: dict[str, dict[str, float | None]] = {}
-    for rule in calls:
-        ratios = [r[rule] / r["softmax"] for r in rounds if "softmax" in r]
-        rows[rule] = {
+    return {
+        rule: {
             "ms": 1000 * statistics.median(r[rule] for r in rounds),
-            "ratio_to_softmax": statistics.median(ratios) if ratios else None,
+            "ratio_to_softmax": statistics.median(r[rule] / r["softmax"] for r in rounds),
             "peak_mib": peak_bytes(calls[rule]) / 2**20,
         }
-    return rows
+        for rule in RULES
+    }
 
 
 def step_peak(way: str, n_layer: int, *, n_token: int = 512) -> int:
@@ -158,14 +147,9 @@ def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> l
     rows = []
     print("| tokens | rule | ms | times softmax | peak MiB |\n|---|---|---|---|---|")
     for n_token in lengths:
-        measured = compare(n_token, repeats=repeats, backward=backward)
-        for rule in RULES:
-            row = measured.get(rule)
-            if row is None:
-                print(f"| {n_token} | {rule} | does not fit | | |")
-                continue
-            ratio = "" if row["ratio_to_softmax"] is None else f"{row['ratio_to_softmax']:.2f}"
-            print(f"| {n_token} | {rule} | {row['ms']:.1f} | {ratio} | {row['peak_mib']:.0f} |", flush=True)
+        for rule, row in compare(n_token, repeats=repeats, backward=backward).items():
+            figures = f"{row['ms']:.1f} | {row['ratio_to_softmax']:.2f} | {row['peak_mib']:.0f}"
+            print(f"| {n_token} | {rule} | {figures} |", flush=True)
             rows.append({"tokens": n_token, "rule": rule, **row})
     return rows
 
@@ -204,16 +188,14 @@ def main() -> None:
     parser.add_argument("--error", action="store_true", help="what the approximations cost")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {name}, {torch.get_num_threads()} threads\n")
+    say_machine()
     if args.reversible:
         rows = table_of_layers()
     elif args.error:
         rows = table_of_errors()
     else:
         rows = table_of_rules(args.lengths, repeats=args.repeats, backward=args.backward)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write(args.json, {"rows": rows})
 
 
 if __name__ == "__main__":
