@@ -78,7 +78,7 @@ def test_smoothing_without_clusters_is_the_usual_one() -> None:
 
 @pytest.mark.parametrize("cut", sorted(CUTS))
 def test_the_distribution_is_head_times_cluster(cut: str) -> None:
-    """Written out word by word from Grave et al. 2017, sec. 4.2."""
+    """Written out word by word from Grave et al. 2017, sec. 4."""
     softmax = softmax_of(**CUTS[cut])
     hidden_D = torch.randn(6).double()
     sizes = softmax.sizes

@@ -224,7 +224,7 @@ def test_chunks_keep_none_of_the_inner_states() -> None:
 
 
 def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor) -> None:
-    """Ding et al. 2021 (ERNIE-Doc), eq. 4: layer n reads [h_(tau)^n, h_(tau+1)^(n-1)]."""
+    """Ding et al. 2021 (ERNIE-Doc), "enhanced recurrence mechanism": layer n reads [h_(tau)^n, h_(tau+1)^(n-1)]."""
     model = build("plain", recurrence="same")
     span, empty = Span(0, 8), torch.empty(2, 0, 16).double()
     returned, h_BTD = [], model.word_emb(token_BT[:, :8])

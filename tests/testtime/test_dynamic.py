@@ -74,7 +74,7 @@ def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) ->
 @pytest.mark.parametrize("kind", ["adaptive", "adaptive_one_table", "untied", "reversible", "learned_absolute"])
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
 def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: int) -> None:
-    """Krause et al. 2018, sec. 4, weight by weight, on a second model that is really changed."""
+    """The update rules of Krause et al. 2018, weight by weight, on a second model that is really changed."""
     shape, changes = KINDS[kind]
     model, other, text_BL = build(shape, **changes), build(shape, **changes), text(batch_size)
     other.load_state_dict(model.state_dict())

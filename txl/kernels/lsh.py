@@ -21,8 +21,8 @@ class LshKernel(nn.Module):
     bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
 
     Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; the union
-    counts a key once, as N_(i,j) does there. Keys of length sqrt(H), as in google/trax, so that logits do not shrink.
-    The rotations R are saved with the weights and change only when `redraw` is called.
+    counts a key once, as N_(i,j) does in appendix A, eq. 11 to 16. Keys of length sqrt(H), as in google/trax, so that
+    logits do not shrink. The rotations R are saved with the weights and change only when `redraw` is called.
 
     Differs from the paper in what a token sees of its bucket. There it is what lies in the same or the next lower chunk
     of the sorted sequence; where chunks end depends on tokens that come later and on where the segment begins. Here it

@@ -20,10 +20,12 @@ class Floater(PositionEncoding):
 
     S_i is the sinusoid of position i, and f and z(0) are 0 at first, so that training begins at the sinusoids. With
     h(tau, p) = S'(tau) + f(tau, p - S(tau)) it is the paper's dp/dtau = h(tau, p).
-    Source: Liu et al. 2020, FLOATER (arXiv 2003.09229), sec. 3, positions in every block. Solved by Runge and
-    Kutta's fourth-order steps of torchdiffeq, one per token, so that more text does not move the positions before it.
-    Differs from the paper: values carry no positions, so that hidden states can be remembered (its code adds them to
-    values too); f is a net of full width, not a convolution; gradients go through the steps of the solver.
+    Source: Liu et al. 2020, FLOATER (arXiv 2003.09229), sec. 3.1, eq. 8, in every block (sec. 3.2), beginning at the
+    sinusoids (sec. 3.3). Solved by Runge and Kutta's fourth-order steps of torchdiffeq, one per token, so that more
+    text does not move the positions before it.
+    Differs from the paper: values carry no positions, so that hidden states can be remembered (there they do, sec.
+    3.3); blocks share z(0) as they share f; gradients go through the steps of the solver, not by an adjoint equation;
+    f is a net of full width, where the paper's code, xuanqing94/FLOATER, has convolutions.
     Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
     Cost: S steps of four evaluations of f, one after another; torchdiffeq waits for a GPU at each.
     Beyond the trained length: works; the path goes on as the equation says. Needs torchdiffeq.

@@ -15,8 +15,8 @@ class RelativeKeys(PositionEncoding):
 
     The term is contextual: it depends on what the query holds. It is term (b) of Dai et al. 2019, sec. 3.3, alone, with
     learned vectors in place of the sinusoids, and `deberta` without its third term.
-    Source: Huang et al. 2019, Music Transformer (arXiv 1809.04281), eq. 3, for q.E_r as the only term, where E is not
-    projected; Dai et al. 2019 for the projection.
+    Source: Huang et al. 2019, Music Transformer (arXiv 1809.04281), sec. 3.3, eq. 3, for q.E_r as the only term, where
+    E is not projected; Dai et al. 2019 for the projection.
     Shared by all layers: P, unless `untie_r`. Per layer: W_r. R is `n_position`, the longest span in training.
     Beyond the trained length: distances from R-1 on share the last row.
     """

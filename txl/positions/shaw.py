@@ -14,7 +14,8 @@ class Shaw(PositionEncoding):
     logit_ts = H^(-1/2) q_t.(k_s + aK_min(t-s, k))          out_t = sum_s prob_ts (v_s + aV_min(t-s, k))
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), eq. 3 and 4, sec. 3.2 for clipping at k = `max_distance` (16).
-    Heads share the vectors (sec. 3.3). The future is not seen, so that of the 2k + 1 vectors k + 1 remain.
+    Heads share the vectors (sec. 3.3), as in the paper's big model; in its base model each head has its own (sec. 4.1).
+    The future is not seen, so that of the 2k + 1 vectors k + 1 remain.
     Shared by all layers: nothing.
     Beyond the trained length: distances from k on are told alike, from the start.
     """

@@ -1,6 +1,6 @@
 """Dynamic evaluation: the weights follow the text that is read.
 
-Source: Krause et al. 2018 (arXiv 1709.07432, section 4) for the update rules; Krause et al. 2019 (arXiv 1904.08378) for
+Source: Krause et al. 2018 (arXiv 1709.07432) for the update rules; Krause et al. 2019 (arXiv 1904.08378) for
 Transformer-XL. With the trained weights theta_g, segments s_1, s_2, ... and their mean loss L(s), all operations
 elementwise:
 
