@@ -4,7 +4,7 @@
 are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl.cli` turns the fields into flags.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf
 from typing import Any, Literal
@@ -312,6 +312,16 @@ class EvalConfig:
             f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
             f"drop one of the two",
         )
+
+    def look_backs(self, trained: Context) -> list[Context]:
+        """One for each segment and memory length asked for; what was not given is as in `trained`."""
+        given = {name: getattr(self, name) for name in ("ext_len", "clamp_len", "same_length")}
+        given = {name: value for name, value in given.items() if value is not None}
+        return [
+            replace(trained, **given, tgt_len=tgt_len, mem_len=mem_len)
+            for tgt_len in self.tgt_len or (trained.tgt_len,)
+            for mem_len in self.mem_len or (trained.mem_len,)
+        ]
 
     def _check_text(self) -> None:
         if self.text is None:

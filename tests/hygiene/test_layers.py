@@ -19,7 +19,9 @@ FLOORS = [
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},
     {"testtime", "study"},
-    {"training", "conventions", "report"},
+    {"training", "conventions"},
+    {"rows"},
+    {"report"},
     {"pictures"},
     {"run", "cli"},
 ]
