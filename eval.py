@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from txl.distributed import Ranks, joined
 from txl.evaluate import Predictor
 from txl.log import say
 from txl.model import TransformerXL
+from txl.narrowed import narrowed
 from txl.pictures import pictures_of, plot_recl, write_pictures
 from txl.report import as_tsv, require_outputs, show, tell, tokens_of, write_results, write_text, write_tokens
 from txl.rows import Row, row_of_split, row_of_text
@@ -93,27 +95,27 @@ def score_splits(
     corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
     if ranks.is_main:
         require_outputs(config, pictures_of(config, study))
-    model = loaded(checkpoint, config, ranks)
-
-    @functools.lru_cache(maxsize=1)  # one is made from the training text, and large
-    def with_additions(context: Context) -> Predictor:
-        text = training_text(corpus, ranks) if additions.read_training_text else None
-        return prepared(additions, model, checkpoint, text, context, batch_size=config.batch_size, ranks=ranks)
-
     rows = []
-    for split in splits:
-        ids = ranks.main_first(lambda split=split: corpus.split(split))
-        for context in contexts:
-            text = (model, corpus.vocab, ids, split, context, config, ranks)
-            if not additions.name:
-                new = [score(*text, study)]
-            else:  # the predictor first: what is wrong with a store is known before the text is read
-                predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
-                new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
-            rows += new
-            if ranks.is_main:
-                for row in new:
-                    tell(row)
+    with loaded(checkpoint, config, ranks) as model:
+
+        @functools.lru_cache(maxsize=1)  # one is made from the training text, and large
+        def with_additions(context: Context) -> Predictor:
+            text = training_text(corpus, ranks) if additions.read_training_text else None
+            return prepared(additions, model, checkpoint, text, context, batch_size=config.batch_size, ranks=ranks)
+
+        for split in splits:
+            ids = ranks.main_first(lambda split=split: corpus.split(split))
+            for context in contexts:
+                text = (model, corpus.vocab, ids, split, context, config, ranks)
+                if not additions.name:
+                    new = [score(*text, study)]
+                else:  # the predictor first: what is wrong with a store is known before the text is read
+                    predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
+                    new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
+                rows += new
+                if ranks.is_main:
+                    for row in new:
+                        tell(row)
     if ranks.is_main:
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
@@ -168,14 +170,13 @@ def score_file(
         before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
     ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
     require_outputs(config)
-    model = loaded(checkpoint, config, ranks)
-
     text = np.array(before + ids)
     rows, nats = [], []
-    for context in contexts:
-        row, nll_N = row_of_text(text, context, model, ranks, first=len(before), sizes=vocab.sizes)
-        rows.append(row)
-        nats = nll_N.tolist()
+    with loaded(checkpoint, config, ranks) as model:
+        for context in contexts:
+            row, nll_N = row_of_text(text, context, model, ranks, first=len(before), sizes=vocab.sizes)
+            rows.append(row)
+            nats = nll_N.tolist()
     tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
     if config.per_token == "-":
         sys.stdout.write(as_tsv(tokens))
@@ -203,7 +204,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
         plot_recl(picture, result, study.recl)
         say(f"| picture: {picture}")
         if config.json:
-            content = {"split": config.split, "recl": result.as_dict(study.recl)}
+            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
             write_text(Path(config.json), json.dumps(content, indent=1) + "\n")
 
 
@@ -222,15 +223,17 @@ def context_losses(
         rank=ranks.rank,
         world=ranks.world,
     )
-    model = loaded(checkpoint, config, ranks)
-    return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
+    with loaded(checkpoint, config, ranks) as model:
+        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
 
 
-def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> TransformerXL:
-    """A checkpoint's model on this process's device, its attention computed as asked for."""
+@contextmanager
+def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> Iterator[TransformerXL]:
+    """A checkpoint's model on this process's device, its attention and its products computed as asked for."""
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
-    return model
+    with narrowed(model, config.dtype):
+        yield model
 
 
 def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:

@@ -19,6 +19,11 @@ ATTN_IMPL_HELP = (
     "keeps the probabilities; blockwise: in memory that grows with the length alone; fused: a GPU kernel (Triton)"
 )
 
+DTYPE_HELP = (
+    "numbers of the matrix products; the weights, and what is summed, stay in float32; half as many bits are fast on a "
+    "GPU and no longer exact"
+)
+
 
 def option(default: Any, help: str, *, flag: bool = True) -> Any:
     """A dataclass field with its help text; `flag=False` keeps it off the command line."""
@@ -303,6 +308,7 @@ class EvalConfig:
         None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
     )
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size")
@@ -493,6 +499,7 @@ class GenerateConfig:
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "length")

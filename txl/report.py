@@ -78,7 +78,7 @@ def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -
     """The JSON, where asked for."""
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
-        results = {"checkpoint": checkpoint, **how, "rows": [row.as_dict() for row in rows]}
+        results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
         write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from txl.config import Context
@@ -15,6 +16,7 @@ from txl.distributed import Ranks
 from txl.evaluate import Score, Stream, evaluate, score_text, within
 from txl.log import progress, ticking
 from txl.model import TransformerXL
+from txl.narrowed import require_in_range
 from txl.study.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.study.peak_memory import PeakMemory
@@ -92,6 +94,7 @@ def row_of_split(
                 segments, observe = watch.segments(segments, stream.first_B), watch.add
             shares.append(evaluate(model, segments, context, predictor=reading.predictor, sizes=sizes, observe=observe))
     score = Score.total(shares).over(ranks)
+    require_in_range(torch.tensor(score.nats, device=ranks.device))
     seconds = time.perf_counter() - start
     peaks = ranks.gathered(peak.bytes())
     attention = None
@@ -123,5 +126,6 @@ def row_of_text(
     """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU."""
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
     nll_N = score_text(model, ids, within(context, len(ids)), first=first)
+    require_in_range(nll_N.to(ranks.device))
     seconds = time.perf_counter() - start
     return Row("text", context, Score.of(nll_N, ids[first:], sizes), seconds, peak.bytes()), nll_N

@@ -11,7 +11,7 @@ FLOORS = [
     {"allocator", "config", "files", "signals"},
     {"log"},
     {"distributed"},
-    {"memory", "ops"},
+    {"memory", "narrowed", "ops"},
     {"positions", "adaptive", "feed_forward", "reversible"},
     {"kernels"},
     {"attention"},
