@@ -11,6 +11,7 @@ N-th check from the I-th on: kernels are compiled on one core, and there are man
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -75,16 +76,22 @@ def _loss_and_gradients(model: TransformerXL, shape: Shape) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def graphed_errors(shape: Shape) -> Errors:
-    """Of the nats of six segments, of which the last four are read over a full memory."""
-    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
+    """Of the nats of six segments, of which the last four are read over a full memory.
+
+    The shape's dtype is that of the weights; with `narrows`, of the products only.
+    """
+    model = model_of(shape).eval()
+    if not narrows:
+        model.to(getattr(torch, shape.dtype))
     on_cpu = shape.device == "cpu"
     results = []
     for predictor in (model, Graphed(model, record=(lambda work: work) if on_cpu else None)):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        for _ in range(6):
-            nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
-            nats.append(nll_BT.clone())
+        with narrowed(shape) if narrows else nullcontext():
+            for _ in range(6):
+                nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
+                nats.append(nll_BT.clone())
         results.append(torch.cat(nats))
     return {"nats": error(results[1], results[0])}
 
@@ -100,6 +107,7 @@ def checks(device: str) -> Iterator[tuple[str, str, Callable[[], Errors]]]:
         yield "compiled", dtype, lambda shape=shape: compiled_errors(shape)
         reading = dataclasses.replace(shape, tgt_len=96, mem_len=192, same_length=True, clamp_len=100)
         yield "graphed", dtype, lambda reading=reading: graphed_errors(reading)
+    yield "graphed, narrowed", "bfloat16", lambda: graphed_errors(reading, narrows=True)
 
 
 def main() -> None:

@@ -758,7 +758,7 @@ def test_ctrl_c_leaves_no_token_file_half_written(
 
 
 @pytest.mark.parametrize(
-    ("entry", "place"), [("eval", "eval.perplexity"), ("generate", "txl.sampling.next_probabilities")]
+    ("entry", "place"), [("eval", "txl.report.perplexity"), ("generate", "txl.sampling.next_probabilities")]
 )
 def test_ctrl_c_ends_a_program_in_one_line(
     call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str
