@@ -112,6 +112,10 @@ class ModelConfig:
             f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
         )
         require(
+            self.lsh_round <= 255,
+            f"--lsh_round {self.lsh_round}: at most 255, rounds that share a pair of tokens are counted in a byte",
+        )
+        require(
             self.d_model % 2 == 0,
             f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
             f"use {self.d_model + 1}",
