@@ -107,7 +107,7 @@ class Seq2Seq(nn.Module):
     def decode(self, target_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
         """Log-probabilities of the token after each target token, (B, T, V)."""
         x_BTD = self._embedded(target_BT)
-        seen = Seen(causal(target_BT.shape[1], target_BT.device))  # padding comes after all words
+        seen = Seen(causal(target_BT.shape[1], x_BTD.device))  # padding comes after all words
         seen_source = Seen(not_padding(source_BS))
         for layer in self.decoder:
             x_BTD = layer(x_BTD, encoded_BSD, seen, seen_source)
@@ -119,5 +119,5 @@ class Seq2Seq(nn.Module):
 
     def _embedded(self, token_BL: Tensor) -> Tensor:
         x_BLD = self.word_emb(token_BL)
-        position_L = torch.arange(token_BL.shape[1], device=token_BL.device)
+        position_L = torch.arange(token_BL.shape[1], device=x_BLD.device)
         return self.drop(x_BLD + sinusoid(position_L, self.d_model, x_BLD.dtype))
