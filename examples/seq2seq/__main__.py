@@ -53,7 +53,9 @@ def main() -> None:
 
 def small_config(n_word: int) -> ModelConfig:
     """A model that learns to copy within a minute."""
-    return ModelConfig(n_token=N_SPECIAL + n_word, n_layer=2, n_head=4, d_head=16, d_model=64, d_inner=128)
+    return ModelConfig(
+        n_token=N_SPECIAL + n_word, n_layer=2, n_head=4, d_head=16, d_model=64, d_inner=128, position="sinusoid_input"
+    )
 
 
 def share_right(found_BT: torch.Tensor, target_BT: torch.Tensor) -> float:

@@ -15,14 +15,14 @@ from examples.seq2seq.decoding import beam_search, greedy, length_penalty
 from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
 from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
 from txl.attention import Attention
-from txl.config import ModelConfig
+from txl.config import ModelConfig, UsageError
 
 N_WORD, V = 3, 6
 
 
 def small_config(**changes: Any) -> ModelConfig:
     sizes = {"n_token": V, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 12}
-    return ModelConfig(**{**sizes, **changes})
+    return ModelConfig(**{**sizes, "position": "sinusoid_input", **changes})
 
 
 def small_model(**changes: Any) -> Seq2Seq:
@@ -201,6 +201,40 @@ def test_training_happens_where_the_model_is() -> None:
 def test_training_ends_where_the_data_does() -> None:
     two = itertools.islice(pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0), 2)
     assert len(list(train(small_model(), two, n_update=9, warmup_step=5))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "thing"),
+    [
+        ({"attention": "performer"}, "attention='performer'"),
+        ({"attention": "lsh"}, "attention='lsh'"),
+        ({"pre_lnorm": True}, "pre_lnorm=True"),
+        ({"pre_lnorm": True, "reversible": True}, "pre_lnorm=True"),
+        ({"recurrence": "same"}, "recurrence='same'"),
+        ({"position": "rel_sinusoid"}, "position='rel_sinusoid'"),
+        ({"position": "none"}, "position='none'"),
+        ({"n_position": 9}, "n_position=9"),
+        ({"count_back": True}, "count_back=True"),
+    ],
+)
+def test_settings_of_a_language_model_are_refused(changes: dict[str, Any], thing: str) -> None:
+    name = thing.partition("=")[0]
+    with pytest.raises(UsageError, match=rf"^{thing}: .* built with {name}=\S+ only; say so in its ModelConfig$"):
+        Seq2Seq(small_config(**changes))
+
+
+CHOICES = [{"activation": "swiglu"}, {"d_embed": 4}, {"not_tied": True}, {"cutoffs": (4,), "div_val": 2}]
+
+
+@pytest.mark.parametrize("changes", CHOICES, ids=str)
+def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(changes: dict[str, Any]) -> None:
+    model, (source_BS, target_BT) = small_model(**changes), some_pairs()
+    assert sum(p.numel() for p in model.parameters()) != sum(p.numel() for p in small_model().parameters())
+    logprob_BTV = model(source_BS, begun(target_BT))
+    torch.testing.assert_close(logprob_BTV.logsumexp(-1), torch.zeros_like(logprob_BTV[..., 0]))
+    smoothed_nats(logprob_BTV, target_BT, smoothing=0.1).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert torch.equal(greedy(model, source_BS, max_len=4), beam_search(model, source_BS, max_len=4, width=1)[0])
 
 
 @pytest.mark.slow
