@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
+from txl.config import require
 
 
 def next_words(model: Seq2Seq, token_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
@@ -51,7 +52,11 @@ def beam_search(
         Tokens (B, at most max_len), END included, filled up with PAD; and log-probabilities over the length penalty,
         (B). END counts as a word of the length. Sentences that have not ended at `max_len` compete as they are.
         Both are made where the model is.
+
+    Raises:
+        UsageError: if there is no hypothesis to keep.
     """
+    require(width >= 1, f"width {width}: must be at least 1; with 1 the search is greedy")
     B, K = len(source_BS), width
     encoded = model.encode(source_BS).repeat_interleave(K, dim=0)
     device = encoded.device

@@ -1,11 +1,13 @@
 """How the Transformer of 2017 is trained: label smoothing, the learning rate, and two tasks to learn."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
+from txl.config import require
 
 N_SPECIAL = 3
 
@@ -28,13 +30,14 @@ def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.
 
 
 def pairs(
-    task: str, *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
+    task: Literal["copy", "reverse"], *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Random sources and their targets, (B, S) and (B, T), ended by END and filled up with PAD, without end.
 
-    Args:
-        task: copy, or reverse.
+    Raises:
+        UsageError: if there is no such task.
     """
+    require(task in ("copy", "reverse"), f"task {task!r}: there are copy and reverse")
     dice = torch.Generator().manual_seed(seed)
     while True:
         words_BL = torch.randint(N_SPECIAL, N_SPECIAL + n_word, (batch_size, max_len), generator=dice)

@@ -2,6 +2,11 @@
 
 import itertools
 import math
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
 from txl.attention import Attention
 from txl.config import ModelConfig, UsageError
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "seq2seq"
 N_WORD, V = 3, 6
 
 
@@ -203,6 +209,11 @@ def test_training_ends_where_the_data_does() -> None:
     assert len(list(train(small_model(), two, n_update=9, warmup_step=5))) == 2
 
 
+def test_a_beam_without_hypotheses_is_refused() -> None:
+    with pytest.raises(UsageError, match="width 0: must be at least 1"):
+        beam_search(small_model(), some_pairs()[0], max_len=3, width=0)
+
+
 @pytest.mark.parametrize(
     ("changes", "thing"),
     [
@@ -235,6 +246,75 @@ def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(changes: d
     smoothed_nats(logprob_BTV, target_BT, smoothing=0.1).backward()
     assert all(p.grad is not None for p in model.parameters())
     assert torch.equal(greedy(model, source_BS, max_len=4), beam_search(model, source_BS, max_len=4, width=1)[0])
+
+
+def test_a_task_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="task 'sort': there are copy and reverse"):
+        next(pairs("sort", n_word=5, batch_size=2, min_len=1, max_len=6, seed=3))
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs `python -m examples.seq2seq` in this process; its exit status, and what it prints to stdout and stderr."""
+
+    def call(flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["__main__.py", *flags.split()])
+        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__")  # imported above, and to be run anew
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module("examples.seq2seq", run_name="__main__")
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def test_the_program_trains_and_shows_what_it_has_learnt(call: Call) -> None:
+    status, out, err = call("--n_word 2 --max_len 1 --n_update 60")
+    assert (status, err) == (0, "")
+    update, *shares, first, second, third = out.splitlines()
+    nats = float(re.fullmatch(r"\| update    60 \| loss (\d\.\d{3}) nats", update)[1])
+    assert 0.2 < nats < math.log(5)  # what smoothing leaves, and what knows nothing
+    for name, share in zip(("greedy", "beam"), shares, strict=True):
+        assert re.fullmatch(rf"\| {name}: 100\.0% of 64 sequences right", share)
+    for line in (first, second, third):
+        assert re.fullmatch(r"  ([01])  ->  \1", line)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert len(names["token_BT"]) == len(names["score_B"]) == 2
+
+
+def test_help_tells_what_each_flag_is(call: Call) -> None:
+    status, out, _ = call("--help")
+    assert status == 0
+    assert "python -m examples.seq2seq --task reverse" in out
+    for flag in "task n_word max_len n_update warmup_step smoothing width seed".split():
+        assert re.search(rf"--{flag} \S+\s+\w.*\[\S+\]", out), flag
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("--taks copy", "--taks: no such flag; did you mean --task?"),
+        ("--task sort", "--task: invalid choice: 'sort'"),
+        ("--n_update many", "--n_update: invalid int value"),
+        *((f"--{name} 0", f"--{name} 0: must be at least 1") for name in "n_word max_len n_update width".split()),
+        ("--warmup_step 0", "--warmup_step 0: must be at least 1"),
+        ("--smoothing 1", "--smoothing 1.0: must be at least 0 and below 1"),
+        ("--smoothing nan", "--smoothing nan: must be at least 0 and below 1"),
+        ("--seed -1", "--seed -1: must be at least 0 and below 2^32"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(call: Call, flags: str, complaint: str) -> None:
+    status, out, err = call(flags)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"python -m examples.seq2seq: {complaint}")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.slow
