@@ -25,6 +25,7 @@ from txl.evaluate import Score, evaluate, evaluation_context, warmup_segments
 from txl.init import init_weights
 from txl.log import Metrics, provenance, say
 from txl.model import TransformerXL
+from txl.positions import require_serves
 from txl.run import (
     begin_anew,
     conclude,
@@ -63,7 +64,7 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     context = build(Context, typed, **saved["context"])
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
-    model.layers[0].attn.pos.require_serves(context)
+    require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
     outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)

@@ -7,7 +7,7 @@ are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 
 class UsageError(ValueError):
@@ -36,6 +36,15 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def _require_choices(config: Any) -> None:
+    """What `txl.cli` sees to where a flag is typed."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if get_origin(f.type) is Literal and value not in get_args(f.type):
+            there_are = ", ".join(get_args(f.type))
+            raise UsageError(f"--{f.name} {value}: no such choice; there are {there_are}")
+
+
 def _require_at_least(config: Any, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -56,7 +65,7 @@ class ModelConfig:
     """The shape of the weights. Saved in every checkpoint, where it is authoritative.
 
     Raises:
-        UsageError: if the sizes do not fit together.
+        UsageError: if the sizes do not fit together, or there is no such choice.
     """
 
     n_token: int = option(0, "words in the vocabulary", flag=False)
@@ -100,6 +109,7 @@ class ModelConfig:
     lsh_reach: int = option(64, "lsh: earlier tokens of its bucket that a token sees, and size of the sorted chunks")
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)

@@ -14,7 +14,7 @@ from txl.feed_forward import FeedForward
 from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
 from txl.ops.dropout import Dropout
 from txl.ops.rel_attention import fastest, refusal
-from txl.positions import PositionEncoding, build_position_encodings
+from txl.positions import PositionEncoding, build_position_encodings, require_serves
 from txl.reversible import reversible_layers
 
 
@@ -122,7 +122,7 @@ class TransformerXL(nn.Module):
 
     def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context) -> Output:
         """Read a segment of embedded tokens (B, T, D)."""
-        self.layers[0].attn.pos.require_serves(context)
+        require_serves(self.layers[0].attn.pos, context)
         h_BTD = self.drop(h_BTD)
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:

@@ -18,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from txl.config import ModelConfig, UsageError
+
 ROOT = Path(__file__).parents[2]
 
 Refused = Callable[..., str]
@@ -833,3 +835,15 @@ def test_floater_says_what_it_needs(
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     line = refused("train", *training, "--position", "floater")
     assert "--position floater: needs torchdiffeq, which is not installed; pip install torchdiffeq" in line
+
+
+def test_clamping_is_refused_with_the_encodings_that_can(refused: Refused, training: list[str]) -> None:
+    line = refused("train", *training, "--position", "rotary", "--clamp_len", "5")
+    able = "rel_sinusoid or learned_relative or t5 or shaw or relative_keys or deberta or alibi"
+    assert line.endswith(f"leave it out (-1), or use --position {able}")
+
+
+@pytest.mark.parametrize("name", ["attention", "activation", "recurrence"])
+def test_a_choice_that_is_not_there_is_refused_from_python_too(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--{name} foo: no such choice; there are {getattr(ModelConfig, name)}, "):
+        ModelConfig(n_token=5, **{name: "foo"})

@@ -1,6 +1,6 @@
 """Position encodings: a new one is a new file here and a line in the registry."""
 
-from txl.config import ModelConfig, require
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.positions.alibi import Alibi
 from txl.positions.base import PositionEncoding
 from txl.positions.deberta import Deberta
@@ -50,3 +50,14 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
         for name in () if config.untie_r else cls.shared:
             setattr(encoding, name, getattr(first, name))
     return [first, *rest]
+
+
+def require_serves(encoding: PositionEncoding, context: Context) -> None:
+    """Raise `UsageError` if the encoding has no meaning for this look-back."""
+    if encoding.clamps or context.clamp_len <= 0:
+        return
+    of_distances = [name for name, cls in POSITION_ENCODINGS.items() if cls.clamps and cls.needs_scores()]
+    raise UsageError(
+        f"--clamp_len {context.clamp_len}: --position {encoding.name} knows positions, not distances that could be "
+        f"clamped; leave it out (-1), or use --position {' or '.join(of_distances)}"
+    )

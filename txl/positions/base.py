@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, require
+from txl.config import ModelConfig, require
 from txl.memory import Span
 from txl.ops.dropout import Dropout
 
@@ -54,14 +54,6 @@ class PositionEncoding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set the weights that do not begin as all others do, see `txl.init`."""
-
-    def require_serves(self, context: Context) -> None:
-        """Raise `UsageError` if the encoding has no meaning for this look-back."""
-        require(
-            self.clamps or context.clamp_len <= 0,
-            f"--clamp_len {context.clamp_len}: --position {self.name} knows positions, not distances that could be "
-            f"clamped; leave it out (-1), or use an encoding of distances",
-        )
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """What depends on positions only, computed once for all layers, on the device and in the dtype of `like`."""
