@@ -15,6 +15,8 @@ class Alibi(PositionEncoding):
 
     Source: Press et al. 2022 (arXiv 2108.12409), sec. 3. Where N is no power of two, as in the authors' code: the rates
     of the power of two below it, then every other rate of twice as many heads. No weights.
+    Works with: softmax.
+    Cost: N T S additions per layer.
     Beyond the trained length: works, it is made for that; what is far weighs less and less.
     """
 

@@ -17,6 +17,8 @@ class Deberta(PositionEncoding):
     Source: He et al. 2021 (arXiv 2006.03654), eq. 2 to 4, with k = `max_distance` (512, as there).
     Differs from the paper: causal. Absolute positions before its last softmax, sec. 3.2, are not part of it.
     Shared by all layers: P, unless `untie_r`. Per layer: W_kr and W_qr.
+    Works with: softmax.
+    Cost: one more product T x S and one S x k per head, and a gather T x S.
     Beyond the trained length: distances from k on are told alike (in the second term from k - 1 on).
     """
 

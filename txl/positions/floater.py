@@ -27,6 +27,7 @@ class Floater(PositionEncoding):
     3.3); blocks share z(0) as they share f; gradients go through the steps of the solver, not by an adjoint equation;
     f is a net of full width, where the paper's code, xuanqing94/FLOATER, has convolutions.
     Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
+    Works with: softmax, performer, lsh.
     Cost: S steps of four evaluations of f, one after another; torchdiffeq waits for a GPU at each.
     Beyond the trained length: works; the path goes on as the equation says. Needs torchdiffeq.
     """

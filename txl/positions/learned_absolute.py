@@ -19,6 +19,8 @@ class LearnedAbsolute(PositionEncoding):
     Differs from Gehring et al.: P is not added to the embeddings, where it would stay in what is remembered.
     Shared by all layers: P, unless `untie_r`. R is `n_position`, the longest span in training. Positions count from the
     first remembered token.
+    Works with: softmax, performer, lsh.
+    Cost: S D additions per layer; hidden states are remembered in evaluation.
     Beyond the trained length: the last R tokens have a row each, and all before them share the first one.
     """
 

@@ -22,6 +22,8 @@ class LearnedPerLayer(PositionEncoding):
     there count back from the last token, so that a token's row depends on where the segment ends. Ours count from the
     first remembered token, and with `count_back` (weights of the original have it) as there.
     Shared by all layers: nothing. R is `n_position`, the longest span in training.
+    Works with: softmax, performer, lsh.
+    Cost: S D additions per layer; hidden states are remembered in evaluation.
     Beyond the trained length: the last R tokens have a row each, and all before them share the farthest one, as in the
     original. `clamp_len` has a meaning with `count_back` only.
     """

@@ -18,6 +18,8 @@ class LearnedRelative(PositionEncoding):
     Differs from Shaw et al.: no vectors in the values, the biases u and b. Each head has its vectors, as in their base
     model.
     Shared by all layers: nothing. R is `n_position`, the longest span in training.
+    Works with: softmax.
+    Cost: one more product T x S per head.
     Beyond the trained length: distances from R-1 on share the last row. `clamp_len` lets distances from clamp_len - 1
     on share one, a distance earlier than it does for other encodings, as in the original.
     """

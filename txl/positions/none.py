@@ -9,5 +9,7 @@ class NoPosition(PositionEncoding):
     logit_ts = H^(-1/2) q_t.k_s
 
     A causal model can still tell positions apart, by how many keys it sees (Haviv et al. 2022, arXiv 2203.16634).
-    No weights. Beyond the trained length: works, with more keys than were ever trained.
+    Works with: softmax, performer, lsh.
+    Cost: nothing. No weights.
+    Beyond the trained length: works, with more keys than were ever trained.
     """

@@ -16,6 +16,8 @@ class RelSinusoid(PositionEncoding):
     Source: Dai et al. 2019, sec. 3.3 (terms a to d); appendix B for how it is computed (`txl.ops.rel_attention`).
     u is `r_w_bias` of kimiyoung/transformer-xl, v is `r_r_bias`, W_r is `r_net`.
     Shared by all layers: u, v, unless `untie_r`. Per layer: W_r. One dropout mask of R for all layers and rows.
+    Works with: softmax.
+    Cost: one more product T x S per head, fused with the softmax.
     Beyond the trained length: works, `clamp_len` keeps distances to those met in training.
     """
 

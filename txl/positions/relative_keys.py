@@ -18,6 +18,8 @@ class RelativeKeys(PositionEncoding):
     Source: Huang et al. 2019, Music Transformer (arXiv 1809.04281), sec. 3.3, eq. 3, for q.E_r as the only term, where
     E is not projected; Dai et al. 2019 for the projection.
     Shared by all layers: P, unless `untie_r`. Per layer: W_r. R is `n_position`, the longest span in training.
+    Works with: softmax.
+    Cost: one more product T x S per head, fused with the softmax.
     Beyond the trained length: distances from R-1 on share the last row.
     """
 

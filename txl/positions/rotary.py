@@ -18,6 +18,8 @@ class Rotary(PositionEncoding):
     Differs from the paper: a channel's partner is half a head away instead of beside it, which renumbers the channels
     of W_q and W_k and nothing else.
     Remembered keys are not turned; they are turned to their new positions when they are read. No weights.
+    Works with: softmax, performer, lsh.
+    Cost: 4 (T + S) N H multiplications per layer.
     Beyond the trained length: works, with angles that were never trained. `clamp_len` is refused: turning queries and
     keys one by one cannot clamp a distance.
     """

@@ -17,6 +17,8 @@ class Shaw(PositionEncoding):
     Heads share the vectors (sec. 3.3), as in the paper's big model; in its base model each head has its own (sec. 4.1).
     The future is not seen, so that of the 2k + 1 vectors k + 1 remain.
     Shared by all layers: nothing.
+    Works with: softmax.
+    Cost: two more products T x S per head.
     Beyond the trained length: distances from k on are told alike, from the start.
     """
 

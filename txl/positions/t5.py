@@ -18,6 +18,8 @@ class T5(PositionEncoding):
     Source: Raffel et al. 2020 (arXiv 1910.10683), sec. 2.1, with the buckets of its code for one direction.
     Differs from the paper: q.k is scaled by H^(-1/2), which T5 leaves to the initial weights.
     Shared by all layers: the table b, unless `untie_r`.
+    Works with: softmax.
+    Cost: N T S additions per layer.
     Beyond the trained length: distances from `max_distance` (128) on share the last bucket.
     """
 
