@@ -17,6 +17,7 @@ from txl.config import GenerateConfig, UsageError
 from txl.evaluate import within
 from txl.narrowed import narrowed
 from txl.sampling import generate
+from txl.settings import require_read
 
 _LOG = logging.getLogger("txl.generate")
 
@@ -25,6 +26,8 @@ def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, GenerateConfig, description=__doc__ or "")
     config = build(GenerateConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
+    shape = checkpoint.model_config
+    require_read(typed, position=shape.position, attention=shape.attention)
     vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}

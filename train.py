@@ -36,6 +36,7 @@ from txl.run import (
     refusing,
     require_shares,
 )
+from txl.settings import require_read
 from txl.training import Outcome, TrainState, train
 
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
@@ -56,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
 
 def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
     """Build what the flags ask for, over what the checkpoint says, and train; the exit status."""
+    shape = checkpoint.model_config if checkpoint else ModelConfig
+    asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
+    require_read(typed, **asked)
     saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
     of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
     config = build(TrainConfig, typed, **of_the_run)

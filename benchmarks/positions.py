@@ -1,7 +1,7 @@
 """Every position encoding on the same budget, then read at 1, 2, 4, 8 and 16 times the length it was trained with.
 
     python -m benchmarks.positions [--encodings rotary alibi ...] [--steps 2000] [--data FOLDER --dataset text]
-                                   [--out runs/positions] [flags of train.py]
+                                   [--out runs/positions] [flags of train.py, each for the encodings that read it]
 
 The length is what a token can see: tgt_len + mem_len in training. Evaluations keep tgt_len and lengthen the memory.
 All encodings get the same sizes, seed, batches and updates; their weights differ in number by what their tables hold.
@@ -21,6 +21,7 @@ from txl.config import UsageError, require
 from txl.files import written_whole
 from txl.log import RECORDS, perplexity, provenance
 from txl.positions import POSITION_ENCODINGS
+from txl.settings import readers
 
 ROOT = Path(__file__).parents[1]
 TIMES = (1, 2, 4, 8, 16)
@@ -81,7 +82,7 @@ def measured(position: str, run: Path, args: argparse.Namespace, flags: Sequence
     lengths = ["--tgt_len", str(args.tgt_len), "--mem_len", str(args.mem_len), "--eval_tgt_len", str(args.tgt_len)]
     text = ["--data", args.data, "--dataset", args.dataset, "--work_dir", str(run)]
     budget = ["--max_step", str(args.steps), "--eval_interval", str(args.steps)]
-    called("train.py", *MODEL, *lengths, *text, *budget, "--position", position, "--resume", *flags)
+    called("train.py", *MODEL, *lengths, *text, *budget, "--position", position, "--resume", *read_by(position, flags))
     scores, mem_lens = run / "lengths.json", memories(args)
     where = ["--work_dir", str(run), "--split", args.split, "--json", str(scores)]
     called("eval.py", *where, "--mem_len", *map(str, mem_lens))
@@ -98,6 +99,19 @@ def measured(position: str, run: Path, args: argparse.Namespace, flags: Sequence
         "nats_per_token": [by_memory[mem_len]["nats_per_token"] for mem_len in mem_lens],
         "evaluation_seconds": [by_memory[mem_len]["seconds"] for mem_len in mem_lens],
     }
+
+
+def read_by(position: str, flags: Sequence[str]) -> list[str]:
+    """The flags without the settings of other encodings, which train.py would refuse."""
+    kept, is_kept = [], True
+    for word in flags:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_")
+            who = readers(name)
+            is_kept = not who.position or position in who.position
+        if is_kept:
+            kept.append(word)
+    return kept
 
 
 def called(program: str, *flags: str) -> None:

@@ -18,6 +18,7 @@ from txl.config import UsageError
 from txl.distributed import LostContactError
 from txl.log import complain, show_notices
 from txl.positions import POSITION_ENCODINGS
+from txl.settings import readers
 from txl.training import NonFiniteError
 
 Typed = dict[str, Any]
@@ -177,7 +178,8 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
 
 
 def _help(f: Field) -> str:
-    text = f.metadata["help"].replace("%", "%%")
+    who = [name for names in readers(f.name) for name in names]
+    text = (f"{', '.join(who)}: " if who else "") + f.metadata["help"].replace("%", "%%")
     silent = f.default in (None, False, (), MISSING)
     return text if silent else f"{text} [{f.default}]"
 

@@ -96,17 +96,17 @@ class ModelConfig:
         None, "rows of learned tables of positions (not given: tgt_len + ext_len + mem_len of the training)"
     )
     max_distance: int | None = option(
-        None, "shaw, t5, deberta: distances from this one on are told alike (not given: 16, 128, 512)"
+        None, "distances from this one on are told alike (not given: as docs/encodings.md says of each encoding)"
     )
-    n_bucket: int = option(32, "t5: buckets that distances are sorted into")
-    count_back: bool = option(False, "sinusoid_input, learned_per_layer: positions count from the end", flag=False)
+    n_bucket: int = option(32, "buckets that distances are sorted into")
+    count_back: bool = option(False, "positions count from the end", flag=False)
     attention: Literal["softmax", "performer", "lsh"] = option(
         "softmax", "attention rule; performer: random features, linear in the length; lsh: within buckets of a hash"
     )
-    n_feature: int = option(256, "performer: random features of a layer")
-    lsh_round: int = option(4, "lsh: rounds of hashing")
-    lsh_bucket: int = option(64, "lsh: buckets of a round (even)")
-    lsh_reach: int = option(64, "lsh: earlier tokens of its bucket that a token sees, and size of the sorted chunks")
+    n_feature: int = option(256, "random features of a layer")
+    lsh_round: int = option(4, "rounds of hashing")
+    lsh_bucket: int = option(64, "buckets of a round (even)")
+    lsh_reach: int = option(64, "earlier tokens of its bucket that a token sees, and size of the sorted chunks")
 
     def __post_init__(self) -> None:
         _require_choices(self)
@@ -240,9 +240,7 @@ class TrainConfig:
         "auto", "numbers of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
-    redraw_interval: int = option(
-        1000, "performer, lsh: updates between two draws of the random features or rotations (0: drawn once)"
-    )
+    redraw_interval: int = option(1000, "updates between two draws of the random features or rotations (0: drawn once)")
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     recompute: bool = option(False, "compute each layer a second time in the backward pass, to save memory")

@@ -14,7 +14,7 @@ FLOORS = [
     {"memory", "narrowed", "ops"},
     {"positions", "adaptive", "feed_forward", "reversible"},
     {"kernels"},
-    {"attention"},
+    {"attention", "settings"},
     {"model", "init"},
     {"optim", "checkpoint", "convert", "estimate", "graphed"},
     {"evaluate", "sampling", "meter"},

@@ -13,6 +13,7 @@ from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
 REGISTERED = [*POSITION_ENCODINGS, *ATTENTION_KERNELS]
+TABLES = ["what_they_compute", "what_they_work_with", "what_they_cost", "beyond_the_trained_length"]
 
 
 def named_in_first_column(page: str, heading: str) -> list[list[str]]:
@@ -22,13 +23,13 @@ def named_in_first_column(page: str, heading: str) -> list[list[str]]:
     return [re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for rows in tables]
 
 
-@pytest.mark.parametrize("table", range(3), ids=["what_they_compute", "what_they_cost", "beyond_the_trained_length"])
+@pytest.mark.parametrize("table", range(len(TABLES)), ids=TABLES)
 def test_every_encoding_has_a_row_in_each_table(table: int) -> None:
     assert sorted(named_in_first_column("encodings.md", "--position")[table]) == sorted(POSITION_ENCODINGS)
 
 
 def test_there_is_no_other_table_of_encodings() -> None:
-    assert len(named_in_first_column("encodings.md", "--position")) == 3
+    assert len(named_in_first_column("encodings.md", "--position")) == len(TABLES)
 
 
 def test_every_rule_has_a_row_and_a_column_of_laws() -> None:

@@ -1,6 +1,6 @@
 """Attention rules: a new one is a new file here and a line in the registry."""
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ class AttentionKernel(Protocol):
     applies it itself: what it does with them by content must not depend on where they are read."""
     impl: str
     """How it is computed, where there are several ways."""
+    settings: ClassVar[tuple[str, ...]]
+    """Fields of `ModelConfig`, and of `TrainConfig`, that this rule alone reads."""
 
     def __call__(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
@@ -30,7 +32,7 @@ class AttentionKernel(Protocol):
         ...
 
 
-ATTENTION_KERNELS: dict[str, type[nn.Module]] = {
+ATTENTION_KERNELS = {
     "softmax": SoftmaxKernel,
     "performer": PerformerKernel,
     "lsh": LshKernel,

@@ -33,6 +33,7 @@ class LshKernel(nn.Module):
 
     shared_qk = True
     impl = "auto"
+    settings = ("lsh_round", "lsh_bucket", "lsh_reach", "redraw_interval")
     rotation_RHK: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:

@@ -30,6 +30,7 @@ class PerformerKernel(nn.Module):
 
     shared_qk = False
     impl = "auto"
+    settings = ("n_feature", "redraw_interval")
     omega_FH: Tensor
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:

@@ -24,6 +24,7 @@ class SoftmaxKernel(nn.Module):
 
     shared_qk = False
     impl = "auto"
+    settings = ()
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
         super().__init__()

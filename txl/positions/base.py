@@ -39,6 +39,8 @@ class PositionEncoding(nn.Module):
 
     shared: ClassVar[tuple[str, ...]] = ()
     """Parameters and modules that all layers hold in common."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Fields of `ModelConfig` that it reads besides sizes. A flag that the chosen encoding does not read is refused."""
     by_distance: ClassVar[bool] = False
     """`prepare` and `project` return one row per distance, S-1 ... 0, so that a shorter span uses the last rows."""
     clamps: bool = True
@@ -92,6 +94,12 @@ class PositionEncoding(nn.Module):
         return None
 
     @classmethod
+    def reads(cls) -> frozenset[str]:
+        """The settings that make a difference to it: those declared, and those that follow from the rest."""
+        follow = {"untie_r": bool(cls.shared), "attn_impl": cls.relative is not PositionEncoding.relative}
+        return frozenset(cls.settings) | {name for name, is_read in follow.items() if is_read}
+
+    @classmethod
     def places_hidden_states(cls) -> bool:
         """True if keys depend on where they are read, so that they cannot be remembered."""
         hooks = (cls.qk_input, cls.layer_input)
@@ -140,7 +148,7 @@ def spread(row_SN: Tensor, n_new: int) -> Tensor:
 
 
 def rows_of_table(config: ModelConfig) -> int:
-    """Rows of a table with a row per position or distance.
+    """Rows of a table with a row per position or distance: the setting `n_position`.
 
     Raises:
         UsageError: if the configuration does not say.

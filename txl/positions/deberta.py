@@ -23,6 +23,7 @@ class Deberta(PositionEncoding):
     """
 
     shared = ("p_RD",)
+    settings = ("max_distance",)
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)

@@ -25,6 +25,7 @@ class LearnedAbsolute(PositionEncoding):
     """
 
     shared = ("p_RD",)
+    settings = ("n_position",)
     clamps = False
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

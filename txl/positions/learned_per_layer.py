@@ -28,6 +28,8 @@ class LearnedPerLayer(PositionEncoding):
     original. `clamp_len` has a meaning with `count_back` only.
     """
 
+    settings = ("n_position", "count_back")
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.clamps = self.count_back = config.count_back

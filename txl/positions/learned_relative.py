@@ -24,6 +24,7 @@ class LearnedRelative(PositionEncoding):
     on share one, a distance earlier than it does for other encodings, as in the original.
     """
 
+    settings = ("n_position",)
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

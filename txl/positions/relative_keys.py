@@ -24,6 +24,7 @@ class RelativeKeys(PositionEncoding):
     """
 
     shared = ("p_RD",)
+    settings = ("n_position",)
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

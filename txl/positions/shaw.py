@@ -22,6 +22,7 @@ class Shaw(PositionEncoding):
     Beyond the trained length: distances from k on are told alike, from the start.
     """
 
+    settings = ("max_distance",)
     by_distance = True
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:

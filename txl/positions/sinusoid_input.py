@@ -26,6 +26,8 @@ class SinusoidInput(PositionEncoding):
     Beyond the trained length: works, with positions that were never trained.
     """
 
+    settings = ("count_back",)
+
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.clamps = self.count_back = config.count_back

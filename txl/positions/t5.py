@@ -24,6 +24,7 @@ class T5(PositionEncoding):
     """
 
     shared = ("b_RN",)
+    settings = ("max_distance", "n_bucket")
     by_distance = True
 
     starts_R: Tensor

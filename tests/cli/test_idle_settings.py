@@ -1,0 +1,71 @@
+"""A setting that was typed is read by somebody, or refused in a line that says by whom it would be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.positions import read_by
+from txl import ModelConfig, TransformerXL
+from txl.positions import POSITION_ENCODINGS
+
+Refused = Callable[..., str]
+
+IDLE = [
+    ("--position rotary --max_distance 3", "--max_distance 3: --position rotary", "t5, shaw and deberta do"),
+    ("--position rotary --n_bucket 5", "--n_bucket 5: --position rotary", "t5 does"),
+    ("--position alibi --untie_r", "--untie_r: --position alibi", "rel_sinusoid, learned_absolute, t5, relative_keys"),
+    ("--n_position 7", "--n_position 7: --position rel_sinusoid", "learned_relative, learned_per_layer"),
+    ("--attention softmax --n_feature 9", "--n_feature 9: --attention softmax", "performer does"),
+    ("--position none --attention performer --lsh_round 2", "--lsh_round 2: --attention performer", "lsh does"),
+    ("--redraw_interval 3", "--redraw_interval 3: --attention softmax", "performer and lsh do"),
+    ("--position alibi --attn_impl naive", "--attn_impl naive: --position alibi", "rel_sinusoid and relative_keys do"),
+    ("--attn_type 2 --untie-r", "--untie_r: --position sinusoid_input", "rel_sinusoid"),
+]
+
+
+@pytest.mark.parametrize(("flags", "thing", "others"), IDLE, ids=[flags for flags, _, _ in IDLE])
+def test_a_setting_that_nobody_reads_is_refused_with_those_who_would(
+    refused: Refused, training: list[str], tmp_path: Path, flags: str, thing: str, others: str
+) -> None:
+    line = refused("train", *training, *flags.split())
+    assert f"{thing} does not read it, " in line
+    assert others in line
+    assert line.endswith("; leave it out")
+    assert not (tmp_path / "new_run" / "metrics.jsonl").exists()
+
+
+def test_what_asks_for_nothing_passes_and_what_is_read_is_heard(call: Callable[..., Any], training: list[str]) -> None:
+    passing = "--position alibi --no_untie_r --attn_impl auto --max_step 1 --attention softmax"
+    assert call("train", *training, *passing.split()).status == 0
+    reading = "--overwrite --attn_type 0 --untie_r --attn_impl naive --clamp_len 3 --max_step 1"
+    assert call("train", *training, *reading.split()).status == 0
+
+
+def test_evaluation_and_generation_refuse_it_as_training_does(
+    refused: Refused, call: Callable[..., Any], training: list[str], run_folder: Path, tmp_path: Path
+) -> None:
+    assert call("train", *training, "--position", "alibi", "--max_step", 1).status == 0
+    reason = "--attn_impl dense: --position alibi does not read it, rel_sinusoid and relative_keys do; leave it out"
+    run, dense = ("--work_dir", tmp_path / "new_run"), ("--attn_impl", "dense")
+    assert reason in refused("eval", *run, *dense)
+    assert reason in refused("eval", "--recl", run_folder, run[1], "--split", "valid", *dense)
+    assert reason in refused("generate", *run, *dense)
+    assert reason in refused("train", *training, "--resume", "--max_step", 2, *dense)
+    assert call("generate", *run, "--length", 1, "--attn_impl", "auto").status == 0
+
+
+def test_the_benchmark_gives_each_encoding_the_flags_that_it_reads() -> None:
+    flags = "--lr 0.1 --max-distance=3 --n_position 7 --cutoffs 5 9 --no_untie_r --clamp_len -1 --n_feature 8".split()
+    common = "--lr 0.1 --cutoffs 5 9 --clamp_len -1 --n_feature 8".split()
+    assert read_by("rotary", flags) == common
+    assert read_by("shaw", flags) == ["--lr", "0.1", "--max-distance=3", *common[2:]]
+    assert read_by("relative_keys", flags) == [*common[:2], *flags[3:8], *flags[8:]]
+
+
+@pytest.mark.parametrize("position", sorted(set(POSITION_ENCODINGS) - {"floater"}))
+def test_a_configuration_made_in_python_may_hold_what_is_not_read(position: str) -> None:
+    """As checkpoints do: only what is typed is asked about."""
+    sizes = {"n_token": 5, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4}
+    TransformerXL(ModelConfig(**sizes, position=position, n_position=7, max_distance=40, untie_r=True, n_feature=3))
