@@ -11,7 +11,7 @@ of a layer are one, and are found under `layers`.
 import argparse
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.peers import say_machine, write
+from benchmarks.peers import say_machine, write_as_found
 from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import training_state
@@ -113,6 +113,21 @@ def is_backward(event: FunctionEvent) -> bool:
     return event.name.startswith("autograd::engine::evaluate_function")
 
 
+def profiled(shapes: dict[str, Shape], steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each part of a step in each shape, what takes longest first; printed as it is found."""
+    for label, shape in shapes.items():
+        found = milliseconds(events_of(shape, steps), on_gpu=shape.device == "cuda")
+        total = sum(times.total() for times in found.values())
+        print(f"{label}: {total / steps:.1f} ms a step", flush=True)
+        for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
+            top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
+            print(
+                f"  {part:14} {times.total() / steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}", flush=True
+            )
+            operators = {name: ms / steps for name, ms in times.most_common(20)}
+            yield {"shape": label, "part": part, "ms": times.total() / steps, "operators": operators}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_flags(parser, TRAINING, "small")
@@ -121,17 +136,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
-    rows = []
-    for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
-        found = milliseconds(events_of(shape, args.steps), on_gpu=args.device == "cuda")
-        total = sum(times.total() for times in found.values())
-        print(f"{label}: {total / args.steps:.1f} ms a step")
-        for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
-            top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
-            print(f"  {part:14} {times.total() / args.steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}")
-            operators = {name: ms / args.steps for name, ms in times.most_common(20)}
-            rows.append({"shape": label, "part": part, "ms": times.total() / args.steps, "operators": operators})
-    write(args.json, {"compile": args.compile, "device": args.device, "dtype": args.dtype, "rows": rows})
+    about = {"compile": args.compile, "device": args.device, "dtype": args.dtype}
+    write_as_found(args.json, profiled(asked_for(args, TRAINING, compile=args.compile), args.steps), **about)
 
 
 if __name__ == "__main__":
