@@ -15,6 +15,7 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags, run
 from txl.config import GenerateConfig, UsageError
 from txl.evaluate import within
+from txl.narrowed import narrowed
 from txl.sampling import generate
 
 _LOG = logging.getLogger("txl.generate")
@@ -32,22 +33,14 @@ def main(argv: Sequence[str]) -> None:
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
     model.use_attention(config.attn_impl)
 
-    if config.prompt is not None:
-        print(" ".join(prompt), end="", flush=True)
-    tokens = generate(
-        model,
-        vocab.encode(prompt),
-        context,
-        length=config.length,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        banned=[vocab.index[UNK]] if config.no_unk and UNK in vocab else [],
-        seed=config.seed,
-    )
-    for token in tokens:
-        word = vocab.words[token]
-        print("\n" if word == EOS else f" {word}", end="", flush=True)
+    banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
+    rule = {name: getattr(config, name) for name in ("length", "temperature", "top_k", "top_p", "seed")}
+    with narrowed(model, config.dtype):
+        if config.prompt is not None:
+            print(" ".join(prompt), end="", flush=True)
+        for token in generate(model, vocab.encode(prompt), context, banned=banned, **rule):
+            word = vocab.words[token]
+            print("\n" if word == EOS else f" {word}", end="", flush=True)
     print()
 
 

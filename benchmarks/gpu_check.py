@@ -82,6 +82,7 @@ def model_checks(device: str) -> Iterator[Check]:
         yield Check("reversible dropout", dtype, lambda s=dropping: models.reversible_errors(s), limit)
     half = dataclasses.replace(TINY, device=device, dtype="bfloat16")
     limit = LIMITS["bfloat16"]
+    yield Check("graphed, narrowed", "bfloat16", lambda: models.graphed_errors(reading, narrows=True), limit)
     yield Check("rotary hidden", "bfloat16", lambda: models.hidden_errors(half, position="rotary"), limit)
     yield Check("rotary gradients", "bfloat16", lambda: models.beside_cpu_errors(half, position="rotary"), limit)
     for changes in ({}, *OTHER_LAYERS):

@@ -1,11 +1,12 @@
 """Where the time of a training step goes, by what it is for and by operator.
 
-    python -m benchmarks.profile_step --shapes wt103-base [--steps 3] [--json FILE]
+    python -m benchmarks.profile_step --shapes wt103-base [--steps 3] [--original FOLDER] [--json FILE]
     python -m benchmarks.profile_step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large [--compile]
 
 Forward operators belong to the part of the model they were called in, backward ones to the part of the forward operator
 they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. With --compile the parts
-of a layer are one, and are found under `layers`.
+of a layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
+too; attention there includes its LayerNorm and residual connection.
 """
 
 import argparse
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.peers import say_machine, write_as_found
 from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
+from benchmarks.workers import original
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import training_state
 from txl.training import TrainState
@@ -52,23 +55,41 @@ def mark(state: TrainState, *, compiled: bool) -> None:
         layer.ff.forward = scoped("feed-forward", layer.ff.forward)
     model.word_emb.forward = scoped("embedding", model.word_emb.forward)
     model.softmax.nll = scoped("head", model.softmax.nll)
-    state.optimizers.step = scoped("optimizer", state.optimizers.step)
 
 
-def events_of(shape: Shape, steps: int) -> list[FunctionEvent]:
-    """The profiler's events of so many steps, after two that are not looked at."""
-    state, text = training_state(shape), segments(shape)
+def mark_original(model: nn.Module) -> None:
+    """The same for the model of kimiyoung/transformer-xl."""
+    for layer in model.layers:
+        layer.forward = scoped("layers", layer.forward)
+        layer.dec_attn.forward = scoped("attention", layer.dec_attn.forward)
+        for net in (layer.dec_attn.qkv_net, layer.dec_attn.r_net, layer.dec_attn.o_net):
+            net.forward = scoped("projections", net.forward)
+        layer.pos_ff.forward = scoped("feed-forward", layer.pos_ff.forward)
+    model.word_emb.forward = scoped("embedding", model.word_emb.forward)
+    model.crit.forward = scoped("head", model.crit.forward)
+
+
+def our_steps(shape: Shape) -> Iterator[object]:
+    """A step of ours at a time."""
+    state = training_state(shape)
     mark(state, compiled=shape.compile)
+    for input_BT, target_BT in segments(shape):
+        yield state.step(input_BT, target_BT)
+
+
+def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[FunctionEvent]:
+    """The profiler's events of so many steps, after two that are not looked at."""
     clip = torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (shape.device == "cuda")
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     try:
         for _ in range(2):
-            state.step(*next(text))
+            next(work)
         with profile(activities=activities) as profiler:
             for _ in range(steps):
-                state.step(*next(text))
-            state.look()
+                next(work)
+            if on_gpu:
+                torch.cuda.synchronize()
     finally:
         torch.nn.utils.clip_grad_norm_ = clip
     return list(profiler.events())
@@ -84,14 +105,14 @@ def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Coun
     def number(event: FunctionEvent, part: str) -> None:
         if is_backward(event):
             return
-        part = event.name.removeprefix("part ") if event.name.startswith("part ") else part
+        part = part_of(event) or part
         if event.sequence_nr >= 0:  # that of the next operator to be made, until it is: the last one here made it
             forward[event.sequence_nr] = part
         for child in event.cpu_children:
             number(child, part)
 
     def spend(event: FunctionEvent, part: str) -> None:
-        part = event.name.removeprefix("part ") if event.name.startswith("part ") else part
+        part = part_of(event) or part
         if is_backward(event):
             part = forward.get(event.sequence_nr, part)
         own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
@@ -108,24 +129,29 @@ def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Coun
     return found
 
 
+def part_of(event: FunctionEvent) -> str | None:
+    """The part that begins with an event: one of `scoped`, or what PyTorch marks by itself."""
+    if event.name.startswith("Optimizer."):
+        return "optimizer"
+    return event.name.removeprefix("part ") if event.name.startswith("part ") else None
+
+
 def is_backward(event: FunctionEvent) -> bool:
     """Whether it is the engine's call of a backward operator."""
     return event.name.startswith("autograd::engine::evaluate_function")
 
 
-def profiled(shapes: dict[str, Shape], steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each part of a step in each shape, what takes longest first; printed as it is found."""
-    for label, shape in shapes.items():
-        found = milliseconds(events_of(shape, steps), on_gpu=shape.device == "cuda")
-        total = sum(times.total() for times in found.values())
-        print(f"{label}: {total / steps:.1f} ms a step", flush=True)
-        for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
-            top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
-            print(
-                f"  {part:14} {times.total() / steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}", flush=True
-            )
-            operators = {name: ms / steps for name, ms in times.most_common(20)}
-            yield {"shape": label, "part": part, "ms": times.total() / steps, "operators": operators}
+def profiled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each part of a step, of each program in each shape."""
+    on_gpu = args.device == "cuda"
+    for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
+        works = {"txl": our_steps(shape)}
+        if args.original:
+            works["kimiyoung/transformer-xl"] = original.train(shape, args.original, mark_original)
+        for program, work in works.items():
+            found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
+            for row in told(f"{label}, {program}", found, args.steps):
+                yield {"program": program, "shape": label} | row
 
 
 def main() -> None:
@@ -133,11 +159,27 @@ def main() -> None:
     add_shape_flags(parser, TRAINING, "small")
     parser.add_argument("--steps", type=int, default=3, help="that are looked at [3]")
     parser.add_argument("--compile", action="store_true", help="as train.py --compile")
+    parser.add_argument(
+        "--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl, to be profiled too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
     about = {"compile": args.compile, "device": args.device, "dtype": args.dtype}
-    write_as_found(args.json, profiled(asked_for(args, TRAINING, compile=args.compile), args.steps), **about)
+    write_as_found(args.json, profiled(args), **about)
+
+
+def told(title: str, found: dict[str, Counter[str]], steps: int) -> list[dict[str, Any]]:
+    """A step's milliseconds by part, printed too."""
+    total = sum(times.total() for times in found.values())
+    print(f"{title}: {total / steps:.1f} ms a step")
+    rows = []
+    for part, times in sorted(found.items(), key=lambda item: -item[1].total()):
+        top = ", ".join(f"{name} {100 * ms / total:.1f}" for name, ms in times.most_common(4) if ms > total / 500)
+        print(f"  {part:14} {times.total() / steps:9.2f} ms {100 * times.total() / total:5.1f} %  {top}", flush=True)
+        operators = {name: ms / steps for name, ms in times.most_common(20)}
+        rows.append({"part": part, "ms": times.total() / steps, "operators": operators})
+    return rows
 
 
 if __name__ == "__main__":

@@ -57,3 +57,11 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
             "leave the flag out"
         )
     return begin_L[heading_L]
+
+
+def starts_where_known(ids: np.ndarray, vocab: Vocab) -> np.ndarray | None:
+    """`article_starts`, or None where no heading tells."""
+    try:
+        return article_starts(ids, vocab)
+    except DataError:
+        return None

@@ -26,6 +26,11 @@ def _check_ids(ids: Tensor, n_token: int) -> None:
         raise ValueError(f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}")
 
 
+def _log_softmax(logit: Tensor) -> Tensor:
+    """Never in half precision, in which many words together do not have the probability 1."""
+    return logit.log_softmax(-1, dtype=torch.promote_types(logit.dtype, torch.float32))
+
+
 def _sent(ids: Tensor, device: torch.device) -> Tensor:
     """To a GPU from pinned memory, the only kind whose copy nobody waits for."""
     return (ids.pin_memory() if device.type == "cuda" and not ids.is_cuda else ids).to(device, non_blocking=True)
@@ -211,12 +216,12 @@ class AdaptiveSoftmax(nn.Module):
         logit = linear(hidden, weight, bias)
         if self.n_tail:
             logit = torch.cat([logit, linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
-        shortlist, cluster = logit.log_softmax(-1).split([self.sizes[0], self.n_tail], dim=-1)
+        shortlist, cluster = _log_softmax(logit).split([self.sizes[0], self.n_tail], dim=-1)
         return shortlist, cluster
 
     def tail_log_prob(self, hidden: Tensor, c: int) -> Tensor:
         """Log-probabilities of the words of tail cluster c, given that the word is one of them."""
-        return linear(*self._cluster(hidden, 1 + c)).log_softmax(-1)
+        return _log_softmax(linear(*self._cluster(hidden, 1 + c)))
 
     def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """The hidden state as cluster i sees it, and the cluster's weight and bias; the head is cluster 0."""
@@ -226,6 +231,6 @@ class AdaptiveSoftmax(nn.Module):
 
     def _table(self, i: int) -> tuple[Tensor, Tensor]:
         """The weight and bias of cluster i's words."""
-        if len(self.tables) > 1:
+        if len(self.tables) == len(self.sizes):  # whole: autocast keeps what it made of a table, not of a part
             return self.tables[i], self.biases[i]
         return self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]

@@ -4,7 +4,7 @@
 are found, `EvalConfig` what is measured, `GenerateConfig` what is written. `txl.cli` turns the fields into flags.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf
 from typing import Any, Literal
@@ -17,6 +17,11 @@ class UsageError(ValueError):
 ATTN_IMPL_HELP = (
     "how relative attention is computed, all with the same result; auto: the fastest; naive: by its definition; dense: "
     "keeps the probabilities; blockwise: in memory that grows with the length alone; fused: a GPU kernel (Triton)"
+)
+
+DTYPE_HELP = (
+    "numbers of the matrix products; the weights, and what is summed, stay in float32; half as many bits are fast on a "
+    "GPU and no longer exact"
 )
 
 
@@ -105,6 +110,10 @@ class ModelConfig:
         require(
             self.lsh_bucket >= 2 and self.lsh_bucket % 2 == 0,
             f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
+        )
+        require(
+            self.lsh_round <= 255,
+            f"--lsh_round {self.lsh_round}: at most 255, rounds that share a pair of tokens are counted in a byte",
         )
         require(
             self.d_model % 2 == 0,
@@ -303,6 +312,7 @@ class EvalConfig:
         None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
     )
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "batch_size")
@@ -312,6 +322,16 @@ class EvalConfig:
             f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
             f"drop one of the two",
         )
+
+    def look_backs(self, trained: Context) -> list[Context]:
+        """One for each segment and memory length asked for; what was not given is as in `trained`."""
+        given = {name: getattr(self, name) for name in ("ext_len", "clamp_len", "same_length")}
+        given = {name: value for name, value in given.items() if value is not None}
+        return [
+            replace(trained, **given, tgt_len=tgt_len, mem_len=mem_len)
+            for tgt_len in self.tgt_len or (trained.tgt_len,)
+            for mem_len in self.mem_len or (trained.mem_len,)
+        ]
 
     def _check_text(self) -> None:
         if self.text is None:
@@ -483,6 +503,7 @@ class GenerateConfig:
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "length")

@@ -5,13 +5,46 @@ token of a stream (`data_utils.stream.equal_streams`).
 """
 
 import dataclasses
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from txl.config import Context, require
-from txl.evaluate import warmup_segments
+from txl.evaluate import Predictor, warmup_segments, within
 from txl.memory import Memory
 from txl.model import AnyMemory, TransformerXL
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read with one look-back.
+
+    Attributes:
+        asked: the look-back as asked for.
+        context: the one that gives it.
+        n_warmup: segments that are read before those that count.
+        predictor: what predicts.
+        added: what it adds to the model, in words.
+    """
+
+    asked: Context
+    context: Context
+    n_warmup: int
+    predictor: Predictor
+    added: str = ""
+
+
+def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
+    """How others read a text of n_token tokens.
+
+    Raises:
+        UsageError: see `context_of`.
+    """
+    seen = context_of(convention, context)
+    predictor = predictor_of(convention, model, seen)
+    if convention != "huggingface":  # whose memory begins full, so that its length makes a difference
+        seen = within(seen, n_token)
+    return Reading(context, seen, n_warmup_of(convention, context, seen, n_layer=model.config.n_layer), predictor)
 
 
 def context_of(convention: str, context: Context) -> Context:

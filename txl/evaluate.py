@@ -21,6 +21,20 @@ Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, which targets count; None: all), in the order of the text."""
 
 
+class Stream(Protocol):
+    """Rows of a text side by side, in segments, to be read with a memory of their own.
+
+    Attributes:
+        first_B: the token of the text that each row begins with.
+    """
+
+    first_B: np.ndarray
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]: ...
+
+    def __len__(self) -> int: ...
+
+
 class Predictor(Protocol):
     """What can be scored: a `TransformerXL`, or what adapts one to the text while reading it.
 

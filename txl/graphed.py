@@ -29,13 +29,14 @@ class _Recording:
         context: Context,
         record: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
-        self.shape, self.context, self.turn = h_BTD.shape, context, 0
-        self._memory, self._h_BTD = memory, torch.empty_like(h_BTD)
-        self._rooms_2BNCH = [self._room(layer, n_new=h_BTD.shape[1]) for layer in memory.layers]
-        self.hidden_BTD = torch.empty_like(h_BTD)
+        n_new, n_mem = h_BTD.shape[1], memory.length
+        self.shape, self.context, self.length, self.turn = h_BTD.shape, context, n_mem, 0
+        self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
+        self._rooms_2BNCH = [self._room(layer, n_new=n_new) for layer in memory.layers]
+        # positions are projected here, not in each replay; the keys and values given stay with who gave them
+        self._places = replace(model.with_places(memory, context, n_new=n_new), layers=())
 
         def work() -> None:
-            n_new, n_mem = h_BTD.shape[1], memory.length
             out = model.read(self._h_BTD, self.remembered(), context)
             self.hidden_BTD.copy_(out.hidden_BTD)
             for room_2BNCH in self._rooms_2BNCH:
@@ -57,8 +58,8 @@ class _Recording:
 
     def remembered(self) -> KeyValueMemory:
         """The memory as it is now, in the recording's own rooms."""
-        n_mem = self._memory.length
-        return replace(self._memory, layers=tuple(KeyValue(room, 0, n_mem, [n_mem]) for room in self._rooms_2BNCH))
+        n_mem = self.length
+        return replace(self._places, layers=tuple(KeyValue(room, 0, n_mem, [n_mem]) for room in self._rooms_2BNCH))
 
     def run(self, h_BTD: Tensor) -> Tensor:
         """The hidden states of a segment, which the next run overwrites."""
@@ -78,7 +79,7 @@ class _Turn:
     @property
     def length(self) -> int:
         """Remembered tokens."""
-        return self.recording.remembered().length
+        return self.recording.length
 
 
 class Graphed:

@@ -8,14 +8,17 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from txl.files import naming
+
+T = TypeVar("T")
 
 RECORDS, CURVES = "metrics.jsonl", "tensorboard"
 """A file and a folder in a run's folder."""
@@ -43,6 +46,18 @@ def say(line: str) -> None:
 def complain(line: str) -> None:
     """Print why the program ends to stderr, in one line with the program's name."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
+
+
+def progress(what: str, n_segment: int, *, shown: bool) -> tqdm:
+    """A progress bar over segments, where there is a terminal and it is `shown` at all: by one process of many."""
+    return tqdm(total=n_segment, desc=what, unit="segment", leave=False, disable=None if shown else True)
+
+
+def ticking(segments: Iterable[T], bar: tqdm) -> Iterator[T]:
+    """The same segments, each a tick of a progress bar."""
+    for segment in segments:
+        yield segment
+        bar.update()
 
 
 def perplexity(nats_per_token: float) -> float:

@@ -171,7 +171,7 @@ class TransformerXL(nn.Module):
     def _with_key_values(
         self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
     ) -> tuple[Tensor, KeyValueMemory]:
-        memory = self._with_places(memory, span, context, like=h_BTD)
+        memory = self.with_places(memory, context, n_new=span.n_new)
         seen = []
         for layer, remembered, place in zip(self.layers, memory.layers, memory.places, strict=True):
             place = place[-span.n_key :] if layer.attn.pos.by_distance else place
@@ -180,8 +180,14 @@ class TransformerXL(nn.Module):
         n_new, ext_len = span.n_new, context.ext_len
         return h_BTD, memory.kept(seen, n_new=n_new, mem_len=context.mem_len, ext_len=ext_len)
 
-    def _with_places(self, memory: KeyValueMemory, span: Span, context: Context, *, like: Tensor) -> KeyValueMemory:
-        """The memory with positions projected for this span: made once for the longest span there will be."""
+    @torch.no_grad()
+    def with_places(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
+        """The memory with positions projected for a segment of n_new tokens, where it is without.
+
+        For encodings of distances they are made once, for the longest span there will be. `forward` does this by
+        itself; whoever records a forward pass does it before, or it is recorded.
+        """
+        span = Span.of(context, n_mem=memory.length, n_new=n_new)
         encodings = [layer.attn.pos for layer in self.layers]
         by_distance = encodings[0].by_distance
         is_for_this_clamp = by_distance and bool(memory.places) and memory.clamp_len == span.clamp_len
@@ -190,7 +196,7 @@ class TransformerXL(nn.Module):
         if by_distance:
             longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
             span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
-        feats = encodings[0].prepare(span, like=like)
+        feats = encodings[0].prepare(span, like=self.layers[0].attn.k_net.weight)
         return replace(memory, places=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
 
     def use_attention(self, impl: str) -> None:

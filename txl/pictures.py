@@ -9,7 +9,7 @@ import numpy as np
 from txl.config import EvalConfig, StudyConfig
 from txl.files import written_whole
 from txl.log import perplexity, say
-from txl.report import Row
+from txl.rows import Row
 from txl.study.bins import spans
 from txl.study.recl import Recl
 

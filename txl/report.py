@@ -1,61 +1,14 @@
 """What an evaluation shows: tables, a JSON file, a file of tokens. Pictures of it are in `txl.pictures`."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.config import Context, EvalConfig
-from txl.evaluate import Score
+from txl.config import EvalConfig
 from txl.files import naming, written_whole
 from txl.log import perplexity, say
-from txl.study.attention_by_distance import AttentionByDistance
-from txl.study.loss_by_position import BinnedLoss
-
-
-@dataclass(frozen=True)
-class Row:
-    """One split scored with one look-back, its words counted.
-
-    Attributes:
-        seconds: of the scoring alone.
-        peak_bytes: the most memory that a process held meanwhile; None where that cannot be measured.
-        losses: by name, `position` and `distance`, what `txl.study.loss_by_position` has added up.
-        attention: where each head looks.
-        added: what was added to the model at test time, in words.
-    """
-
-    split: str
-    context: Context
-    score: Score
-    seconds: float
-    peak_bytes: int | None = None
-    losses: dict[str, BinnedLoss] = field(default_factory=dict)
-    attention: AttentionByDistance | None = None
-    added: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
-        score = self.score
-        return {
-            "split": self.split,
-            **dataclasses.asdict(self.context),
-            "added": self.added,
-            "perplexity": score.perplexity,
-            **dataclasses.asdict(score),
-            "nats_per_token": score.nats_per_token,
-            "unknown_share": score.unknown / score.tokens,
-            "bits_per_character": score.bits_per_character,
-            "bits_per_byte": score.bits_per_byte,
-            "word_perplexity": score.word_perplexity,
-            "seconds": self.seconds,
-            "tokens_per_second": score.tokens / self.seconds,
-            "peak_bytes": self.peak_bytes,
-            **{f"loss_by_{name}": losses.as_dicts() for name, losses in self.losses.items()},
-            **({"attention_by_distance": self.attention.as_dict()} if self.attention else {}),
-        }
+from txl.rows import Row
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -102,6 +55,13 @@ def counted(row: Row) -> str:
     return text
 
 
+def tell(row: Row) -> None:
+    """Print a line of a split as soon as there is something to tell."""
+    nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
+    lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
+    say(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
+
+
 def show(rows: Sequence[Row]) -> None:
     """Print the tables, and what was counted in each split."""
     for row in rows:
@@ -118,7 +78,7 @@ def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -
     """The JSON, where asked for."""
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
-        results = {"checkpoint": checkpoint, **how, "rows": [row.as_dict() for row in rows]}
+        results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
         write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
 
 

@@ -18,6 +18,7 @@ from txl.adaptive import AdaptiveSoftmax
 from txl.config import Context
 from txl.graphed import Graphed
 from txl.model import TransformerXL
+from txl.narrowed import require_in_range
 
 
 def generate(
@@ -42,6 +43,7 @@ def generate(
         seed: makes the result repeatable; None: PyTorch's own generator.
     Raises:
         ValueError: if the prompt is empty or holds an id outside the vocabulary.
+        UsageError: see `require_in_range`.
     """
     if not len(prompt):
         raise ValueError("the prompt is empty: the model needs at least one token to go on from")
@@ -55,6 +57,7 @@ def generate(
         with torch.inference_mode():
             for segment_BT in segments:
                 hidden_BTD, memory = reader(segment_BT, memory, context)
+            require_in_range(hidden_BTD[0, -1])
             words = NextWord(model.softmax, hidden_BTD[0, -1], banned)
             token = words.draw(rule, lambda weight_U: int(torch.multinomial(weight_U, 1, generator=generator)))
         segments = (torch.tensor([[token]]),)

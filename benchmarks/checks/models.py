@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -90,20 +91,25 @@ def _compiled(model: TransformerXL) -> TransformerXL:
 
 
 @torch.no_grad()
-def graphed_errors(shape: Shape) -> Errors:
+def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
     """Of the nats of six segments, of which the last four are read over a full memory.
+
+    The shape's dtype is that of the weights; with `narrows`, of the products only.
 
     Raises:
         RuntimeError: if nothing could be recorded, for then the model itself has read them.
     """
-    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+    model = model_of(shape).eval()
+    if not narrows:
+        model.to(getattr(torch, shape.dtype))
     graphed = Graphed(model, record=(lambda work: work) if shape.device == "cpu" else None)
     results = []
     for predictor in (model, graphed):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        for _ in range(6):
-            nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
-            nats.append(nll_BT.clone())
+        with narrowed(shape) if narrows else nullcontext():
+            for _ in range(6):
+                nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
+                nats.append(nll_BT.clone())
         results.append(torch.cat(nats))
     if graphed._failed:
         raise RuntimeError("no CUDA graph could be recorded")

@@ -5,7 +5,8 @@ asks for today, and a version of CUDA is there to be read where PyTorch has none
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -29,10 +30,10 @@ def load(folder: str) -> ModuleType:
     return module
 
 
-def model_of(shape: Shape) -> nn.Module:
+def model_of(shape: Shape, folder: str) -> nn.Module:
     """A model with weights drawn at random."""
     torch.manual_seed(0)
-    model = load(sys.argv[2]).MemTransformerLM(
+    model = load(folder).MemTransformerLM(
         shape.n_token,
         shape.n_layer,
         shape.n_head,
@@ -63,9 +64,9 @@ def ids(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def evaluate(shape: Shape) -> Iterator[object]:
+def evaluate(shape: Shape, folder: str) -> Iterator[object]:
     """A segment at a time, over a full memory."""
-    model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
+    model = model_of(shape, folder).to(getattr(torch, shape.dtype)).eval()
     like = next(model.parameters())
     room = (shape.mem_len, shape.batch_size, shape.d_model)
     mems = [like.new_empty(room).normal_() for _ in range(shape.n_layer + 1)]
@@ -76,9 +77,11 @@ def evaluate(shape: Shape) -> Iterator[object]:
         yield nats
 
 
-def train(shape: Shape) -> Iterator[object]:
-    """A step at a time."""
-    model, mems = model_of(shape).train(), []
+def train(shape: Shape, folder: str, prepare: Callable[[nn.Module], None] | None = None) -> Iterator[object]:
+    """A step at a time. `prepare` is shown the model first."""
+    model, mems = model_of(shape, folder).train(), []
+    if prepare is not None:
+        prepare(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
     for input_TB, target_TB in ids(shape):
         with narrowed(shape):
@@ -89,4 +92,5 @@ def train(shape: Shape) -> Iterator[object]:
 
 
 if __name__ == "__main__":
-    serve_models("kimiyoung/transformer-xl", {"evaluate": evaluate, "train": train})
+    tasks = {"evaluate": evaluate, "train": train}
+    serve_models("kimiyoung/transformer-xl", {name: partial(task, folder=sys.argv[2]) for name, task in tasks.items()})

@@ -3,61 +3,79 @@
 python -m examples.seq2seq --task reverse
 """
 
-import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
-from txl.config import ModelConfig
+from txl.cli import build, read_flags, run
+from txl.config import ModelConfig, option, require
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["copy", "reverse"], default="copy")
-    parser.add_argument("--n_word", type=int, default=20, help="words of the language")
-    parser.add_argument("--max_len", type=int, default=10, help="longest sequence, in words")
-    parser.add_argument("--n_update", type=int, default=1000)
-    parser.add_argument("--warmup_step", type=int, default=200)
-    parser.add_argument("--smoothing", type=float, default=0.1, help="share of the target given to all words alike")
-    parser.add_argument("--width", type=int, default=4, help="hypotheses of the beam search")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    model = Seq2Seq(small_config(args.n_word), dropout=0.1)
-    sizes = {"n_word": args.n_word, "batch_size": 64, "min_len": 1, "max_len": args.max_len}
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What is learnt, how, and how it is asked for.
+
+    Raises:
+        UsageError: on values outside their range.
+    """
+
+    task: Literal["copy", "reverse"] = option("copy", "what the target is of the source")
+    n_word: int = option(20, "words of the language")
+    max_len: int = option(10, "longest sequence, in words")
+    n_update: int = option(1000, "updates, each on 64 new sequences")
+    warmup_step: int = option(200, "updates over which the learning rate rises")
+    smoothing: float = option(0.1, "share of the target given to all words alike")
+    width: int = option(4, "hypotheses of the beam search")
+    seed: int = option(1, "random seed")
+
+    def __post_init__(self) -> None:
+        for name in ("n_word", "max_len", "n_update", "warmup_step", "width"):
+            require(getattr(self, name) >= 1, f"--{name} {getattr(self, name)}: must be at least 1")
+        require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: must be at least 0 and below 1")
+        require(0 <= self.seed < 2**32, f"--seed {self.seed}: must be at least 0 and below 2^32")
+
+
+def main(argv: Sequence[str]) -> None:
+    lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__))
+    torch.manual_seed(lesson.seed)
+    model = Seq2Seq(small_config(lesson.n_word), dropout=0.1)
+    sizes = {"n_word": lesson.n_word, "batch_size": 64, "min_len": 1, "max_len": lesson.max_len}
     losses = train(
         model,
-        pairs(args.task, seed=args.seed, **sizes),
-        n_update=args.n_update,
-        warmup_step=args.warmup_step,
-        smoothing=args.smoothing,
+        pairs(lesson.task, seed=lesson.seed, **sizes),
+        n_update=lesson.n_update,
+        warmup_step=lesson.warmup_step,
+        smoothing=lesson.smoothing,
     )
     for update, nats in enumerate(losses, start=1):
-        if update % 100 == 0:
-            print(f"| update {update:5d} | loss {nats:.3f} nats")
+        if update % 100 == 0 or update == lesson.n_update:
+            print(f"| update {update:5d} | loss {nats:.3f} nats", flush=True)
     model.eval()
-    source_BS, target_BT = next(pairs(args.task, seed=args.seed + 1, **sizes))
+    source_BS, target_BT = next(pairs(lesson.task, seed=lesson.seed + 1, **sizes))
     n_step = target_BT.shape[1]
-    for name, found in (
-        ("greedy", greedy(model, source_BS, max_len=n_step)),
-        ("beam", beam_search(model, source_BS, max_len=n_step, width=args.width)[0]),
-    ):
-        print(f"| {name}: {share_right(found, target_BT):.1%} of {len(target_BT)} sequences right")
-    for source, found in zip(
-        source_BS[:3].tolist(), greedy(model, source_BS[:3], max_len=n_step).tolist(), strict=True
-    ):
+    greedy_BT = greedy(model, source_BS, max_len=n_step)
+    beam_BT, _ = beam_search(model, source_BS, max_len=n_step, width=lesson.width)
+    for name, found_BT in (("greedy", greedy_BT), ("beam", beam_BT)):
+        print(f"| {name}: {share_right(found_BT, target_BT):.1%} of {len(target_BT)} sequences right")
+    for source, found in list(zip(source_BS.tolist(), greedy_BT.tolist(), strict=True))[:3]:
         print(f"  {words(source)}  ->  {words(found)}")
 
 
 def small_config(n_word: int) -> ModelConfig:
     """A model that learns to copy within a minute."""
-    return ModelConfig(n_token=N_SPECIAL + n_word, n_layer=2, n_head=4, d_head=16, d_model=64, d_inner=128)
+    return ModelConfig(
+        n_token=N_SPECIAL + n_word, n_layer=2, n_head=4, d_head=16, d_model=64, d_inner=128, position="sinusoid_input"
+    )
 
 
 def share_right(found_BT: torch.Tensor, target_BT: torch.Tensor) -> float:
-    """The share of sequences that are right in every word, END included."""
+    """The share of sequences that are right in every word, END included; none found may be longer than the targets."""
     wider = torch.zeros_like(target_BT)
     wider[:, : found_BT.shape[1]] = found_BT
     return float((wider == target_BT).all(dim=1).float().mean())
@@ -69,4 +87,5 @@ def words(tokens: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.argv[0] = "python -m examples.seq2seq"  # what help and errors call it, instead of __main__.py
+    run(main)

@@ -1,23 +1,31 @@
-"""Targets for sources: the likeliest word at a time, or the likeliest few sentences at a time."""
+"""Targets for sources: the likeliest word at a time, or the likeliest few sentences at a time.
+
+Models are read as they are: put them in `eval()` first, or dropout has a word in it too. Shape letters are those of
+`model.py`, and K hypotheses.
+"""
 
 import torch
 from torch import Tensor
 
 from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
+from txl.config import require
 
 
 def next_words(model: Seq2Seq, token_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
     """Log-probabilities of the word after the last one, (B, V); PAD and BEGIN are never written."""
     logprob_BV = model.decode(token_BT, encoded_BSD, source_BS)[:, -1]
-    return logprob_BV.index_fill(-1, torch.tensor([PAD, BEGIN]), -torch.inf)
+    return logprob_BV.index_fill(-1, torch.tensor([PAD, BEGIN], device=logprob_BV.device), -torch.inf)
 
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source_BS: Tensor, *, max_len: int) -> Tensor:
-    """The likeliest word after the likeliest words before, up to END; (B, at most max_len), filled up with PAD."""
+    """The likeliest word after the likeliest words before, up to END; (B, at most max_len), filled up with PAD.
+
+    Made where the model is.
+    """
     encoded_BSD = model.encode(source_BS)
-    token_BT = torch.full((len(source_BS), 1), BEGIN)
-    is_over_B = torch.zeros(len(source_BS), dtype=torch.bool)
+    token_BT = torch.full((len(source_BS), 1), BEGIN, device=encoded_BSD.device)
+    is_over_B = torch.zeros(len(source_BS), dtype=torch.bool, device=encoded_BSD.device)
     for _ in range(max_len):
         next_B = next_words(model, token_BT, encoded_BSD, source_BS).argmax(-1).masked_fill(is_over_B, PAD)
         token_BT = torch.cat([token_BT, next_B[:, None]], dim=1)
@@ -43,19 +51,25 @@ def beam_search(
     Returns:
         Tokens (B, at most max_len), END included, filled up with PAD; and log-probabilities over the length penalty,
         (B). END counts as a word of the length. Sentences that have not ended at `max_len` compete as they are.
+        Both are made where the model is.
+
+    Raises:
+        UsageError: if there is no hypothesis to keep.
     """
+    require(width >= 1, f"width {width}: must be at least 1; with 1 the search is greedy")
     B, K = len(source_BS), width
     encoded = model.encode(source_BS).repeat_interleave(K, dim=0)
+    device = encoded.device
     source = source_BS.repeat_interleave(K, dim=0)
-    token_BKT = torch.full((B, K, 1), BEGIN)
+    token_BKT = torch.full((B, K, 1), BEGIN, device=device)
     logprob_BK = encoded.new_full((B, K), -torch.inf)
     logprob_BK[:, 0] = 0  # all hypotheses begin alike: one stands for all
-    length_BK = torch.zeros(B, K, dtype=torch.long)
-    is_over_BK = torch.zeros(B, K, dtype=torch.bool)
+    length_BK = torch.zeros(B, K, dtype=torch.long, device=device)
+    is_over_BK = torch.zeros(B, K, dtype=torch.bool, device=device)
     for _ in range(max_len):
         step_BKV = next_words(model, token_BKT.flatten(0, 1), encoded, source).unflatten(0, (B, K))
         V = step_BKV.shape[-1]
-        waits_V = torch.full((V,), -torch.inf, dtype=step_BKV.dtype)
+        waits_V = step_BKV.new_full((V,), -torch.inf)
         waits_V[PAD] = 0
         step_BKV = torch.where(is_over_BK[..., None], waits_V, step_BKV)
         length_BK = length_BK + ~is_over_BK
@@ -72,4 +86,4 @@ def beam_search(
             break
     score_BK = logprob_BK / length_penalty(length_BK, alpha)
     best_B = score_BK.argmax(-1)
-    return token_BKT[torch.arange(B), best_B, 1:], score_BK.gather(1, best_B[:, None]).squeeze(1)
+    return token_BKT[torch.arange(B, device=device), best_B, 1:], score_BK.gather(1, best_B[:, None]).squeeze(1)

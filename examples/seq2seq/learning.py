@@ -1,11 +1,13 @@
 """How the Transformer of 2017 is trained: label smoothing, the learning rate, and two tasks to learn."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
+from txl.config import require
 
 N_SPECIAL = 3
 
@@ -19,7 +21,7 @@ def smoothed_nats(logprob_BTV: Tensor, target_BT: Tensor, *, smoothing: float = 
     right_BT = logprob_BTV.gather(-1, target_BT[..., None]).squeeze(-1)
     nats_BT = -(1 - smoothing) * right_BT - smoothing * logprob_BTV.mean(-1)
     is_word = target_BT != PAD
-    return nats_BT[is_word].mean()
+    return (nats_BT * is_word).sum() / is_word.sum()  # picking the words out would make a GPU wait
 
 
 def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.0) -> float:
@@ -28,13 +30,14 @@ def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.
 
 
 def pairs(
-    task: str, *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
+    task: Literal["copy", "reverse"], *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Random sources and their targets, (B, S) and (B, T), ended by END and filled up with PAD, without end.
 
-    Args:
-        task: copy, or reverse.
+    Raises:
+        UsageError: if there is no such task.
     """
+    require(task in ("copy", "reverse"), f"task {task!r}: there are copy and reverse")
     dice = torch.Generator().manual_seed(seed)
     while True:
         words_BL = torch.randint(N_SPECIAL, N_SPECIAL + n_word, (batch_size, max_len), generator=dice)
@@ -60,11 +63,17 @@ def train(
     factor: float = 1.0,
     smoothing: float = 0.1,
 ) -> Iterator[float]:
-    """Train by teacher forcing; yields the loss of each update, in nats."""
+    """Train by teacher forcing; yields the loss of each update, in nats.
+
+    Args:
+        data: sources (B, S) and targets (B, T), as `pairs` makes them, wherever they are; where they end, so does the
+            training.
+    """
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
     model.train()
-    for update in range(1, n_update + 1):
-        source_BS, target_BT = next(data)
+    device = next(model.parameters()).device
+    for update, pair in zip(range(1, n_update + 1), data, strict=False):
+        source_BS, target_BT = (x.to(device) for x in pair)
         begun_BT = torch.cat([torch.full_like(target_BT[:, :1], BEGIN), target_BT[:, :-1]], dim=1)
         loss = smoothed_nats(model(source_BS, begun_BT), target_BT, smoothing=smoothing)
         for group in optimizer.param_groups:

@@ -3,14 +3,14 @@
 Shape letters: B batch, S tokens of the source, T tokens of the target, D d_model, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 
 from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.attention import Attention
-from txl.config import ModelConfig
+from txl.config import ModelConfig, require
 from txl.feed_forward import FeedForward
 from txl.ops.dropout import Dropout
 from txl.positions import PositionEncoding
@@ -19,6 +19,9 @@ from txl.positions.base import sinusoid
 PAD, BEGIN, END = 0, 1, 2
 """Ids with a meaning; words begin behind them."""
 
+_SIZES = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "activation"}
+_CLUSTERS = {"adaptive", "cutoffs", "div_val", "not_tied", "tie_projs"}
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -26,7 +29,6 @@ class Seen:
 
     mask: Tensor
     """True where a query may attend; (B, 1, T, S), or what broadcasts to it."""
-    window: int = -1
     is_triangle: bool = False
 
     def mask_TS(self, device: torch.device) -> Tensor:
@@ -42,6 +44,20 @@ def not_padding(token_BS: Tensor) -> Tensor:
 def causal(n_token: int, device: torch.device) -> Tensor:
     """True at and before each token, (T, T)."""
     return torch.ones(n_token, n_token, dtype=torch.bool, device=device).tril()
+
+
+def require_served(config: ModelConfig) -> None:
+    """Raise `UsageError` if the configuration asks for what a model of 2017 does not have, and would not be heard."""
+    for field in fields(config):
+        if field.name in _SIZES | _CLUSTERS:
+            continue
+        given = getattr(config, field.name)
+        wanted = "sinusoid_input" if field.name == "position" else field.default
+        require(
+            given == wanted,
+            f"{field.name}={given!r}: Seq2Seq is the Transformer of 2017, built with {field.name}={wanted!r} only; "
+            f"say so in its ModelConfig",
+        )
 
 
 class EncoderLayer(nn.Module):
@@ -81,11 +97,16 @@ class Seq2Seq(nn.Module):
     """Source tokens to the log-probabilities of target tokens.
 
     One table serves both sides' words and the softmax (sec. 3.4); positions are sinusoids at the input (sec. 3.5).
-    Layers per side: `config.n_layer`.
+    Layers per side: `config.n_layer`. Words of both sides together: `config.n_token`, PAD, BEGIN and END among them.
+
+    Raises:
+        UsageError: if the configuration asks for a language model's settings: another position encoding or attention
+            rule, LayerNorm before the sub-layers, reversible layers, a recurrence.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
+        require_served(config)
         self.d_model = config.d_model
         self.word_emb = AdaptiveEmbedding(config)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
@@ -107,7 +128,7 @@ class Seq2Seq(nn.Module):
     def decode(self, target_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
         """Log-probabilities of the token after each target token, (B, T, V)."""
         x_BTD = self._embedded(target_BT)
-        seen = Seen(causal(target_BT.shape[1], target_BT.device))  # padding comes after all words
+        seen = Seen(causal(target_BT.shape[1], x_BTD.device))  # padding comes after all words
         seen_source = Seen(not_padding(source_BS))
         for layer in self.decoder:
             x_BTD = layer(x_BTD, encoded_BSD, seen, seen_source)
@@ -119,5 +140,5 @@ class Seq2Seq(nn.Module):
 
     def _embedded(self, token_BL: Tensor) -> Tensor:
         x_BLD = self.word_emb(token_BL)
-        position_L = torch.arange(token_BL.shape[1], device=token_BL.device)
+        position_L = torch.arange(token_BL.shape[1], device=x_BLD.device)
         return self.drop(x_BLD + sinusoid(position_L, self.d_model, x_BLD.dtype))

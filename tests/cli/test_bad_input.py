@@ -145,6 +145,7 @@ TRAIN_VALUES = [
     ("--d_model 17", "--d_model 17", "use 18"),
     ("--lsh_bucket 5", "--lsh_bucket 5", "even and at least 2"),
     ("--lsh_reach 0", "--lsh_reach 0", "at least 1"),
+    ("--lsh_round 256", "--lsh_round 256", "at most 255"),
     ("--n_feature 0", "--n_feature 0", "at least 1"),
     ("--ff_chunk -1", "--ff_chunk -1", "at least 0"),
     ("--reversible", "--reversible needs --pre_lnorm", "cannot be undone"),
@@ -758,7 +759,7 @@ def test_ctrl_c_leaves_no_token_file_half_written(
 
 
 @pytest.mark.parametrize(
-    ("entry", "place"), [("eval", "eval.perplexity"), ("generate", "txl.sampling.next_probabilities")]
+    ("entry", "place"), [("eval", "txl.report.perplexity"), ("generate", "txl.sampling.next_probabilities")]
 )
 def test_ctrl_c_ends_a_program_in_one_line(
     call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str

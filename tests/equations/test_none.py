@@ -16,7 +16,7 @@ def logit(n: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
 @pytest.mark.parametrize(("M", "T"), SIZES)
 @pytest.mark.parametrize("window", [-1, 3])
 def test_attention_is_the_formula(M: int, T: int, window: int) -> None:
-    attention, pos = attention_with("none")
+    attention, pos = attention_with("none", attention="softmax")
     x_SD = tokens(M, T)
     ours = attended(attention, x_SD, Span(M, T, window=window))
     assert_same(ours, by_loop(attention, x_SD, M, logit=logit, window=window))

@@ -73,3 +73,16 @@ def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: p
     graphed = Graphed(model, record=record)
     torch.testing.assert_close(nats(graphed, token_BT, [4] * 6, context), nats(model, token_BT, [4] * 6, context))
     assert caplog.messages == ["no CUDA graph, reading without: operation not permitted when stream is capturing"]
+
+
+def test_positions_are_projected_before_the_recording(model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that was filled by hand has none yet; were they made in the recording, each replay would make them."""
+    context, empty = CONTEXTS[0], model.fresh_memory(1)
+    layers = [layer.appended(*torch.randn(2, 1, 2, 6, 4).double()) for layer in empty.layers]
+    memory, calls = dataclasses.replace(empty, layers=tuple(layers)), []
+    project = type(model.layers[0].attn.pos).project
+    monkeypatch.setattr(type(model.layers[0].attn.pos), "project", lambda *a: calls.append(a) or project(*a))
+    graphed = Graphed(model, record=lambda work: work)
+    for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
+        _, memory = graphed(token_BT, memory, context)
+    assert len(calls) == len(model.layers)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, TransformerXL
-from txl.positions import PositionEncoding
+from txl.kernels import ATTENTION_KERNELS
+from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 N_TOKEN = 50
 SHAPES = {
@@ -42,6 +43,15 @@ ENCODINGS = {
 SHAPES |= {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
 NEEDED = {"floater": "torchdiffeq", "floater_untied": "torchdiffeq"}
 """Packages without which a shape cannot be built."""
+RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
+"""Of attention rules other than softmax, and of tables of the encodings that they are tried with."""
+PAIRS = [
+    (name, rule)
+    for name, cls in POSITION_ENCODINGS.items()
+    for rule in ATTENTION_KERNELS
+    if rule == "softmax" or not cls.needs_scores()
+]
+"""Position encodings and attention rules that are not refused; `test_kernel_laws` holds that all others are."""
 
 Build = Callable[..., TransformerXL]
 

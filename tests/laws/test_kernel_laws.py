@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.conftest import build
+from tests.laws.conftest import RULE_SIZES, build
 from tests.laws.test_memory_laws import FAR, read
 from txl import Context, Memory, ModelConfig, Span, TransformerXL
 from txl.config import UsageError
@@ -16,7 +16,6 @@ from txl.kernels import ATTENTION_KERNELS, redraw
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 SCORELESS = ("performer", "lsh")
-SMALL = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 
 
 class Turned(PositionEncoding):
@@ -48,7 +47,7 @@ REFUSED = [(name, rule) for rule in SCORELESS for name, cls in POSITION_ENCODING
 @pytest.fixture(params=PAIRS, ids="-".join)
 def model(request: pytest.FixtureRequest, toys: None, seeded: None) -> TransformerXL:
     position, rule = request.param
-    return build("plain", position=position, attention=rule, **SMALL)
+    return build("plain", position=position, attention=rule, **RULE_SIZES)
 
 
 def skip_unless_relative(model: TransformerXL) -> None:
@@ -63,7 +62,7 @@ def skip_unless_relative(model: TransformerXL) -> None:
 @pytest.mark.parametrize(("position", "rule"), REFUSED)
 def test_an_encoding_of_scores_is_refused_with_the_pairs_that_work(position: str, rule: str) -> None:
     with pytest.raises(UsageError, match=f"--attention {rule} --position {position}: .* use --attention softmax") as e:
-        build("plain", position=position, attention=rule, **SMALL)
+        build("plain", position=position, attention=rule, **RULE_SIZES)
     assert "toy_none or toy_turned" in str(e.value)
     assert f" {position} or" not in str(e.value)
 

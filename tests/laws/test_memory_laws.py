@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.laws.conftest import encoding
-from txl import Context, Memory, TransformerXL
+from txl import Context, Memory, Span, TransformerXL
 from txl.config import UsageError
 from txl.memory import KeyValueMemory
 
@@ -220,8 +220,15 @@ def test_a_token_more_does_not_copy_the_memory(model: TransformerXL, token_BT: T
 
 def test_keys_that_hold_positions_are_not_remembered(model: TransformerXL) -> None:
     """Keys are kept where they hold no position, or are given one when they are read; else hidden states are."""
-    by_position = model.config.position in ("sinusoid_input", "learned_per_layer", "learned_absolute", "floater")
-    assert isinstance(model.fresh_memory(2), Memory if by_position else KeyValueMemory)
+    state, span = torch.zeros(1, 3, 16).double(), Span(3, 3)
+    feats = encoding(model).prepare(span, like=state)
+    placed = [
+        hook(state, state, feats, span)
+        for layer in model.layers
+        for hook in (layer.attn.pos.layer_input, layer.attn.pos.qk_input)
+    ]
+    hold_positions = any(remembered.any() for _, remembered in placed)
+    assert isinstance(model.fresh_memory(2), Memory if hold_positions else KeyValueMemory)
 
 
 def test_a_clamp_that_an_encoding_has_no_distances_for_is_refused(model: TransformerXL, token_BT: Tensor) -> None:

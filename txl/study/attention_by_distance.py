@@ -124,7 +124,8 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
     if (term := pos.score(q_BNTH, k_BNSH, place, span)) is not None:
         logit_BNTS = logit_BNTS + term
-    return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1)
+    at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
+    return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)
 
 
 def _heads(attention: Attention, x_BLE: Tensor) -> Tensor:

@@ -10,5 +10,15 @@ from txl.testtime.cache import ContinuousCache
 from txl.testtime.dynamic import DynamicEvaluation, gradient_statistics
 from txl.testtime.knn import NearestNeighbours
 from txl.testtime.mixture import Mixture
+from txl.testtime.prepared import TrainingText, prepared
 
-__all__ = ["Additions", "ContinuousCache", "DynamicEvaluation", "Mixture", "NearestNeighbours", "gradient_statistics"]
+__all__ = [
+    "Additions",
+    "ContinuousCache",
+    "DynamicEvaluation",
+    "Mixture",
+    "NearestNeighbours",
+    "TrainingText",
+    "gradient_statistics",
+    "prepared",
+]

@@ -58,6 +58,11 @@ class Additions(NamedTuple):
             f"{self.name}: hidden states of weights that change do not compare; drop --dynamic, or the others",
         )
         require(
+            config.dtype == "float32",
+            f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: the weights are narrowed once and do not "
+            f"follow the text then; drop one of the two",
+        )
+        require(
             world == 1,
             f"--dynamic {self.dynamic.dynamic}: adapts one set of weights to one text; run one process, not {world}",
         )

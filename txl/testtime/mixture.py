@@ -56,9 +56,10 @@ class Mixture:
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
         states = []
-        for source, state in zip(self.sources, memory.states, strict=True):
-            nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
-            states.append(state)
+        with torch.autocast(nll_BT.device.type, enabled=False):  # near states are told apart by their last bits
+            for source, state in zip(self.sources, memory.states, strict=True):
+                nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
+                states.append(state)
         return nll_BT, Remembered(after, tuple(states))
 
 

@@ -117,7 +117,7 @@ def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterat
     """Hidden states and the words they predict, (L, D) and (L,), of the tokens that count in each segment."""
     device = next(model.parameters()).device
     memory = None
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all numbers
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
                 memory = model.fresh_memory(len(input_BT))

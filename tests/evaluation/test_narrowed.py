@@ -1,0 +1,168 @@
+"""Reading in half precision gives nearly the numbers of float32, and does so by products in half precision."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from txl import Context, Memory, ModelConfig, TransformerXL
+from txl.config import TrainConfig, UsageError
+from txl.evaluate import evaluate, score_text
+from txl.graphed import Graphed
+from txl.init import init_weights
+from txl.memory import KeyValueMemory
+from txl.narrowed import narrowed, require_in_range
+from txl.positions import POSITION_ENCODINGS
+from txl.sampling import generate
+from txl.testtime import Mixture
+from txl.testtime.store import build_store, open_store
+
+SIZES = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 32, "n_position": 20}
+CONTEXT = Context(tgt_len=8, mem_len=10)
+IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (3, 65)))
+SEGMENTS = [(IDS[:, i : i + 8], IDS[:, i + 1 : i + 9], None) for i in range(0, 64, 8)]
+HALVES = {"bfloat16": 2e-2, "float16": 2e-3}
+"""Largest error of a mean loss in nats."""
+
+
+def model_of(**sizes: object) -> TransformerXL:
+    torch.manual_seed(0)
+    model = TransformerXL(ModelConfig(**(SIZES | sizes)))
+    init_weights(model, TrainConfig(init_std=0.2))
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("position", sorted(POSITION_ENCODINGS))
+def test_the_loss_is_nearly_that_of_float32(position: str, dtype: str) -> None:
+    model = model_of(position=position)
+    full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
+    with narrowed(model, dtype):
+        half = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
+    assert 0 < abs(half - full) < HALVES[dtype]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"cutoffs": (10,), "div_val": 2},
+        {"cutoffs": (10, 30)},
+        {"recurrence": "same"},
+        {"attention": "performer", "position": "rotary"},
+        {"attention": "lsh", "position": "rotary"},
+        {"reversible": True, "pre_lnorm": True},
+    ],
+    ids=str,
+)
+def test_so_is_that_of_other_layers_and_memories(sizes: dict[str, object]) -> None:
+    model = model_of(**sizes)
+    with narrowed(model, "bfloat16"):
+        half = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
+    assert 0 < abs(half - evaluate(model, SEGMENTS, CONTEXT).nats_per_token) < HALVES["bfloat16"]
+
+
+def test_float32_changes_nothing() -> None:
+    model = model_of()
+    with narrowed(model, "float32"):
+        inside = evaluate(model, SEGMENTS, CONTEXT)
+    assert inside == evaluate(model, SEGMENTS, CONTEXT)
+
+
+@pytest.mark.parametrize(("recurrence", "kind"), [("below", KeyValueMemory), ("same", Memory)])
+def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(recurrence: str, kind: type) -> None:
+    model = model_of(recurrence=recurrence)
+    memory = model.fresh_memory(3)
+    with narrowed(model, "bfloat16"), torch.no_grad():
+        for input_BT, *_ in SEGMENTS[:3]:
+            hidden_BTD, memory = model(input_BT, memory, CONTEXT)
+    assert isinstance(memory, kind)
+    kept = memory.layers[0].k_BNMH if isinstance(memory, KeyValueMemory) else memory.layers[0]
+    assert kept.dtype == (torch.bfloat16 if kind is KeyValueMemory else torch.float32)
+    assert hidden_BTD.dtype == torch.float32
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_recording_gives_the_same_numbers() -> None:
+    model = model_of(cutoffs=(10,))
+    with narrowed(model, "bfloat16"):
+        recorded = evaluate(model, SEGMENTS, CONTEXT, predictor=Graphed(model, record=lambda work: work))
+        assert recorded == evaluate(model, SEGMENTS, CONTEXT)
+
+
+def test_words_together_have_the_probability_one() -> None:
+    model = model_of(cutoffs=(10,))
+    with narrowed(model, "bfloat16"), torch.no_grad():
+        hidden_BTD, _ = model(IDS[:, :8], None, CONTEXT)
+        log_prob_BTV = model.log_prob(hidden_BTD)
+    assert log_prob_BTV.dtype == torch.float32
+    torch.testing.assert_close(log_prob_BTV.exp().sum(-1), torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("cutoffs", [(), (10,)], ids=str)
+def test_text_is_written_with_products_in_half_precision(cutoffs: tuple[int, ...]) -> None:
+    model, seen = model_of(cutoffs=cutoffs), set()
+    hook = model.layers[0].attn.q_net.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    with narrowed(model, "bfloat16"):
+        written = list(generate(model, [1, 2], CONTEXT, length=30, top_p=0.9, seed=0))
+    hook.remove()
+    assert seen == {torch.bfloat16}
+    assert len(written) == 30
+
+
+def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
+    model = model_of()
+    for name in ("float32", "bfloat16"):
+        with narrowed(model, name):
+            build_store(tmp_path / name, model, SEGMENTS, CONTEXT, n_pair=3 * 64, source={})
+    one, other = (open_store(tmp_path / name, {}) for name in ("float32", "bfloat16"))
+    assert one is not None
+    assert other is not None
+    np.testing.assert_array_equal(one.keys_ND, other.keys_ND)
+
+
+def test_weights_in_float64_are_refused() -> None:
+    model = model_of().double()
+    with pytest.raises(UsageError, match=r"--dtype bfloat16: the weights are in float64"):
+        narrowed(model, "bfloat16")
+    with narrowed(model, "float32"):
+        assert score_text(model, IDS[0], CONTEXT).dtype == torch.float64
+
+
+def test_what_is_beyond_float16_is_refused() -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.layers[1].attn.v_net.weight.fill_(1e5)
+    list(generate(model, [1, 2], CONTEXT, length=3))
+    with narrowed(model, "float16"), pytest.raises(UsageError, match=r"--dtype float16: .* give bfloat16"):
+        list(generate(model, [1, 2], CONTEXT, length=3))
+
+
+@pytest.mark.parametrize("result", [torch.tensor(torch.nan), torch.tensor([0.0, torch.inf])], ids=str)
+def test_only_float16_is_to_blame_for_what_is_not_finite(result: Tensor) -> None:
+    model = model_of()
+    for dtype in ("float32", "bfloat16"):
+        with narrowed(model, dtype):
+            require_in_range(result)
+
+
+class Watching:
+    """A source of `Mixture` that says nothing, and notes the numbers that its products come in."""
+
+    def __init__(self) -> None:
+        self.seen: set[torch.dtype] = set()
+
+    def fresh_state(self, batch_size: int) -> None: ...
+
+    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None) -> tuple[Tensor, None]:
+        self.seen |= {nll_BT.dtype, (hidden_BTD @ hidden_BTD.mT).dtype}
+        return nll_BT, None
+
+
+def test_words_seen_before_are_found_in_float32() -> None:
+    model, source = model_of(), Watching()
+    with narrowed(model, "bfloat16"):
+        mixed = evaluate(model, SEGMENTS, CONTEXT, predictor=Mixture(model, [source]))
+        assert mixed == evaluate(model, SEGMENTS, CONTEXT)
+    assert source.seen == {torch.float32}

@@ -1,0 +1,60 @@
+"""Every position encoding and attention rule has its laws, its equation and its rows on the pages about them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.laws.conftest import SHAPES
+from txl import ModelConfig
+from txl.kernels import ATTENTION_KERNELS
+from txl.positions import POSITION_ENCODINGS
+
+ROOT = Path(__file__).parents[2]
+REGISTERED = [*POSITION_ENCODINGS, *ATTENTION_KERNELS]
+
+
+def named_in_first_column(page: str, heading: str) -> list[list[str]]:
+    """For each table of a page whose first column has this heading, the names there."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    tables = re.findall(rf"^\| `{heading}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for rows in tables]
+
+
+@pytest.mark.parametrize("table", range(3), ids=["what_they_compute", "what_they_cost", "beyond_the_trained_length"])
+def test_every_encoding_has_a_row_in_each_table(table: int) -> None:
+    assert sorted(named_in_first_column("encodings.md", "--position")[table]) == sorted(POSITION_ENCODINGS)
+
+
+def test_there_is_no_other_table_of_encodings() -> None:
+    assert len(named_in_first_column("encodings.md", "--position")) == 3
+
+
+def test_every_rule_has_a_row_and_a_column_of_laws() -> None:
+    assert named_in_first_column("attention.md", "--attention") == [list(ATTENTION_KERNELS)]
+    page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| law \| (.*) \|$", page, re.MULTILINE) == [" | ".join(ATTENTION_KERNELS)]
+
+
+def test_every_encoding_has_a_shape_that_the_laws_are_tried_on() -> None:
+    assert {shape.get("position", ModelConfig.position) for shape in SHAPES.values()} == set(POSITION_ENCODINGS)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_one_has_an_equation(name: str) -> None:
+    """In a file of its own, or by name in one that it shares, where a loop is held against what is computed."""
+    folder = ROOT / "tests" / "equations"
+    own = folder / f"test_{name}.py"
+    tests = [
+        function
+        for path in ([own] if own.is_file() else folder.glob("test_*.py"))
+        for function in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(function, ast.FunctionDef) and (path == own or name in constants(function))
+    ]
+    assert any(test.name.endswith("_is_the_formula") for test in tests)
+
+
+def constants(function: ast.FunctionDef) -> set[object]:
+    """What is written out in a function and its parameters."""
+    return {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)}

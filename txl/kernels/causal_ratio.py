@@ -1,0 +1,189 @@
+"""Causal attention whose weights are sums of products: linear in the length, exact for exponents of any size."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl.memory import Span
+
+BLOCK = 128
+"""Queries that are computed together: within a block as products, before it as a sum over the prefix."""
+
+
+def causal_ratio(logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Span) -> Tensor:
+    """sum_s w_ts v_s / sum_s w_ts with w_ts = sum_f exp(logx_tf + logy_sf), (B, N, T, H); s is what `span` lets t see.
+
+    Block by block: memory grows with the length, not with its square. Exponents are taken relative to the largest of
+    a block, feature by feature, where all its queries see a key near enough to that; else to what each query sees,
+    which takes longer. Which it is the numbers say, and a device that would have to be waited for is not asked.
+    """
+    v1_BNSH = torch.cat([v_BNSH, torch.ones_like(v_BNSH[..., :1])], dim=-1)  # the last column sums the weights
+    size = math.ceil(span.n_new / math.ceil(span.n_new / BLOCK))
+    if 0 < span.window < span.n_key:
+        size = min(size, span.window)
+    sums_BNJCH = None
+    if logx_BNTF.device.type == "cpu" and not torch.compiler.is_compiling():
+        blocks = _Blocks.of(logx_BNTF, logy_BNSF, v1_BNSH, span, size)
+        sums_BNJCH = blocks.read_at_one_peak() if blocks.have_one_range() else None
+    if sums_BNJCH is None:
+        power_of_2 = 1 << (size.bit_length() - 1)
+        sums_BNJCH = _Blocks.of(logx_BNTF, logy_BNSF, v1_BNSH, span, power_of_2).read_by_halves()
+    sums_BNTH = sums_BNJCH.flatten(2, 3)[..., : span.n_new, :]
+    return sums_BNTH[..., :-1] / sums_BNTH[..., -1:]
+
+
+class _Blocks(NamedTuple):
+    """J blocks of C queries and the keys they see: those that all queries of the block see, summed; as many as there
+    are queries, of which query c sees 0 to c; and under a window as many more, of which query c sees c to C - 1."""
+
+    logx_BNJCF: Tensor
+    far_peak_BNJ1F: Tensor
+    far_sum_BNJFH: Tensor
+    """sum_s exp(logy_sf - far_peak_f) v_s over what all queries of the block see before it."""
+    own_BNJCF: Tensor
+    own_v_BNJCH: Tensor
+    leaving_BNJCF: Tensor | None
+    leaving_v_BNJCH: Tensor | None
+
+    @classmethod
+    def of(cls, logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Span, size: int) -> "_Blocks":
+        """Blocks of `size` queries. What fills the last one up is seen by no query."""
+        after = -span.n_new % size
+        logx_BNJCF = _padded(logx_BNTF, 0, after, 0).unflatten(-2, (-1, size))
+        if 0 < span.window < span.n_key:
+            before = span.window - span.n_mem
+            logy_BNSF, v_BNSH = _padded(logy_BNSF, before, after, _lowest(logy_BNSF)), _padded(v_BNSH, before, after, 0)
+            return cls(logx_BNJCF, *_windowed(logy_BNSF, v_BNSH, span.window, size))
+        memory_BNMF, logy_BNTF = logy_BNSF.split([span.n_mem, span.n_new], dim=-2)
+        memory_v_BNMH, v_BNTH = v_BNSH.split([span.n_mem, span.n_new], dim=-2)
+        own_BNJCF = _padded(logy_BNTF, 0, after, _lowest(logy_BNTF)).unflatten(-2, (-1, size))
+        own_v_BNJCH = _padded(v_BNTH, 0, after, 0).unflatten(-2, (-1, size))
+        prefix = _prefixes(memory_BNMF, memory_v_BNMH, own_BNJCF, own_v_BNJCH)
+        return cls(logx_BNJCF, *prefix, own_BNJCF, own_v_BNJCH, None, None)
+
+    def have_one_range(self) -> bool:
+        """True if, for every feature, the block's largest exponent is at most 2/3 of the range of the numbers (58 in
+        float32) above one that all queries see: the last third is for what a sum can hold beside its largest term."""
+        seen_BNJ1F = torch.maximum(self.far_peak_BNJ1F, self.own_BNJCF[..., :1, :].detach())
+        growth = (self._peak() - seen_BNJ1F).max()
+        return bool(growth <= -2 / 3 * math.log(torch.finfo(growth.dtype).tiny))
+
+    def read_at_one_peak(self) -> Tensor:
+        """Weighted sums, (B, N, J, C, H), each row up to a factor of its own: masked products."""
+        peak_BNJ1F = self._peak()
+        logx_BNJCF = self.logx_BNJCF + peak_BNJ1F
+        x_BNJCF = (logx_BNJCF - logx_BNJCF.detach().amax(-1, keepdim=True)).exp()
+        sums_BNJCH = x_BNJCF @ (self.far_sum_BNJFH * (self.far_peak_BNJ1F - peak_BNJ1F).exp().mT)
+        sums_BNJCH = sums_BNJCH + (x_BNJCF @ (self.own_BNJCF - peak_BNJ1F).exp().mT).tril() @ self.own_v_BNJCH
+        if self.leaving_BNJCF is None:
+            return sums_BNJCH
+        return sums_BNJCH + (x_BNJCF @ (self.leaving_BNJCF - peak_BNJ1F).exp().mT).triu() @ self.leaving_v_BNJCH
+
+    def read_by_halves(self) -> Tensor:
+        """The same for keys of any size. C is a power of 2.
+
+        Exponents are relative to the largest that the query sees, and a product of queries and keys is taken only
+        where all queries see all keys, so that the peak of the keys lies between both.
+        """
+        own_peak_BNJCF = _running_peak(self.own_BNJCF)
+        peak_BNJCF = torch.maximum(own_peak_BNJCF, self.far_peak_BNJ1F)
+        if self.leaving_BNJCF is not None:
+            leaving_BNJCF = self.leaving_BNJCF.flip(-2)
+            leaving_peak_BNJCF = _running_peak(leaving_BNJCF)
+            peak_BNJCF = torch.maximum(peak_BNJCF, leaving_peak_BNJCF.flip(-2))
+        logx_BNJCF = self.logx_BNJCF - (self.logx_BNJCF.detach() + peak_BNJCF).amax(-1, keepdim=True)
+        sums_BNJCH = (logx_BNJCF + self.far_peak_BNJ1F).exp() @ self.far_sum_BNJFH
+        sums_BNJCH = sums_BNJCH + _triangle(logx_BNJCF, self.own_BNJCF, own_peak_BNJCF, self.own_v_BNJCH)
+        if self.leaving_BNJCF is None:
+            return sums_BNJCH
+        turned_v_BNJCH = self.leaving_v_BNJCH.flip(-2)
+        return sums_BNJCH + _triangle(logx_BNJCF.flip(-2), leaving_BNJCF, leaving_peak_BNJCF, turned_v_BNJCH).flip(-2)
+
+    def _peak(self) -> Tensor:
+        """The largest exponent of each block's keys, (B, N, J, 1, F)."""
+        peak_BNJ1F = torch.maximum(self.far_peak_BNJ1F, self.own_BNJCF.detach().amax(-2, keepdim=True))
+        if self.leaving_BNJCF is None:
+            return peak_BNJ1F
+        return torch.maximum(peak_BNJ1F, self.leaving_BNJCF.detach().amax(-2, keepdim=True))
+
+
+def _prefixes(
+    memory_BNMF: Tensor, memory_v_BNMH: Tensor, own_BNJCF: Tensor, own_v_BNJCH: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The peak, (B, N, J, 1, F), and the sum, (B, N, J, F, H), of all keys before each block."""
+    first_peak_BN1F, sum_BNFH = _summed(memory_BNMF, memory_v_BNMH)
+    n_block = own_BNJCF.shape[-3]
+    peaks_BNJF = torch.cat([first_peak_BN1F, own_BNJCF.detach().amax(-2)], dim=-2).cummax(-2).values
+    before_BNJ1F, after_BNJ1F = peaks_BNJF[..., :-1, None, :], peaks_BNJF[..., 1:, None, :]
+    done_BNJCF, _ = own_BNJCF.split([n_block - 1, 1], dim=-3)
+    done_v_BNJCH, _ = own_v_BNJCH.split([n_block - 1, 1], dim=-3)
+    added_BNJFH = (done_BNJCF - after_BNJ1F[..., :-1, :, :]).exp().mT @ done_v_BNJCH
+    kept_BNJF1 = (before_BNJ1F - after_BNJ1F)[..., :-1, :, :].exp().mT
+    sums = [sum_BNFH]
+    for kept_BNF1, added_BNFH in zip(kept_BNJF1.unbind(-3), added_BNJFH.unbind(-3), strict=True):
+        sums.append(sums[-1] * kept_BNF1 + added_BNFH)
+    return before_BNJ1F, torch.stack(sums, dim=-3)
+
+
+def _windowed(logy_BNLF: Tensor, v_BNLH: Tensor, window: int, size: int) -> tuple[Tensor, ...]:
+    """The fields of `_Blocks` but the first. `window` keys, then T: query t sees keys t + 1 to t + window."""
+    n_new = logy_BNLF.shape[-2] - window
+    own_BNJCF, own_v_BNJCH = (x[..., window:, :].unflatten(-2, (-1, size)) for x in (logy_BNLF, v_BNLH))
+    leaving_BNJCF, leaving_v_BNJCH = (x[..., :n_new, :].unflatten(-2, (-1, size)) for x in (logy_BNLF, v_BNLH))
+    leaving_BNJCF = _padded(leaving_BNJCF[..., 1:, :], 0, 1, _lowest(logy_BNLF))  # of the first key its own
+    leaving_v_BNJCH = _padded(leaving_v_BNJCH[..., 1:, :], 0, 1, 0)  # query is too far away
+    between = [x[..., size : x.shape[-2] - size, :] for x in (logy_BNLF, v_BNLH)]
+    far_BNJKF, far_v_BNJKH = (x.unfold(-2, window - size, size).mT for x in between)
+    return *_summed(far_BNJKF, far_v_BNJKH), own_BNJCF, own_v_BNJCH, leaving_BNJCF, leaving_v_BNJCH
+
+
+def _summed(logy_BNKF: Tensor, v_BNKH: Tensor) -> tuple[Tensor, Tensor]:
+    """The peak of the keys K, (B, N, 1, F), and sum_k exp(logy_kf - peak_f) v_k, (B, N, F, H)."""
+    if not logy_BNKF.shape[-2]:
+        shape_BN1F = (*logy_BNKF.shape[:-2], 1, logy_BNKF.shape[-1])
+        return logy_BNKF.new_full(shape_BN1F, _lowest(logy_BNKF)), logy_BNKF.mT @ v_BNKH
+    peak_BN1F = logy_BNKF.detach().amax(-2, keepdim=True)
+    return peak_BN1F, (logy_BNKF - peak_BN1F).exp().mT @ v_BNKH
+
+
+def _triangle(logx_BNJCF: Tensor, logy_BNJCF: Tensor, peak_BNJCF: Tensor, v_BNJCH: Tensor) -> Tensor:
+    """Weighted sums of the keys 0 to c for query c: its own, then the first half of a stretch for all queries of the
+    second, in stretches of 2, 4, ... C."""
+    sums_BNJCH = (logx_BNJCF + logy_BNJCF).exp().sum(-1, keepdim=True) * v_BNJCH
+    half = 1
+    while half < logx_BNJCF.shape[-2]:
+        stretches = (-1, 2, half)
+        peak_BNJI1F = peak_BNJCF.unflatten(-2, stretches)[..., 0, -1:, :]
+        _, logx_BNJICF = logx_BNJCF.unflatten(-2, stretches).unbind(-3)
+        logy_BNJICF, _ = logy_BNJCF.unflatten(-2, stretches).unbind(-3)
+        v_BNJICH, _ = v_BNJCH.unflatten(-2, stretches).unbind(-3)
+        w_BNJICC = (logx_BNJICF + peak_BNJI1F).exp() @ (logy_BNJICF - peak_BNJI1F).exp().mT
+        first_BNJICH, second_BNJICH = sums_BNJCH.unflatten(-2, stretches).unbind(-3)
+        sums_BNJCH = torch.stack([first_BNJICH, second_BNJICH + w_BNJICC @ v_BNJICH], dim=-3).flatten(-4, -2)
+        half *= 2
+    return sums_BNJCH
+
+
+@torch.no_grad()
+def _running_peak(logy_BNJCF: Tensor) -> Tensor:
+    """The largest of rows 0 to c; C is a power of 2. `cummax` finds the places too, and takes longer."""
+    peak_BNJCF = logy_BNJCF.clone()
+    half = 1
+    while half < peak_BNJCF.shape[-2]:
+        first_BNJICF, second_BNJICF = peak_BNJCF.unflatten(-2, (-1, 2, half)).unbind(-3)
+        second_BNJICF.copy_(torch.maximum(second_BNJICF, first_BNJICF[..., -1:, :]))
+        half *= 2
+    return peak_BNJCF
+
+
+def _padded(x_BNSH: Tensor, before: int, after: int, value: float) -> Tensor:
+    """With rows of a value; with less where `before` is negative."""
+    return F.pad(x_BNSH, (0, 0, before, after), value=value) if before or after else x_BNSH
+
+
+def _lowest(x: Tensor) -> float:
+    """A number, not -inf: the difference of two is one."""
+    return torch.finfo(x.dtype).min
