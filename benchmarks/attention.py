@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.formulation import flex, time_first
-from benchmarks.peers import ratio, say_machine, write
+from benchmarks.peers import ratio, say_machine, write_as_found
 from benchmarks.workers import original
 from txl.ops.rel_attention import IMPLEMENTATIONS, refusal
 from txl.study.peak_memory import PeakMemory
@@ -243,13 +243,12 @@ def alone(args: argparse.Namespace) -> None:
     print("" if found is None else found)
 
 
-def measured(label: str, case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(label: str, case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All paths in one shape, both passes; printed as they are found."""
     device, tensors = torch.device(args.device), inputs(case, torch.device(args.device), getattr(torch, args.dtype))
     with torch.no_grad():
         exact = [x.detach().float().contiguous() for x in tensors]
         expected = time_first(*(x.permute(2, 0, 1, 3) for x in exact[:3]), *exact[3:], scale=case.H**-0.5)
-    rows = []
     for what in PASSES:
         runs, peaks, errors = {}, {}, {}
         for name, build in ways(case, tensors, args.original).items():
@@ -268,16 +267,15 @@ def measured(label: str, case: Case, args: argparse.Namespace) -> list[dict[str,
             except Exception as error:  # a compiler's own, out of memory, or not written for this device
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 print(f"{label:14} {what:8} {name:18} left out: {reason[:140]}", flush=True)
-                rows.append({"shape": label, "pass": what, "path": name, "left_out": reason})
+                yield {"shape": label, "pass": what, "path": name, "left_out": reason}
         seconds = in_turn(runs, device, args.rounds)
         for name in runs:
-            rows.append(
-                {"shape": label, **case._asdict(), "pass": what, "path": name, "error": errors[name]}
-                | {"seconds": seconds[name], "ms": 1000 * statistics.median(seconds[name]), "peak_bytes": peaks[name]}
-                | {f"{other}_times_as_long": vars(ratio(seconds[name], seconds[other])) for other in BESIDE & set(runs)}
-            )
-            print(line(rows[-1]), flush=True)
-    return rows
+            row = {"shape": label, **case._asdict(), "pass": what, "path": name, "error": errors[name]}
+            row |= {"seconds": seconds[name], "ms": 1000 * statistics.median(seconds[name]), "peak_bytes": peaks[name]}
+            for other in BESIDE & set(runs):
+                row[f"{other}_times_as_long"] = vars(ratio(seconds[name], seconds[other]))
+            print(line(row), flush=True)
+            yield row
 
 
 BESIDE = {"original", "sdpa"}
@@ -315,7 +313,7 @@ def main() -> None:
     say_machine()
     asked = {name: shapes[name] for name in args.shapes or shapes if name in shapes}
     rows = itertools.chain.from_iterable(measured(name, case, args) for name, case in asked.items())
-    write(args.json, {"device": args.device, "dtype": args.dtype, "rows": list(rows)})
+    write_as_found(args.json, rows, device=args.device, dtype=args.dtype)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ The other programs' environments: see step.py. Each program keeps its own memory
 import argparse
 import dataclasses
 
-from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.peers import add_peer_flags, measured, say_machine, write_as_found
 from benchmarks.shapes import READING, add_shape_flags, asked_for
 
 
@@ -27,7 +27,7 @@ def main() -> None:
         for label, shape in asked_for(args, READING).items()
         for mem_len in args.mem_lens or [shape.mem_len]
     }
-    write(args.json, {"rows": measured(args, shapes, "evaluate", args.segments)})
+    write_as_found(args.json, measured(args, shapes, "evaluate", args.segments))
 
 
 if __name__ == "__main__":

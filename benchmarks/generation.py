@@ -7,7 +7,7 @@ The other programs' environments: see step.py. The original cannot generate.
 
 import argparse
 
-from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.peers import add_peer_flags, measured, say_machine, write_as_found
 from benchmarks.shapes import READING, add_shape_flags, asked_for
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     args = parser.parse_args()
     args.original, args.batch_sizes = None, None
     say_machine()
-    write(args.json, {"rows": measured(args, asked_for(args, READING), "generate", args.tokens)})
+    write_as_found(args.json, measured(args, asked_for(args, READING), "generate", args.tokens))
 
 
 if __name__ == "__main__":

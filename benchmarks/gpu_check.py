@@ -1,136 +1,138 @@
-"""Whether the fast paths are right on this GPU: fused attention, whole-graph compilation, recorded graphs.
+"""Whether the fast paths are right on this GPU, and everything that runs on a CPU runs there.
 
-    python -m benchmarks.gpu_check [--share 0 1] [--json FILE]
+    python -m benchmarks.gpu_check [--share 0 1] [--only fused head] [--json FILE]
 
-Fused attention, values and six gradients, against its definition in float64, or in float32 where that takes too much
-memory; a model whose layers are compiled as one graph each against the same model as it is; a recorded model against
-the model. Errors are |found - expected| / |expected|. The exit status is 1 if one is too large. --share I N does every
-N-th check from the I-th on: kernels are compiled on one core, and there are many.
+- fused attention, values and six gradients, with and without dropout, and the loss without logits, against their
+  definitions in float64 (float32 where that takes too much memory), memory that nobody has written being NaN;
+- layers compiled as one graph each, a recorded model, a reversible one with dropout, against the same model as it is;
+- every position encoding and attention rule against itself on a CPU; training steps, and that they wait for nobody;
+  attention by PyTorch's kernel in half precision; translations.
+
+Errors are |found - expected| / |expected|. The exit status is 1 if one is too large. --share I N does every N-th check
+from the I-th on: kernels are compiled on one core, and there are many.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.peers import write
-from benchmarks.shapes import TRAINING, Shape
-from benchmarks.tune_rel_attention import NAMES, ODD, SHAPES, inputs
-from benchmarks.workers.serve import narrowed, segments
-from benchmarks.workers.txl import context_of, model_of
-from txl.graphed import Graphed
-from txl.model import TransformerXL
-from txl.ops.rel_attention.naive import naive
+from benchmarks.checks import models
+from benchmarks.checks.attention import DROPPED, ODD, SHAPES, dropout_errors, fused_errors
+from benchmarks.checks.errors import LIMITS, Check
+from benchmarks.checks.head import head_errors
+from benchmarks.checks.models import SMALL, TINY
+from benchmarks.checks.seq2seq import decoding_errors
+from benchmarks.peers import write_as_found
+from txl.positions import POSITION_ENCODINGS
 
-Errors = dict[str, float]
-LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
-FLOAT64_UP_TO = 2**27  # numbers of the largest tensor of the definition
-SMALL = dataclasses.replace(TRAINING["nvidia-base"], n_layer=3, n_token=3000, cutoffs=(500, 1000), dropout=0.0)
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected|."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-6))
-
-
-def fused_errors(B: int, N: int, H: int, T: int, S: int, window: int, dtype: torch.dtype) -> Errors:
-    """Of the output and the six gradients."""
-    from txl.ops.rel_attention.fused import fused
-
-    args = inputs(B, N, H, T, S, dtype)
-    kind = torch.float64 if T * S * N * H <= FLOAT64_UP_TO else torch.float32
-    exact = [x.detach().to(kind).requires_grad_() for x in args]
-    dout_BNTH = torch.randn(B, N, T, H, device="cuda").to(dtype)
-    found, expected = [], []
-    for attention, tensors, results in ((fused, args, found), (naive, exact, expected)):
-        out = attention(*tensors, scale=H**-0.5, window=window)
-        results += [out, *torch.autograd.grad(out, tensors, dout_BNTH.to(out.dtype))]
-    return dict(zip(NAMES, map(error, found, expected), strict=True))
+NARROW = ("float32", "bfloat16", "float16")
+OTHER_LAYERS: list[dict[str, Any]] = [
+    {"attention": "performer", "position": "rotary"},
+    {"attention": "lsh", "position": "rotary"},
+    {"attention": "performer", "position": "floater"},
+    {"reversible": True, "pre_lnorm": True},
+    {"recurrence": "same", "untie_r": True},
+]
+AS_TRAINED: list[dict[str, Any]] = [
+    {},
+    {"div_val": 2, "tie_projs": ()},
+    {"position": "rotary"},
+    {"reversible": True, "pre_lnorm": True},
+]
 
 
-def compiled_errors(shape: Shape) -> Errors:
-    """Of the loss and all gradients after two segments, the layers compiled with nothing left to Python."""
-    results = []
-    for compiled in (False, True):
-        model = model_of(shape)
-        if compiled:
-            for layer in model.layers:
-                layer.compile(fullgraph=True)
-        results.append(_loss_and_gradients(model, shape))
-    return {name: error(results[1][name], expected) for name, expected in results[0].items()}
+def operator_checks(device: str) -> Iterator[Check]:
+    """Of the operators, beside their definitions."""
+    for dtype in NARROW:
+        kind, limit = getattr(torch, dtype), LIMITS[dtype]
+        yield Check("head", dtype, lambda kind=kind: head_errors(kind, device), limit)
+    if device == "cpu":
+        return
+    cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
+    for finds, name, them in ((fused_errors, "fused", cases + ODD), (dropout_errors, "fused dropout", DROPPED)):
+        for case in them:
+            for dtype in NARROW:
+                kind, limit = getattr(torch, dtype), LIMITS[dtype]
+                yield Check(f"{name} {case}", dtype, lambda f=finds, c=case, k=kind: f(*c, k), limit)
 
 
-def _loss_and_gradients(model: TransformerXL, shape: Shape) -> dict[str, Tensor]:
-    text, memory, loss = segments(shape), None, torch.zeros(())
-    for _ in range(2):
-        with narrowed(shape):
-            nll_BT, memory = model.nll(*next(text), memory, context_of(shape))
-        loss = nll_BT.mean()
-    loss.backward()
-    gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    return {"loss": loss.detach(), "gradients": gradients}
-
-
-@torch.no_grad()
-def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
-    """Of the nats of six segments, of which the last four are read over a full memory.
-
-    The shape's dtype is that of the weights; with `narrows`, of the products only.
-    """
-    model = model_of(shape).eval()
-    if not narrows:
-        model.to(getattr(torch, shape.dtype))
-    on_cpu = shape.device == "cpu"
-    results = []
-    for predictor in (model, Graphed(model, record=(lambda work: work) if on_cpu else None)):
-        text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        with narrowed(shape) if narrows else nullcontext():
-            for _ in range(6):
-                nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
-                nats.append(nll_BT.clone())
-        results.append(torch.cat(nats))
-    return {"nats": error(results[1], results[0])}
-
-
-def checks(device: str) -> Iterator[tuple[str, str, Callable[[], Errors]]]:
-    """(name, dtype, what finds the errors)."""
-    cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()] if device == "cuda" else []
-    for case in cases + (ODD if device == "cuda" else []):
-        for dtype in LIMITS:
-            yield f"fused {case}", dtype, lambda case=case, dtype=dtype: fused_errors(*case, getattr(torch, dtype))
+def compiler_checks(device: str) -> Iterator[Check]:
+    """Of what takes longest to compile."""
     for dtype in ("float32", "bfloat16"):
-        shape = dataclasses.replace(SMALL, device=device, dtype=dtype, batch_size=2)
-        yield "compiled", dtype, lambda shape=shape: compiled_errors(shape)
+        shape = dataclasses.replace(SMALL, device=device, dtype=dtype)
+        yield Check("compiled", dtype, lambda s=shape: models.compiled_errors(s), LIMITS[dtype])
+    for impl in ("dense",) if device == "cpu" else ("dense", "fused"):
+        shape = dataclasses.replace(SMALL, device=device, dropout=0.3, dropatt=0.3, attn_impl=impl)
+        yield Check(f"compiled dropout {impl}", "float32", lambda s=shape: models.compiled_dropout_errors(s), 5e-3)
+
+
+def model_checks(device: str) -> Iterator[Check]:
+    """Of whole models."""
+    for dtype in ("float32", "bfloat16"):
+        shape = dataclasses.replace(SMALL, device=device, dtype=dtype)
         reading = dataclasses.replace(shape, tgt_len=96, mem_len=192, same_length=True, clamp_len=100)
-        yield "graphed", dtype, lambda reading=reading: graphed_errors(reading)
-    yield "graphed, narrowed", "bfloat16", lambda: graphed_errors(reading, narrows=True)
+        yield Check("graphed", dtype, lambda s=reading: models.graphed_errors(s), LIMITS[dtype])
+        dropping = dataclasses.replace(shape, dropout=0.2, dropatt=0.2)
+        limit = 1e-4 if dtype == "float32" else LIMITS[dtype]  # inputs computed from outputs are rounded once more
+        yield Check("reversible dropout", dtype, lambda s=dropping: models.reversible_errors(s), limit)
+    half = dataclasses.replace(TINY, device=device, dtype="bfloat16")
+    limit = LIMITS["bfloat16"]
+    yield Check("graphed, narrowed", "bfloat16", lambda: models.graphed_errors(reading, narrows=True), limit)
+    yield Check("rotary hidden", "bfloat16", lambda: models.hidden_errors(half, position="rotary"), limit)
+    yield Check("rotary gradients", "bfloat16", lambda: models.beside_cpu_errors(half, position="rotary"), limit)
+    for changes in ({}, *OTHER_LAYERS):
+        yield Check(f"step {_named(changes)}", "bfloat16", lambda c=changes: models.step_errors(half, **c), limit)
+    if device == "cuda":
+        dropping = dataclasses.replace(half, dropout=0.1, dropatt=0.1)
+        for changes in AS_TRAINED:
+            find = lambda c=changes: models.waiting_errors(dropping, **c)  # noqa: E731
+            yield Check(f"no waiting {_named(changes)}", "bfloat16", find, 0)
+    exact = dataclasses.replace(TINY, device=device, dtype="float64")
+    for changes in [{"position": name} for name in POSITION_ENCODINGS] + OTHER_LAYERS:
+        find = lambda c=changes: models.beside_cpu_errors(exact, **c)  # noqa: E731
+        yield Check(f"as on a CPU: {_named(changes)}", "float64", find, LIMITS["float64"])
+    yield Check("decoding", "float64", lambda: decoding_errors(device), 0)
+
+
+def _named(changes: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in changes.items()) or "default"
+
+
+def checked(checks: list[Check]) -> Iterator[dict[str, Any]]:
+    """A row for each, printed as it is found."""
+    for name, dtype, find, limit in checks:
+        torch.cuda.empty_cache()  # other shares are at work beside this one
+        row: dict[str, Any] = {"check": name, "dtype": dtype, "limit": limit}
+        try:
+            errors = find()
+        except Exception as failure:  # a compiler's own; the other checks are still worth doing
+            traceback.print_exc()
+            reason = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
+            print(f"WRONG {name} {dtype}: {reason}", flush=True)
+            yield row | {"right": False, "failed": reason}
+            continue
+        right = all(e <= limit for e in errors.values())  # False for NaN as well
+        numbers = " ".join(f"{key} {e:.1e}" for key, e in errors.items())
+        print(f"{'right' if right else 'WRONG'} {name} {dtype}: {numbers}", flush=True)
+        yield row | {"right": right, "errors": errors}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: without fused attention")
     parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "N"))
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="checks whose name holds one of these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
+    kinds = (compiler_checks, operator_checks, model_checks)  # what takes long first: it falls into different shares
+    checks = [c for kind in kinds for c in kind(args.device) if any(word in c.name for word in args.only or [""])]
     first, step = args.share
-    rows = []
-    for name, dtype, find in list(checks(args.device))[first::step]:
-        try:
-            errors = find()
-        except Exception as failure:  # a compiler's own; the other checks are still worth doing
-            reason = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
-            print(f"WRONG {name} {dtype}: {reason}", flush=True)
-            rows.append({"check": name, "dtype": dtype, "right": False, "failed": reason})
-            continue
-        right = all(e <= LIMITS[dtype] for e in errors.values())  # False for NaN as well
-        numbers = " ".join(f"{key} {e:.1e}" for key, e in errors.items())
-        print(f"{'right' if right else 'WRONG'} {name} {dtype}: {numbers}", flush=True)
-        rows.append({"check": name, "dtype": dtype, "right": right, "errors": errors})
-    write(args.json, {"rows": rows})
+    rows = write_as_found(args.json, checked(checks[first::step]))
     raise SystemExit(not all(row["right"] for row in rows))
 
 

@@ -16,7 +16,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.peers import say_machine, write
+from benchmarks.peers import say_machine, write_as_found
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.kernels import ATTENTION_KERNELS
 from txl.positions import PositionEncoding
@@ -142,41 +142,37 @@ def lsh_recall(n_round: int, *, n_token: int = 2048) -> float:
     return float((weight * seen[:, :, 1:]).sum(-1).mean())
 
 
-def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> list[dict[str, Any]]:
+def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> Iterator[dict[str, Any]]:
     """Prints a row per length and rule as it is measured."""
-    rows = []
     print("| tokens | rule | ms | times softmax | peak MiB |\n|---|---|---|---|---|")
     for n_token in lengths:
         for rule, row in compare(n_token, repeats=repeats, backward=backward).items():
             figures = f"{row['ms']:.1f} | {row['ratio_to_softmax']:.2f} | {row['peak_mib']:.0f}"
             print(f"| {n_token} | {rule} | {figures} |", flush=True)
-            rows.append({"tokens": n_token, "rule": rule, **row})
-    return rows
+            yield {"tokens": n_token, "rule": rule, **row}
 
 
-def table_of_layers() -> list[dict[str, Any]]:
+def table_of_layers() -> Iterator[dict[str, Any]]:
     """Prints the peak of a training step for each number of layers."""
-    rows = []
     print("| layers | kept MiB | recompute MiB | reversible MiB |\n|---|---|---|---|")
     for n_layer in (2, 4, 8, 16, 32):
         mib = {way: step_peak(way, n_layer) / 2**20 for way in ("kept", "recompute", "reversible")}
         print(f"| {n_layer} | " + " | ".join(f"{m:.1f}" for m in mib.values()) + " |", flush=True)
-        rows.append({"layers": n_layer, **mib})
-    return rows
+        yield {"layers": n_layer, **mib}
 
 
-def table_of_errors() -> list[dict[str, Any]]:
+def table_of_errors() -> Iterator[dict[str, Any]]:
     """Prints performer's error and the recall of lsh."""
-    rows: list[dict[str, Any]] = []
     print("| features | performer's error / deviation of softmax's output |\n|---|---|")
     for n_feature in (16, 64, 256, 1024, 4096):
-        rows.append({"features": n_feature, "error": performer_error(n_feature)})
-        print(f"| {n_feature} | {rows[-1]['error']:.3f} |", flush=True)
+        error = performer_error(n_feature)
+        print(f"| {n_feature} | {error:.3f} |", flush=True)
+        yield {"features": n_feature, "error": error}
     print("\n| rounds | share of softmax's weight that lsh sees |\n|---|---|")
     for n_round in (1, 2, 4, 8, 16):
-        rows.append({"rounds": n_round, "recall": lsh_recall(n_round)})
-        print(f"| {n_round} | {rows[-1]['recall']:.3f} |", flush=True)
-    return rows
+        recall = lsh_recall(n_round)
+        print(f"| {n_round} | {recall:.3f} |", flush=True)
+        yield {"rounds": n_round, "recall": recall}
 
 
 def main() -> None:
@@ -195,7 +191,7 @@ def main() -> None:
         rows = table_of_errors()
     else:
         rows = table_of_rules(args.lengths, repeats=args.repeats, backward=args.backward)
-    write(args.json, {"rows": rows})
+    write_as_found(args.json, rows)
 
 
 if __name__ == "__main__":

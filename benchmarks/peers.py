@@ -1,6 +1,8 @@
 """Programs to be timed against each other, each in a process and an environment of its own, asked in turn."""
 
 import argparse
+import functools
+import importlib.metadata
 import json
 import os
 import platform
@@ -8,6 +10,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,9 +159,8 @@ def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[st
     return found
 
 
-def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int) -> list[dict[str, Any]]:
+def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int) -> Iterator[dict[str, Any]]:
     """A task in every shape, n units at a time."""
-    found = []
     for label, shape in shapes.items():
         peers = programs(args, shape)
         try:
@@ -167,8 +169,7 @@ def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: i
             for peer in peers:
                 peer.close()
         n_token = 1 if task == "generate" else shape.tgt_len * shape.batch_size
-        found += rows(peers, label, task, n * n_token)
-    return found
+        yield from rows(peers, label, task, n * n_token)
 
 
 def machine() -> dict[str, Any]:
@@ -178,9 +179,10 @@ def machine() -> dict[str, Any]:
         "cpu": cpu.partition(":")[2].strip() or cpu,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **_gpu(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": _version("triton"),
         "command": shlex.join(sys.orig_argv[1:]),
     }
 
@@ -195,6 +197,39 @@ def write(path: Path | None, results: dict[str, Any]) -> None:
     if path is not None:
         with written_whole(path) as temporary:
             temporary.write_text(json.dumps({"machine": machine()} | results, indent=1) + "\n")
+
+
+def write_as_found(path: Path | None, rows: Iterable[dict[str, Any]], **about: Any) -> list[dict[str, Any]]:
+    """All rows, written after each one, so that a run which is stopped leaves what it has."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        found.append(row)
+        write(path, about | {"rows": found})
+    return found
+
+
+@functools.cache
+def _gpu() -> dict[str, Any]:
+    """Its name, CUDA's version and the driver's, where there is one."""
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": _driver()}
+
+
+def _driver() -> str | None:
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # a container may have the driver and not this
+        return None
+    return answer.stdout.partition("\n")[0].strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_info() -> list[str]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.peers import say_machine, write
+from benchmarks.peers import say_machine, write_as_found
 from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers import original
 from benchmarks.workers.serve import segments
@@ -141,6 +141,19 @@ def is_backward(event: FunctionEvent) -> bool:
     return event.name.startswith("autograd::engine::evaluate_function")
 
 
+def profiled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each part of a step, of each program in each shape."""
+    on_gpu = args.device == "cuda"
+    for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
+        works = {"txl": our_steps(shape)}
+        if args.original:
+            works["kimiyoung/transformer-xl"] = original.train(shape, args.original, mark_original)
+        for program, work in works.items():
+            found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
+            for row in told(f"{label}, {program}", found, args.steps):
+                yield {"program": program, "shape": label} | row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_flags(parser, TRAINING, "small")
@@ -152,17 +165,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
-    rows, on_gpu = [], args.device == "cuda"
-    for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
-        works = {"txl": our_steps(shape)}
-        if args.original:
-            works["kimiyoung/transformer-xl"] = original.train(shape, args.original, mark_original)
-        for program, work in works.items():
-            found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
-            rows += [
-                {"program": program, "shape": label} | row for row in told(f"{label}, {program}", found, args.steps)
-            ]
-    write(args.json, {"compile": args.compile, "device": args.device, "dtype": args.dtype, "rows": rows})
+    about = {"compile": args.compile, "device": args.device, "dtype": args.dtype}
+    write_as_found(args.json, profiled(args), **about)
 
 
 def told(title: str, found: dict[str, Counter[str]], steps: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ Prints tokens per second, the most memory held, and for ours the share of a larg
 
 import argparse
 
-from benchmarks.peers import add_peer_flags, measured, say_machine, write
+from benchmarks.peers import add_peer_flags, measured, say_machine, write_as_found
 from benchmarks.shapes import TRAINING, add_shape_flags, asked_for
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours: as train.py --compile")
     args = parser.parse_args()
     say_machine()
-    write(args.json, {"rows": measured(args, asked_for(args, TRAINING, compile=args.compile), "train", args.steps)})
+    shapes = asked_for(args, TRAINING, compile=args.compile)
+    write_as_found(args.json, measured(args, shapes, "train", args.steps))
 
 
 if __name__ == "__main__":

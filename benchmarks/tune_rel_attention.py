@@ -2,7 +2,7 @@
 
     python -m benchmarks.tune_rel_attention RESULTS.json [--seconds 330] [--dtype bfloat16]
 
-1. Correctness: values and the six gradients against the definition in float32, as relative error norms, at the shapes
+1. Correctness: values and the six gradients against the definition, as relative error norms, at the shapes
    of the benchmark (fewer sequences and heads) and at odd ones with windows.
 2. For each shape and kernel, the median time of every candidate (side, warps, stages); one that does not compile is
    named and passed over. The last line per kernel gives the fastest.
@@ -25,55 +25,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.checks.attention import ODD, SHAPES, fused_errors, inputs
+from benchmarks.checks.errors import LIMITS
 from txl.ops.rel_attention import fused as module
-from txl.ops.rel_attention.naive import naive
 
-SHAPES = {  # B, N, H, T, M
-    "wt103-base": (60, 10, 41, 150, 150),
-    "nvidia-base": (32, 8, 64, 192, 192),
-    "wt103-large": (16, 16, 64, 384, 384),
-    "long": (4, 16, 64, 2048, 2048),
-    "memory": (1, 16, 64, 128, 16384),
-}
-ODD = [  # B, N, H, T, S, window
-    (3, 2, 41, 150, 301, -1),
-    (2, 3, 64, 193, 457, 192),
-    (2, 1, 8, 67, 67, -1),
-    (1, 2, 128, 131, 389, 257),
-    (2, 2, 48, 1, 1001, 700),
-    (2, 2, 32, 300, 331, 1),
-    (1, 1, 64, 37, 4111, -1),
-]
 CANDIDATES = [
     (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
 ]  # fmt: skip
 KERNELS = ("forward", "queries", "keys", "places")
-NAMES = ("out", "dq", "dk", "dv", "dr", "du", "dw")
-
-
-def inputs(B: int, N: int, H: int, T: int, S: int, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v, r, u, w; the first three in the memory order (B, L, N, H) that a projection leaves them in."""
-
-    def heads(L: int) -> Tensor:
-        return torch.randn(B, L, N, H, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
-
-    shared = [torch.randn(S, N, H, device="cuda", dtype=dtype), *torch.randn(2, N, H, device="cuda")]
-    return [heads(T), heads(S), heads(S), *(x.requires_grad_() for x in shared)]
-
-
-def relative_errors(B: int, N: int, H: int, T: int, S: int, window: int, dtype: torch.dtype) -> dict[str, float]:
-    """|fused - naive| / |naive| of the output and each gradient, naive in float32 from the same rounded inputs."""
-    args = inputs(B, N, H, T, S, dtype)
-    exact = [x.detach().float().requires_grad_() for x in args]
-    dout = torch.randn(B, N, T, H, device="cuda", dtype=dtype)
-    found, expected = [], []
-    for attention, tensors, results in ((module.fused, args, found), (naive, exact, expected)):
-        out = attention(*tensors, scale=H**-0.5, window=window)
-        results += [out, *torch.autograd.grad(out, tensors, dout.to(out.dtype))]
-    return {
-        name: ((x.float() - y).norm() / y.norm().clamp_min(1e-3)).item()
-        for name, x, y in zip(NAMES, found, expected, strict=True)
-    }
 
 
 def check(dtype: torch.dtype) -> list[dict[str, Any]]:
@@ -81,9 +40,9 @@ def check(dtype: torch.dtype) -> list[dict[str, Any]]:
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
     results = []
     for case, kind in [(c, dtype) for c in cases + ODD] + [(c, torch.float32) for c in ODD[:4]]:
-        limit = 2e-5 if kind == torch.float32 else 2e-2
+        limit = LIMITS[str(kind)[6:]]
         try:
-            errors = relative_errors(*case, kind)
+            errors = fused_errors(*case, kind)
         except Exception as error:  # a kernel that needs more shared memory than there is
             print(f"WRONG {str(kind)[6:]} {case}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
             continue

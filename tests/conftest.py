@@ -1,12 +1,16 @@
-"""What all tests share."""
+"""What all tests share: also on a machine with a GPU they are tests on a CPU.
+
+There train.py would take the GPU and bfloat16, and what is compared bit by bit would be compared with another device's
+numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
+"""
 
 import os
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
+os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
+
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, whenever it is first imported
 
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
 

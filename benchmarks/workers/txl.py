@@ -93,6 +93,11 @@ def train(shape: Shape) -> Iterator[object]:
 
 def training_state(shape: Shape) -> TrainState:
     """A training at its beginning."""
+    return state_of(model_of(shape), shape)
+
+
+def state_of(model: TransformerXL, shape: Shape) -> TrainState:
+    """A training of this model at its beginning."""
     config = TrainConfig(
         batch_size=shape.batch_size,
         dropout=shape.dropout,
@@ -101,7 +106,7 @@ def training_state(shape: Shape) -> TrainState:
         compile=shape.compile,
         attn_impl=shape.attn_impl,
     )
-    return TrainState(model_of(shape).train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device)))
+    return TrainState(model.train(), config, context_of(shape), Ranks(0, 1, torch.device(shape.device)))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Fused attention against the definition, run by Triton's interpreter where there is no GPU."""
+"""Fused attention against the definition, run by Triton's interpreter; benchmarks/gpu_check.py asks a GPU."""
 
 import subprocess
 import sys
@@ -16,9 +16,7 @@ from txl.ops.rel_attention.fused import Tile, fused
 from txl.ops.rel_attention.naive import naive
 
 ROOT = Path(__file__).parents[2]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALVES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}  # the interpreter has no bfloat16 dot
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +36,9 @@ def inputs(B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.fl
     """q, k, v as a projection leaves them, (B, L, N, H) in memory with heads before length; r; u and w in float32."""
 
     def heads(L: int) -> Tensor:
-        return torch.randn(B, L, N, H, device=DEVICE).to(dtype).transpose(1, 2)
+        return torch.randn(B, L, N, H).to(dtype).transpose(1, 2)
 
-    shared = [torch.randn(S, N, H, device=DEVICE).to(dtype), *torch.randn(2, N, H, device=DEVICE)]
+    shared = [torch.randn(S, N, H).to(dtype), *torch.randn(2, N, H)]
     return [x.requires_grad_() for x in (heads(T), heads(S), heads(S), *shared)]
 
 
@@ -78,7 +76,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("B", "N", "T", "S", "H", "window"), SHAPES)
 def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window) -> None:
-    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
+    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
     assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
 
@@ -86,7 +84,7 @@ def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, wind
 def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 64 turn in halves."""
     monkeypatch.setattr(module, "TILES", {key: Tile(64, 4, 2) for key in module.TILES})
-    args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24, device=DEVICE)
+    args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=149)
     assert_close(with_gradients(fused, args, dout, window=149), expected, TOLERANCE[torch.float32])
 
@@ -100,9 +98,9 @@ def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch
     torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(dtype: torch.dtype) -> None:
-    args, dout = inputs(2, 2, 19, 41, 24, dtype), torch.randn(2, 2, 19, 24, device=DEVICE).to(dtype)
+def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype() -> None:
+    dtype = torch.float16
+    args, dout = inputs(2, 2, 19, 41, 24, dtype), torch.randn(2, 2, 19, 24).to(dtype)
     found = with_gradients(fused, args, dout)
     assert_close(found, with_gradients(naive, in_float64(args), dout.double()), TOLERANCE[dtype])
     assert [x.dtype for x in found] == [dtype] * 5 + [torch.float32] * 2
@@ -115,11 +113,11 @@ def test_the_output_joins_its_heads_without_a_copy() -> None:
 
 def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() -> None:
     """Rows then start wherever they happen to, and strides may be zero."""
-    qkv = torch.randn(2, 23, 3 * 2 * 20 + 1, device=DEVICE)[..., 1:]
+    qkv = torch.randn(2, 23, 3 * 2 * 20 + 1)[..., 1:]
     q, k, v = (x.unflatten(-1, (2, 20)).transpose(1, 2) for x in qkv.chunk(3, dim=-1))
-    shared = [torch.randn(23, 2, 20, device=DEVICE), *torch.randn(2, 2, 20, device=DEVICE)]
+    shared = [torch.randn(23, 2, 20), *torch.randn(2, 2, 20)]
     args = [x.requires_grad_() for x in (q[:, :, 10:], k, v.mT.contiguous().mT, *shared)]
-    dout = torch.randn(1, device=DEVICE).expand(2, 2, 13, 20)
+    dout = torch.randn(1).expand(2, 2, 13, 20)
     expected = with_gradients(naive, in_float64(args), dout.double())
     assert_close(with_gradients(fused, args, dout), expected, TOLERANCE[torch.float32])
 
@@ -128,7 +126,7 @@ def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
     """With values that are the rows of the identity, the output is the matrix of probabilities itself."""
     B, N, T, S, H = 2, 2, 61, 64, 64
     args = inputs(B, N, T, S, H)
-    args[2] = torch.eye(S, device=DEVICE).expand(B, N, S, H)
+    args[2] = torch.eye(S).expand(B, N, S, H)
     prob, dropped, again, other = (
         (torch.manual_seed(seed), fused(*args, scale=0.1, dropout=p).detach())[1]
         for seed, p in [(1, 0.0), (1, 0.3), (1, 0.3), (2, 0.3)]
@@ -149,9 +147,9 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
     sides = {"forward": 16, "queries": 32, "keys": 16, "places": 32}
     monkeypatch.setattr(module, "TILES", {key: Tile(sides[key[0]], 4, 2) for key in module.TILES})
     B, N, T, S, H = 2, 2, 19, 32, 32
-    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H, device=DEVICE)
+    args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
-    eye = torch.eye(S, device=DEVICE).expand(B, N, S, H)
+    eye = torch.eye(S).expand(B, N, S, H)
     torch.manual_seed(3)
     keep = fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0
     torch.manual_seed(3)
@@ -174,7 +172,7 @@ def test_the_operator_keeps_the_promises_of_pytorch() -> None:
 
 def test_a_layer_compiles_into_one_graph() -> None:
     args = inputs(1, 2, 5, 7, 8)
-    dout = torch.randn(1, 2, 5, 8, device=DEVICE)
+    dout = torch.randn(1, 2, 5, 8)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
     assert_close(with_gradients(compiled, args, dout), [x.double() for x in with_gradients(fused, args, dout)], 1e-6)
 
