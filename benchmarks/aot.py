@@ -1,8 +1,9 @@
-"""What the kernels of fused attention become on an H100 or H200 (sm_90), found without one: registers, spills, memory.
+"""What our Triton kernels become on an H100 or H200 (sm_90), found without one: registers, spills, memory.
 
-    python -m benchmarks.aot [--head 64] [--dtype bfloat16] [--dropout 0] [--block 64] [--warps 4] [--stages 2]
+    python -m benchmarks.aot [--head 64 ...] [--dtype bfloat16 ...] [--dropout 0 ...] [--window -1]
+                             [--tile SIDE WARPS STAGES] [--markdown]
 
-The operator is called as a model calls it, on tensors that nobody reads; each launch compiles its kernel, as
+The operators are called as a model calls them, on tensors that nobody reads; each launch compiles its kernel, as
 specialised as on a GPU, and goes no further. ptxas and cuobjdump come with Triton.
 """
 
@@ -14,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,19 +72,47 @@ def compiling_only() -> Iterator[list[Any]]:
         JITFunction.run = launch
 
 
-def compile_all(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
-    """Every kernel of one forward and backward pass, with the tiles in `module.TILES`."""
+def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
+    """Every kernel of one forward and backward pass, with the tiles in `module.TILES`, and of a forward pass of few
+    queries over many keys, which several programs share."""
     B, N, T, S = 2, 16, 384, 768
 
-    def heads(L: int) -> torch.Tensor:
+    def heads(B: int, L: int) -> torch.Tensor:
         return torch.empty(B, L, N, head, dtype=dtype).transpose(1, 2).requires_grad_()
 
-    shared = [torch.empty(S, N, head, dtype=dtype), torch.empty(N, head), torch.empty(N, head)]
+    def shared(S: int) -> list[torch.Tensor]:
+        both = torch.empty(S, N, head, dtype=dtype), torch.empty(N, head), torch.empty(N, head)
+        return [x.requires_grad_() for x in both]
+
     with compiling_only() as compiled:
-        args = [heads(T), heads(S), heads(S), *(x.requires_grad_() for x in shared)]
+        args = [heads(B, T), heads(B, S), heads(B, S), *shared(S)]
         out = module.fused(*args, scale=1.0, dropout=dropout, window=window)
         torch.autograd.grad(out, args, torch.empty_like(out))
+    with compiling_only() as compiled_split:
+        few, many = 64, 4096
+        module.fused(
+            heads(1, few), heads(1, many), heads(1, many), *shared(many), scale=1.0, dropout=dropout, window=window
+        )
+    names = {"forward": "forward_split", "join": "join"}
+    compiled += [(names[name], *rest) for name, *rest in compiled_split if name in names]
+    return [report(*each) for each in _distinct(compiled)]
+
+
+def compile_loss(dtype: torch.dtype) -> list[Report]:
+    """The kernels of the loss, for a tile of logits two blocks wide."""
+    from txl.ops.linear_cross_entropy import fused as loss
+
+    T, U = 8192, 8192
+    logit_TU, target_T = torch.empty(T, U, dtype=dtype), torch.empty(T, dtype=torch.int64)
+    with compiling_only() as compiled:
+        loss.add_statistics(logit_TU, torch.empty(U), target_T, torch.empty(T), torch.empty(T))
+        loss.logit_gradient(logit_TU, torch.empty(U), target_T, torch.empty(T), torch.empty(T))
     return [report(*each) for each in compiled]
+
+
+def _distinct(compiled: list[Any]) -> list[Any]:
+    """One of each name: several tensors may have been copied by one kernel."""
+    return list({name: (name, *rest) for name, *rest in reversed(compiled)}.values())[::-1]
 
 
 def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
@@ -97,7 +127,7 @@ def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
     names = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z0-9]+)", text, re.MULTILINE))
     return Report(
         name,
-        constants.get("W", constants.get("ROWS")),
+        next(constants[key] for key in ("W", "ROWS", "block") if key in constants),
         kernel.metadata.num_warps,
         kernel.metadata.num_stages,
         int(usage["REG"]),
@@ -107,23 +137,50 @@ def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
     )
 
 
+def plain(reports: list[Report]) -> Iterator[str]:
+    """A line each, with the counts of instructions."""
+    yield f"{'kernel':20} side warps stages | registers stack shared | instructions"
+    for r in reports:
+        names = " ".join(f"{key} {count}" for key, count in r.instructions.items())
+        yield f"{r.kernel:20} {r.side:4} {r.warps:5} {r.stages:6} | {r.registers:9} {r.stack:5} {r.shared:6} | {names}"
+
+
+def markdown(label: str, reports: list[Report]) -> Iterator[str]:
+    """Rows of a table."""
+    for r in reports:
+        spills = f"{r.instructions['STL']} | {r.instructions['LDL']}"
+        launch = f"{r.side}, {r.warps}, {r.stages}"
+        yield f"| {label} | `{r.kernel}` | {launch} | {r.registers} | {r.stack} | {spills} | {r.shared:,} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--head", type=int, nargs="+", default=[64])
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"])
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0], help="the second and later: what differs")
     parser.add_argument("--window", type=int, default=-1)
     parser.add_argument("--tile", type=int, nargs=3, metavar=("SIDE", "WARPS", "STAGES"), help="for every kernel")
+    parser.add_argument("--markdown", action="store_true", help="print one table")
     args = parser.parse_args()
     if args.tile:
         module.TILES.update(dict.fromkeys(module.TILES, module.Tile(*args.tile)))
-    print(f"{'kernel':20} side warps stages | registers stack shared | instructions")
-    for r in compile_all(args.head, getattr(torch, args.dtype), args.dropout, window=args.window):
-        names = " ".join(f"{key} {count}" for key, count in r.instructions.items())
-        print(
-            f"{r.kernel:20} {r.side:4} {r.warps:5} {r.stages:6} | {r.registers:9} {r.stack:5} {r.shared:6} | {names}",
-            flush=True,
-        )
+    if args.markdown:
+        print("| | kernel | side, warps, stages | registers | stack | STL | LDL | shared memory |")
+        print("|---|---|---|---|---|---|---|---|")
+    for dtype, head in product(args.dtype, args.head):
+        seen: list[Report] = []
+        for dropout in args.dropout:
+            reports = compile_attention(head, getattr(torch, dtype), dropout, window=args.window)
+            label = f"{dtype}, head {head}" + f", dropout {dropout}" * (dropout > 0)
+            show(label, [r for r in reports if r not in seen], as_table=args.markdown)
+            seen += reports
+    for dtype in args.dtype:
+        show(f"{dtype}, loss", compile_loss(getattr(torch, dtype)), as_table=args.markdown)
+
+
+def show(label: str, reports: list[Report], *, as_table: bool) -> None:
+    """Print a table of them, or rows of one."""
+    print(*(markdown(label, reports) if as_table else (label, *plain(reports))), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,26 @@ def test_losses_and_memory_over_all_segments(name: str, impl: str) -> None:
                 assert_same(ours, theirs)
 
 
+def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, the widest it has, which 1e-4 allows for. One row, since Triton's interpreter is slow, and segments
+    until the memory is full."""
+    pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
+    from txl.ops.rel_attention import fused
+
+    monkeypatch.setattr(fused, "TILES", {key: fused.Tile(16, 4, 2) for key in fused.TILES})
+    golden = Golden("xl_same_length")
+    model, context = golden.model()
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu", torch.float32)
+    for layer in model.layers:  # use_attention would ask for a GPU
+        layer.attn.kernel.impl = "fused"
+    memory = None
+    for i in range(3):
+        data_BT, target_BT, loss_BT = (x[:1] for x in golden.segment(i))
+        with torch.no_grad():
+            nll_BT, memory = model.nll(data_BT, target_BT, memory, context)
+        torch.testing.assert_close(nll_BT.double().cpu(), loss_BT, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_log_probabilities_of_all_words(name: str) -> None:
     golden = Golden(name)

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,16 @@ def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, wind
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
     assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
+
+
+def test_clamped_distances_are_distances_like_others() -> None:
+    """Their rows of r are alike, each with a gradient of its own; the promise that they are is not needed here."""
+    args, dout = inputs(1, 1, 7, 23, 8), torch.randn(1, 1, 7, 8, device=DEVICE)
+    with torch.no_grad():
+        args[3][:17] = args[3][17].clone()
+    expected = with_gradients(naive, in_float64(args), dout.double())
+    by_name = partial(rel_attention, impl="fused", clamp_len=5)
+    assert_close(with_gradients(by_name, args, dout), expected, TOLERANCE[torch.float32])
 
 
 def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +174,38 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
     out = (prob * keep / 0.75) @ exact[2]
     expected = [out.detach(), *torch.autograd.grad(out, exact, dout.double())]
     assert_close(found, expected, TOLERANCE[torch.float32])
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one. Triton asks for the current device's stream."""
+    from txl.ops.rel_attention import triton_kernels as kernels
+
+    chosen: list[bool] = []  # one entry within torch.cuda.device_of
+    launched: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def device_of(x: Tensor) -> Iterator[None]:
+        chosen.append(x.device.type == DEVICE)
+        yield
+        chosen.pop()
+
+    class Watched:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(kernels, name)
+
+        def __getitem__(self, grid: tuple[int, ...]):
+            launched.append((self.name, chosen == [True]))
+            return self.kernel[grid]
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(module, "KEYS_PER_SPLIT", 8)  # so that splits are joined
+    names = "queries", "copy_rows", "forward", "join", "deltas", "backward_keys", "backward_queries", "backward_places"
+    for name in names:
+        monkeypatch.setattr(kernels, name, Watched(name))
+    args, dout = inputs(1, 1, 3, 17, 5), torch.randn(1, 1, 3, 5, device=DEVICE)
+    with_gradients(fused, args, dout)
+    assert {name for name, _ in launched} == set(names)
+    assert [name for name, on_device in launched if not on_device] == []
 
 
 def test_the_operator_keeps_the_promises_of_pytorch() -> None:

@@ -1,11 +1,13 @@
-"""Learning rates with the warmup done right."""
+"""Learning rates with the warmup done right, and optimizers that update all weights in one pass."""
 
 import math
 
 import pytest
+import torch
+from torch import nn
 
 from txl.config import TrainConfig
-from txl.optim import Plateau, learning_rate
+from txl.optim import Optimizers, Plateau, learning_rate
 
 
 def rates(**settings: object) -> list[float]:
@@ -46,3 +48,19 @@ def test_dev_perf_bears_as_many_bad_evaluations_as_its_patience() -> None:
         plateau.see(nats)
         seen.append(plateau.apply(0.1))
     assert seen == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.01, 0.005])
+
+
+@pytest.mark.parametrize(
+    ("optim", "kinds"),
+    [
+        ("adam", {torch.optim.Adam}),
+        ("adamw", {torch.optim.AdamW}),
+        ("sgd", {torch.optim.SGD}),
+        ("muon", {torch.optim.Muon, torch.optim.AdamW}),
+    ],
+)
+def test_optimizers_are_fused_where_pytorch_has_them(optim: str, kinds: set[type]) -> None:
+    named = [("layers.0.attn.q_net.weight", nn.Parameter(torch.ones(2, 2))), ("bias", nn.Parameter(torch.ones(2)))]
+    built = Optimizers(named, TrainConfig(optim=optim, mom=0.9))._all
+    assert {type(each) for each in built} == kinds
+    assert all(each.defaults["fused"] for each in built if type(each) is not torch.optim.Muon)

@@ -82,11 +82,23 @@ class _Block(NamedTuple):
         sum_NBSH[:, :, self.keys.stop :] = 0
 
 
-def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
-    """On a GPU one for everything; on a CPU as large as a cache, and never fewer products than threads."""
+def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
+    """The queries of a block, and the keys that any of them may see; on a GPU one block for all."""
     for t in range(0, T, _QUERIES if on_cpu else T):
         queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
-        keys = slice(max(0, S - T + t - window + 1) if window > 0 else 0, S - T + queries.stop)
+        yield queries, slice(max(0, S - T + t - window + 1) if window > 0 else 0, S - T + queries.stop)
+
+
+def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> int:
+    """Scores of all blocks. However heads and rows are grouped: a compiled graph, which asks for this, must not depend
+    on that, or it would be compiled anew for each length of the memory."""
+    pairs = _query_blocks(T, S, window, on_cpu=on_cpu)
+    return B * N * sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys in pairs)
+
+
+def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
+    """On a GPU one for everything; on a CPU as large as a cache, and never fewer products than threads."""
+    for queries, keys in _query_blocks(T, S, window, on_cpu=on_cpu):
         n_product = N * B
         if on_cpu:
             score = (queries.stop - queries.start) * (keys.stop - keys.start)
@@ -235,7 +247,8 @@ _backward_op = custom_op("txl::rel_attention_dense_backward", backward, mutates_
 @_forward_op.register_fake
 def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, clamp_len):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
-    n_prob = sum(block.n_score for block in _blocks_of(q_BNTH, k_BNSH, window)) if keep else 0
+    on_cpu = q_BNTH.device.type == "cpu"
+    n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu) if keep else 0
     kept = q_BNTH.new_empty(n_prob if dropout > 0 else 0, dtype=torch.bool)
     return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(n_prob), kept
 

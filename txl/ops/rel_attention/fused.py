@@ -98,11 +98,12 @@ def _forward(
     dropout: float,
 ) -> list[Tensor]:
     """The output and what the backward needs of it: [out, lse, qu, qw] and, where heads are padded, [k, v, r]."""
-    qu_BNTP, qw_BNTP = _queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
-    k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSH), _aligned(v_BNSH), _aligned(r_SNH.transpose(0, 1)[None])[0]
-    call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout)
-    padded = [k_BNSP, v_BNSP, r_NSP] if qu_BNTP.shape[3] != q_BNTH.shape[3] else []
-    return [*forward(call), qu_BNTP, qw_BNTP, *padded]
+    with torch.cuda.device_of(q_BNTH):  # Triton launches on the current device, whose tensors these need not be
+        qu_BNTP, qw_BNTP = _queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
+        k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSH), _aligned(v_BNSH), _aligned(r_SNH.transpose(0, 1)[None])[0]
+        call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout)
+        padded = [k_BNSP, v_BNSP, r_NSP] if qu_BNTP.shape[3] != q_BNTH.shape[3] else []
+        return [*forward(call), qu_BNTP, qw_BNTP, *padded]
 
 
 @_forward.register_fake
@@ -131,12 +132,13 @@ def _backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, r, u and w, the last three in float32."""
-    k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSP), _aligned(v_BNSP), _aligned(r_NSP[None])[0]
-    call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
-    grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
-    dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
-    dq_BNTH, sum_NH = backward_queries(call, grad)
-    return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
+    with torch.cuda.device_of(dout_BNTH):
+        k_BNSP, v_BNSP, r_NSP = _aligned(k_BNSP), _aligned(v_BNSP), _aligned(r_NSP[None])[0]
+        call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
+        grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
+        dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
+        dq_BNTH, sum_NH = backward_queries(call, grad)
+        return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
 
 
 @_backward.register_fake
