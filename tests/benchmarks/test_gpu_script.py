@@ -86,6 +86,5 @@ def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tm
     status, out = run(tmp_path, "*check-0*) exec sleep 30 ;;", seconds=6)
     assert status == 1
     assert "stopped after 1 s" in table(out)["correctness"]
-    assert table(out)["attention"].endswith("s done")
-    status, out = run(tmp_path, "*) ;;", seconds=1)
+    _, out = run(tmp_path, "*) ;;", seconds=1)
     assert "left out: no time" in table(out)["attention"]
