@@ -30,8 +30,13 @@ class RelativeKeys(PositionEncoding):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.head_shape = (config.n_head, config.d_head)
-        self.p_RD = nn.Parameter(torch.randn(rows_of_table(config), config.d_model) * 0.02)
+        self.p_RD = nn.Parameter(torch.empty(rows_of_table(config), config.d_model))
         self.r_net = nn.Linear(config.d_model, config.n_head * config.d_head, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P as large as the sinusoids in whose place it stands; as small as other weights it learns late."""
+        nn.init.normal_(self.p_RD, 0.0, 0.5**0.5)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The row of each distance, (S,)."""
