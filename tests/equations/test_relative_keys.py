@@ -1,14 +1,10 @@
 """Projected relative keys against the formula."""
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.equations.loops import SIZES, D, H, N, assert_same, attended, attention_with, by_loop, tokens
-from txl import ModelConfig, Span, TransformerXL
-from txl.config import TrainConfig
-from txl.init import init_weights
-from txl.positions.base import sinusoid
+from txl import Span
 
 
 @pytest.mark.parametrize(("M", "T"), SIZES)
@@ -27,13 +23,3 @@ def test_attention_is_the_formula(M: int, T: int, clamp_len: int, n_position: in
 
     x_SD = tokens(M, T)
     assert_same(attended(attention, x_SD, Span(M, T, clamp_len=clamp_len)), by_loop(attention, x_SD, M, logit=logit))
-
-
-def test_distances_begin_as_large_as_sinusoids() -> None:
-    model = TransformerXL(ModelConfig(n_token=5, n_layer=2, d_model=64, position="relative_keys", n_position=60))
-    init_weights(model, TrainConfig())
-    sinusoid_size = sinusoid(torch.arange(60), 64, torch.float32).square().mean().sqrt().item()
-    first, second = (layer.attn.pos for layer in model.layers)
-    assert first.p_RD is second.p_RD
-    assert first.p_RD.std().item() == pytest.approx(sinusoid_size, rel=0.05)
-    assert first.r_net.weight.std() < 0.03

@@ -169,6 +169,14 @@ def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:
     return (span.key_positions_S(device) - max(0, span.n_key - n_row)).clamp(min=0)
 
 
+def draw_like_sinusoids(table: Tensor) -> None:
+    """Fill a table of positions with normal numbers whose mean square is that of `sinusoid`, 1/2.
+
+    Drawn like other weights, with a deviation of 0.02, positions are lost beside the hidden states they are added to.
+    """
+    nn.init.normal_(table, 0.0, 0.5**0.5)
+
+
 def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """[sin(p w_0) ... sin(p w_k), cos(p w_0) ... cos(p w_k)] with w_i = 10000^(-2i/dim), shape (len(position), dim).
 

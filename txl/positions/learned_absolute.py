@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, placed, rows_of_positions_S, rows_of_table
+from txl.positions.base import PositionEncoding, draw_like_sinusoids, placed, rows_of_positions_S, rows_of_table
 
 
 class LearnedAbsolute(PositionEncoding):
@@ -30,7 +30,12 @@ class LearnedAbsolute(PositionEncoding):
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        self.p_RD = nn.Parameter(torch.randn(rows_of_table(config), config.d_model) * 0.02)
+        self.p_RD = nn.Parameter(torch.empty(rows_of_table(config), config.d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P is not small beside the hidden states that it is added to."""
+        draw_like_sinusoids(self.p_RD)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The row of each key, (S,)."""

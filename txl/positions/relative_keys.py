@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, RelativeTerms, rows_of_table
+from txl.positions.base import PositionEncoding, RelativeTerms, draw_like_sinusoids, rows_of_table
 
 
 class RelativeKeys(PositionEncoding):
@@ -36,7 +36,7 @@ class RelativeKeys(PositionEncoding):
 
     def reset_parameters(self) -> None:
         """P as large as the sinusoids in whose place it stands; as small as other weights it learns late."""
-        nn.init.normal_(self.p_RD, 0.0, 0.5**0.5)
+        draw_like_sinusoids(self.p_RD)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The row of each distance, (S,)."""
