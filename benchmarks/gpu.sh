@@ -31,6 +31,10 @@ due=0 # seconds after the beginning at which the parts so far must be done
 n_failed=0
 summary=()
 mkdir -p "$out" || exit
+if compgen -G "$out/*.json" >/dev/null && [[ ! -e $out/table.txt ]]; then
+    echo "$out: holds JSON files that this script has not written; name another folder" >&2
+    exit 2
+fi
 rm -f "$out"/*.log "$out"/*.json
 
 # planned SECONDS: add a share of 585, in proportion if the limit is another one, to `due`; the time until then in `left`
@@ -56,7 +60,7 @@ part() {
     local name=$2 module=$3 start=$SECONDS left code note=""
     planned "$1"
     shift 3
-    if ((left < 20 * in_all / 585 || left < 1)); then
+    if ((left < 10 * in_all / 585 || left < 1)); then
         summary+=("$(printf '%-18s         left out: no time' "$name")")
         return
     fi

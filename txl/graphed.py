@@ -33,7 +33,8 @@ class _Recording:
         self.shape, self.context, self.length, self.turn = h_BTD.shape, context, n_mem, 0
         self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
         self._rooms_2BNCH = [self._room(layer, n_new=n_new) for layer in memory.layers]
-        # positions are projected here, not in each replay; the keys and values given stay with who gave them
+        self.dtype = self._rooms_2BNCH[0].dtype
+        # distances are projected here, not in each replay; the keys and values given stay with who gave them
         self._places = replace(model.with_places(memory, context, n_new=n_new), layers=())
 
         def work() -> None:
@@ -97,7 +98,8 @@ class Graphed:
     ) -> None:
         self.model = model
         self._record = record or _cuda_graph
-        self._failed = False
+        self.failed = False
+        """Whether a recording was tried and could not be made."""
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """See `TransformerXL.fresh_memory`."""
@@ -115,20 +117,30 @@ class Graphed:
             if memory.turn != memory.recording.turn:
                 raise ValueError("this memory has been used: a graphed model can go on from its last segment only")
             recording = memory.recording
-            if recording.shape != h_BTD.shape or recording.context != context:
+            if (recording.shape, recording.context, recording.dtype) != (h_BTD.shape, context, self._product_dtype()):
                 memory = recording.remembered()
         if isinstance(memory, KeyValueMemory):
-            if self._failed or not 0 < context.mem_len == memory.length or context.ext_len:
+            if self.failed or not self._can_record(memory, context):
                 return self.model.read(h_BTD, memory, context)
             try:
                 recording = _Recording(self.model, h_BTD, memory, context, self._record)
             except RuntimeError as error:  # what a layer does may not be allowed in a graph; slower, it works
-                self._failed = True
+                self.failed = True
                 _LOG.warning("no CUDA graph, reading without: %s", str(error).splitlines()[0])
                 return self.model.read(h_BTD, memory, context)
         elif not isinstance(memory, _Turn):
             return self.model.read(h_BTD, memory, context)
         return Output(recording.run(h_BTD), _Turn(recording, recording.turn))
+
+    def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
+        """True if the memory is full and stays so, and new keys will be of its type, which is that of the rooms."""
+        is_full = 0 < context.mem_len == memory.length and not context.ext_len
+        return is_full and memory.layers[0].k_BNMH.dtype == self._product_dtype()
+
+    def _product_dtype(self) -> torch.dtype:
+        weight = self.model.layers[0].attn.k_net.weight
+        device = weight.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _Turn, context: Context

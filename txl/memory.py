@@ -180,7 +180,7 @@ class KeyValueMemory:
     """The memory of a model whose weights no longer change: keys and values instead of what they are projected from.
 
     Gives the same numbers as `Memory`, and projects each remembered token once instead of once per segment. Immutable,
-    without gradients, and only for encodings that do not place hidden states (`PositionEncoding.qk_input`).
+    without gradients, and only for encodings that do not place hidden states (`PositionEncoding.places_hidden_states`).
 
     Attributes:
         places: per layer what the encoding makes of distances (`PositionEncoding.project`), one row per distance,

@@ -33,7 +33,9 @@ def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> 
         is_read = position in who.position or attention in who.attention
         if is_read or not any(who) or value is False or value == "auto":
             continue
-        kind, chosen, names = ("position", position, who.position) if who.position else ("attention", attention, who[1])
+        kind, chosen, names = "attention", attention, who.attention
+        if who.position:
+            kind, chosen, names = "position", position, who.position
         given = f"--{name}" if value is True else f"--{name} {value}"
         raise UsageError(f"{given}: --{kind} {chosen} does not read it, {_do(names)}; leave it out")
 

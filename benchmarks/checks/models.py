@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -11,12 +10,14 @@ from torch import Tensor
 
 from benchmarks.checks.errors import Errors, error
 from benchmarks.shapes import TRAINING, Shape
-from benchmarks.workers.serve import narrowed, segments
+from benchmarks.workers import serve
+from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
 from txl.config import TrainConfig
 from txl.graphed import Graphed
 from txl.init import init_weights
 from txl.model import TransformerXL
+from txl.narrowed import narrowed
 
 SMALL = dataclasses.replace(
     TRAINING["nvidia-base"], n_layer=3, n_token=3000, cutoffs=(500, 1000), batch_size=2, dropout=0.0
@@ -48,7 +49,7 @@ def loss_and_gradients(
     torch.manual_seed(4)
     text, memory, loss = segments(shape), None, torch.zeros(())
     for _ in range(n_segment):
-        with narrowed(dataclasses.replace(shape, dtype="float32") if wide else shape):
+        with serve.narrowed(dataclasses.replace(shape, dtype="float32") if wide else shape):
             nll_BT, memory = model.nll(*next(text), memory, context_of(shape))
         loss = nll_BT.double().mean()
     model.zero_grad()
@@ -106,12 +107,12 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
     results = []
     for predictor in (model, graphed):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        with narrowed(shape) if narrows else nullcontext():
+        with narrowed(model, shape.dtype if narrows else "float32"):
             for _ in range(6):
                 nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
                 nats.append(nll_BT.clone())
         results.append(torch.cat(nats))
-    if graphed._failed:
+    if graphed.failed:
         raise RuntimeError("no CUDA graph could be recorded")
     return {"nats": error(results[1], results[0])}
 

@@ -86,3 +86,19 @@ def test_positions_are_projected_before_the_recording(model: TransformerXL, monk
     for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
         _, memory = graphed(token_BT, memory, context)
     assert len(calls) == len(model.layers)
+
+
+def test_a_memory_of_other_numbers_is_read_without(model: TransformerXL) -> None:
+    """Filled before the products were narrowed, or after; new keys would not go into its rooms."""
+    model, context, recorded = model.float(), CONTEXTS[0], []
+    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    parts, results = torch.randint(0, 30, (2, 32)).split(4, dim=1), []
+    for predictor in (model, graphed):
+        memory, hiddens = predictor.fresh_memory(2), []
+        for i, token_BT in enumerate(parts):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=i in (3, 4)):
+                hidden_BTD, memory = predictor(token_BT, memory, context)
+            hiddens.append(hidden_BTD.clone())
+        results.append(torch.cat(hiddens, dim=1))
+    torch.testing.assert_close(*results)
+    assert recorded

@@ -81,7 +81,7 @@ def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "TILES", {key: fused.Tile(16, 4, 2) for key in fused.TILES})
     golden = Golden("xl_same_length")
     model, context = golden.model()
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu", torch.float32)
+    model = model.float()
     for layer in model.layers:  # use_attention would ask for a GPU
         layer.attn.kernel.impl = "fused"
     memory = None
@@ -89,7 +89,7 @@ def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
         data_BT, target_BT, loss_BT = (x[:1] for x in golden.segment(i))
         with torch.no_grad():
             nll_BT, memory = model.nll(data_BT, target_BT, memory, context)
-        torch.testing.assert_close(nll_BT.double().cpu(), loss_BT, rtol=0, atol=1e-4)
+        torch.testing.assert_close(nll_BT.double(), loss_BT, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,11 +40,11 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 SERVED = [name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores()]
-PAIRS = [(position, rule) for rule in SCORELESS for position in ("toy_none", "toy_turned", *SERVED)]
+RULE_PAIRS = [(position, rule) for rule in SCORELESS for position in ("toy_none", "toy_turned", *SERVED)]
 REFUSED = [(name, rule) for rule in SCORELESS for name, cls in POSITION_ENCODINGS.items() if cls.needs_scores()]
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
+@pytest.fixture(params=RULE_PAIRS, ids="-".join)
 def model(request: pytest.FixtureRequest, toys: None, seeded: None) -> TransformerXL:
     position, rule = request.param
     return build("plain", position=position, attention=rule, **RULE_SIZES)

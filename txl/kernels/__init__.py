@@ -23,7 +23,7 @@ class AttentionKernel(Protocol):
     impl: str
     """How it is computed, where there are several ways."""
     settings: ClassVar[tuple[str, ...]]
-    """Fields of `ModelConfig`, and of `TrainConfig`, that this rule alone reads."""
+    """Fields of `ModelConfig`, and of `TrainConfig`, that not every rule reads."""
 
     def __call__(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -172,7 +172,8 @@ def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:
 def draw_like_sinusoids(table: Tensor) -> None:
     """Fill a table of positions with normal numbers whose mean square is that of `sinusoid`, 1/2.
 
-    Drawn like other weights, with a deviation of 0.02, positions are lost beside the hidden states they are added to.
+    Drawn like other weights, with a deviation of 0.02, they are lost beside the hidden states they are added to. Only
+    what the code of 2019 drew so, small as it is, is left so.
     """
     nn.init.normal_(table, 0.0, 0.5**0.5)
 
