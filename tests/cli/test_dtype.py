@@ -111,6 +111,11 @@ def test_a_model_that_leaves_the_range_of_float16_is_refused(
     assert call(entry, *flags, "--dtype", "bfloat16").status == 0
 
 
+def test_so_is_one_that_leaves_it_on_a_text(refused: Refused, splits: list[str], text: Path, run_folder: Path) -> None:
+    change_weights(run_folder, lambda weight: weight * 1e6)
+    assert "--dtype float16: " in refused("eval", *splits[:2], "--text", text / "test.txt", "--dtype", "float16")
+
+
 def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for path in run.glob("step_*/*.safetensors"):
         save_file({name: change(weight) for name, weight in load_file(path).items()}, path)
