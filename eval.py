@@ -44,7 +44,7 @@ from txl.narrowed import narrowed
 from txl.pictures import pictures_of, plot_recl, write_pictures
 from txl.report import as_tsv, require_outputs, show, tell, tokens_of, write_results, write_text, write_tokens
 from txl.rows import Row, row_of_split, row_of_text
-from txl.settings import require_read
+from txl.settings import require_read, require_read_by_one
 from txl.study import recl
 from txl.study.comparison import comparable, losses_of, require_long_enough
 from txl.study.loss_by_position import LossByPosition
@@ -193,8 +193,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     """The relative effective context length of several runs, on one split; rank 0 tells."""
     config, study = build(EvalConfig, typed), build(StudyConfig, typed)
     checkpoints = comparable(typed, config, study)
-    for checkpoint in checkpoints:
-        require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
+    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
     ids = ranks.main_first(lambda: corpus.split(config.split))
     require_long_enough(len(ids), config, study)

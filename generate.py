@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Let a trained Transformer-XL write, printed as it comes."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +30,7 @@ def main(argv: Sequence[str]) -> None:
     vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
-    context = dataclasses.replace(checkpoint.context, ext_len=0, **{k: v for k, v in given.items() if v is not None})
-    context = within(context, len(prompt) + config.length)
+    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + config.length)
     model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
     model.use_attention(config.attn_impl)
 

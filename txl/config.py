@@ -190,6 +190,10 @@ class Context:
             "give a memory, or --no_same_length",
         )
 
+    def overlaid(self, **given: int | bool | None) -> "Context":
+        """The same with what was given in the place of what is here; None: it was not given."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -334,11 +338,10 @@ class EvalConfig:
     def look_backs(self, trained: Context) -> list[Context]:
         """One for each segment and memory length asked for; what was not given is as in `trained`."""
         given = {name: getattr(self, name) for name in ("ext_len", "clamp_len", "same_length")}
-        given = {name: value for name, value in given.items() if value is not None}
         return [
-            replace(trained, **given, tgt_len=tgt_len, mem_len=mem_len)
-            for tgt_len in self.tgt_len or (trained.tgt_len,)
-            for mem_len in self.mem_len or (trained.mem_len,)
+            trained.overlaid(**given, tgt_len=tgt_len, mem_len=mem_len)
+            for tgt_len in self.tgt_len or (None,)
+            for mem_len in self.mem_len or (None,)
         ]
 
     def _check_text(self) -> None:

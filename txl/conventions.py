@@ -1,6 +1,7 @@
-"""How others evaluate, so that their figures can be had again: what a token sees, and what the memory begins as.
+"""How a convention reads a text: what a token sees, and what the memory begins as. With those of others their figures
+can be had again.
 
-How they cut the text is in the text library: all of them drop what is left over at its end and never predict the first
+How the text is cut is in the text library: all others drop what is left over at its end and never predict the first
 token of a stream (`data_utils.stream.equal_streams`).
 """
 
@@ -35,7 +36,7 @@ class Reading:
 
 
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
-    """How others read a text of n_token tokens.
+    """How a convention reads a text of n_token tokens.
 
     Raises:
         UsageError: see `context_of`.

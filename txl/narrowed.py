@@ -26,13 +26,16 @@ def narrowed(module: nn.Module, dtype: str) -> torch.autocast:
     return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
 
 
-def require_in_range(result: Tensor) -> None:
-    """Raise `UsageError` if products are made in float16 and a result, on the device of the model, is not finite.
+def require_in_range(result: Tensor, device: torch.device) -> None:
+    """Raise `UsageError` if products are made in float16 and what came of them is not finite.
 
     Elsewhere nothing is looked at, as on a GPU to look is to wait.
+
+    Args:
+        result: of any shape, wherever it lies by now.
+        device: of the model.
     """
-    device = result.device.type
-    is_narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    is_narrow = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16
     require(
         not is_narrow or bool(result.isfinite().all()),
         "--dtype float16: numbers of this model lie beyond its range, which ends at 65504; give bfloat16",

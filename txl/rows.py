@@ -94,7 +94,7 @@ def row_of_split(
                 segments, observe = watch.segments(segments, stream.first_B), watch.add
             shares.append(evaluate(model, segments, context, predictor=reading.predictor, sizes=sizes, observe=observe))
     score = Score.total(shares).over(ranks)
-    require_in_range(torch.tensor(score.nats, device=ranks.device))
+    require_in_range(torch.tensor(score.nats), ranks.device)
     seconds = time.perf_counter() - start
     peaks = ranks.gathered(peak.bytes())
     attention = None
@@ -126,6 +126,6 @@ def row_of_text(
     """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU."""
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
     nll_N = score_text(model, ids, within(context, len(ids)), first=first)
-    require_in_range(nll_N.to(ranks.device))
+    require_in_range(nll_N, ranks.device)
     seconds = time.perf_counter() - start
     return Row("text", context, Score.of(nll_N, ids[first:], sizes), seconds, peak.bytes()), nll_N

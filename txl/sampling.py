@@ -57,7 +57,7 @@ def generate(
         with torch.inference_mode():
             for segment_BT in segments:
                 hidden_BTD, memory = reader(segment_BT, memory, context)
-            require_in_range(hidden_BTD[0, -1])
+            require_in_range(hidden_BTD[0, -1], device)
             words = NextWord(model.softmax, hidden_BTD[0, -1], banned)
             token = words.draw(rule, lambda weight_U: int(torch.multinomial(weight_U, 1, generator=generator)))
         segments = (torch.tensor([[token]]),)

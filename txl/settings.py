@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from txl.config import UsageError
+from txl.config import ModelConfig, UsageError
 from txl.kernels import ATTENTION_KERNELS
 from txl.positions import POSITION_ENCODINGS
 
@@ -30,14 +30,25 @@ def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> 
     """
     for name, value in typed.items():
         who = readers(name)
-        is_read = position in who.position or attention in who.attention
-        if is_read or not any(who) or value is False or value == "auto":
+        if not any(who) or _is_read(who, position, attention) or value is False or value == "auto":
             continue
         kind, chosen, names = "attention", attention, who.attention
         if who.position:
             kind, chosen, names = "position", position, who.position
         given = f"--{name}" if value is True else f"--{name} {value}"
         raise UsageError(f"{given}: --{kind} {chosen} does not read it, {_do(names)}; leave it out")
+
+
+def require_read_by_one(typed: Mapping[str, Any], shapes: Sequence[ModelConfig]) -> None:
+    """Raise `UsageError` as `require_read` does for the first of several models if none of them reads a setting."""
+    first, *others = shapes
+    heard = {name for name in typed for one in others if _is_read(readers(name), one.position, one.attention)}
+    unheard = {name: value for name, value in typed.items() if name not in heard}
+    require_read(unheard, position=first.position, attention=first.attention)
+
+
+def _is_read(who: Readers, position: str, attention: str) -> bool:
+    return position in who.position or attention in who.attention
 
 
 def _do(names: Sequence[str]) -> str:

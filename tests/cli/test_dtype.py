@@ -42,6 +42,11 @@ def result(call: Call, folder: Path, *flags: object) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
+def recl_of(splits: list[str]) -> list[str]:
+    """Flags of the comparison of contexts on the same split."""
+    return ["--recl", *splits[1:], "--recl_step", "5", "--recl_longest", "20", "--recl_every", "5"]
+
+
 ADDED = ["--cache_size", "30", "--knn_k", "5", "--knn_store"]
 
 
@@ -67,11 +72,12 @@ def test_so_is_that_of_a_text(call: Call, trained: Trained, tmp_path: Path) -> N
 
 
 def test_so_are_the_losses_of_growing_contexts(call: Call, splits: list[str], tmp_path: Path) -> None:
-    _, run, *rest = splits
-    flags = ["--recl", run, *rest, "--recl_step", "5", "--recl_longest", "20", "--recl_every", "5"]
+    flags = recl_of(splits)
     full, half = result(call, tmp_path, *flags), result(call, tmp_path, *flags, "--dtype", "bfloat16")
     assert half["dtype"] == "bfloat16"
-    assert str(half["recl"]) != str(full["recl"])
+    (one,), (other,) = full["recl"]["models"], half["recl"]["models"]
+    assert other["perplexity"] == pytest.approx(one["perplexity"], rel=2e-2)
+    assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-7)
 
 
 @pytest.mark.parametrize("entry", ["eval", "generate"])
@@ -109,6 +115,19 @@ def test_a_model_that_leaves_the_range_of_float16_is_refused(
     flags = splits if entry == "eval" else splits[:2]
     assert "--dtype float16: " in refused(entry, *flags, "--dtype", "float16")
     assert call(entry, *flags, "--dtype", "bfloat16").status == 0
+
+
+def test_so_is_one_that_leaves_it_on_a_text(refused: Refused, splits: list[str], text: Path, run_folder: Path) -> None:
+    change_weights(run_folder, lambda weight: weight * 1e6)
+    assert "--dtype float16: " in refused("eval", *splits[:2], "--text", text / "test.txt", "--dtype", "float16")
+
+
+def test_losses_that_leave_it_are_not_taken_for_tokens_that_nobody_read(
+    refused: Refused, splits: list[str], run_folder: Path
+) -> None:
+    change_weights(run_folder, lambda weight: weight * 1e6)
+    assert "--dtype float16: " in refused("eval", *recl_of(splits), "--dtype", "float16")
+    assert not (run_folder / "recl.png").exists()
 
 
 def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

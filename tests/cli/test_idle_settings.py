@@ -50,10 +50,20 @@ def test_evaluation_and_generation_refuse_it_as_training_does(
     reason = "--attn_impl dense: --position alibi does not read it, rel_sinusoid and relative_keys do; leave it out"
     run, dense = ("--work_dir", tmp_path / "new_run"), ("--attn_impl", "dense")
     assert reason in refused("eval", *run, *dense)
-    assert reason in refused("eval", "--recl", run_folder, run[1], "--split", "valid", *dense)
     assert reason in refused("generate", *run, *dense)
     assert reason in refused("train", *training, "--resume", "--max_step", 2, *dense)
     assert call("generate", *run, "--length", 1, "--attn_impl", "auto").status == 0
+
+
+def test_of_runs_that_are_compared_one_must_read_it(
+    refused: Refused, call: Callable[..., Any], training: list[str], run_folder: Path, tmp_path: Path
+) -> None:
+    assert call("train", *training, "--position", "alibi", "--max_step", 1).status == 0
+    deaf, flags = tmp_path / "new_run", "--split valid --recl_step 20 --recl_longest 40 --attn_impl dense".split()
+    reason = "--attn_impl dense: --position alibi does not read it, rel_sinusoid and relative_keys do; leave it out"
+    assert reason in refused("eval", "--recl", deaf, deaf, *flags)
+    for runs in ((run_folder, deaf), (deaf, run_folder)):
+        assert call("eval", "--recl", *runs, *flags).status == 0
 
 
 def test_the_benchmark_gives_each_encoding_the_flags_that_it_reads() -> None:

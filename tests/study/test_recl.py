@@ -2,13 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from data_utils.stream import window_streams
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
+from txl.config import StudyConfig, UsageError
+from txl.distributed import Ranks
+from txl.narrowed import narrowed
+from txl.study.comparison import losses_of
 from txl.study.recl import losses_by_context, recl, table
 
 LENGTHS = (100, 200, 300, 400)
@@ -137,3 +143,37 @@ def test_the_mode_of_the_model_stays_as_it_was() -> None:
     model = build("plain").train()
     losses_by_context(model, windows(4, 2, 2, 4), Context(tgt_len=2), lengths=(2, 4), every=2, n_token=len(IDS))
     assert model.training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Ranks):
+    """The first of two ranks, beside one whose losses are known; notes its own."""
+
+    other_CP: np.ndarray
+    own: list[np.ndarray]
+
+    def gathered(self, value: np.ndarray) -> list[np.ndarray]:
+        self.own.append(value)
+        return [value, self.other_CP]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "its own", "the other's"])
+def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str) -> None:
+    model, context = build("plain").float(), Context(tgt_len=4, mem_len=10)
+    study = StudyConfig(recl_step=5, recl_longest=10, recl_every=5)
+    shares = [window_streams(IDS, length=10, every=5, batch_size=2, tgt_len=4, rank=i, world=2) for i in range(2)]
+    read = ((stream.first_B, stream) for stream in shares[1])
+    other_CP = losses_by_context(model, read, context, lengths=(5, 10), every=5, n_token=len(IDS))
+    if lost == "the other's":
+        other_CP[~np.isnan(other_CP)] = np.nan
+    if lost == "its own":
+        with torch.no_grad():
+            model.layers[0].attn.v_net.weight.fill_(1e5)
+    ranks = Beside(0, 2, torch.device("cpu"), other_CP=other_CP, own=[])
+    with narrowed(model, "float16"):
+        if lost == "nothing":
+            assert np.isfinite(losses_of("run", model, shares[0], context, study, ranks, n_token=len(IDS))).all()
+        else:
+            with pytest.raises(UsageError, match="--dtype float16: "):
+                losses_of("run", model, shares[0], context, study, ranks, n_token=len(IDS))
+    assert len(ranks.own) == 1

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.config import Context, EvalConfig, StudyConfig, UsageError, require
@@ -12,6 +13,7 @@ from txl.distributed import Ranks
 from txl.evaluate import Stream
 from txl.log import progress, ticking
 from txl.model import TransformerXL
+from txl.narrowed import require_in_range
 from txl.study.recl import losses_by_context
 
 
@@ -76,7 +78,9 @@ def losses_of(
     processes.
 
     Args:
-        windows: this process's share.
+        windows: this process's share; all shares together reach every position.
+    Raises:
+        UsageError: on all processes, if one of them has read a loss beyond the range of its numbers.
     """
     with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
         nats_CP = losses_by_context(
@@ -87,4 +91,6 @@ def losses_of(
             every=study.recl_every,
             n_token=n_token,
         )
-    return functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
+    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
+    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # not before: the others would wait
+    return nats_CP

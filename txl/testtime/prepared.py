@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from txl.checkpoint import Checkpoint
 from txl.config import Context, KnnConfig
 from txl.distributed import Ranks
 from txl.evaluate import Predictor, Stream, warmup_segments, within
+from txl.log import progress, ticking
 from txl.model import TransformerXL
 from txl.testtime.additions import Additions
 from txl.testtime.dynamic import gradient_statistics
@@ -56,17 +56,28 @@ def prepared(
     if text is not None and additions.dynamic.dynamic == "rms":
         ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
         stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
-        mean_square = gradient_statistics(model, tqdm(stream, "gradients", leave=False, disable=None), context)
+        with progress("gradients", len(stream), shown=ranks.is_main) as bar:
+            mean_square = gradient_statistics(model, ticking(stream, bar), context)
     if text is not None and additions.knn.knn_store is not None:
-        store = ranks.main_first(lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size))
+        store = ranks.main_first(
+            lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size, shown=ranks.is_main)
+        )
     return additions.predictor(model, mean_square=mean_square, store=store)
 
 
 def stored(
-    config: KnnConfig, model: TransformerXL, checkpoint: Checkpoint, text: TrainingText, *, batch_size: int
+    config: KnnConfig,
+    model: TransformerXL,
+    checkpoint: Checkpoint,
+    text: TrainingText,
+    *,
+    batch_size: int,
+    shown: bool,
 ) -> Store:
     """The hidden states of the training text under the look-back of the training, read once and then found.
 
+    Args:
+        shown: whether this process has the progress bar.
     Raises:
         UsageError: see `open_store` and `build_store`.
     """
@@ -77,8 +88,8 @@ def stored(
     if store is None:
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)
-        bar = tqdm(stream, f"{folder.name}", leave=False, disable=None)
-        build_store(folder, model, bar, seen, n_pair=len(ids) - 1, source=source)
+        with progress(folder.name, len(stream), shown=shown) as bar:
+            build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
         store = open_store(folder, source)
         assert store is not None, f"{folder} was just written"
     return store
