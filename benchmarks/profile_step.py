@@ -6,7 +6,7 @@
 Forward operators belong to the part of the model they were called in, backward ones to the part of the forward operator
 they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. With --compile the parts
 of a layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
-too; attention there includes its LayerNorm and residual connection.
+instead; attention there includes its LayerNorm and residual connection.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers import original
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import training_state
+from txl.allocator import keep_freed_memory
 from txl.training import TrainState
 
 PARTS = ("attention", "projections", "feed-forward", "layers", "embedding", "head", "clipping", "optimizer", "rest")
@@ -70,7 +71,8 @@ def mark_original(model: nn.Module) -> None:
 
 
 def our_steps(shape: Shape) -> Iterator[object]:
-    """A step of ours at a time."""
+    """A step of ours at a time, as train.py does it."""
+    keep_freed_memory()
     state = training_state(shape)
     mark(state, compiled=shape.compile)
     for input_BT, target_BT in segments(shape):
@@ -142,16 +144,13 @@ def is_backward(event: FunctionEvent) -> bool:
 
 
 def profiled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each part of a step, of each program in each shape."""
+    """A row for each part of a step, in each shape."""
     on_gpu = args.device == "cuda"
     for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
-        works = {"txl": our_steps(shape)}
-        if args.original:
-            works["kimiyoung/transformer-xl"] = original.train(shape, args.original, mark_original)
-        for program, work in works.items():
-            found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
-            for row in told(f"{label}, {program}", found, args.steps):
-                yield {"program": program, "shape": label} | row
+        work = original.train(shape, args.original, mark_original) if args.original else our_steps(shape)
+        found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
+        for row in told(label, found, args.steps):
+            yield {"program": "kimiyoung/transformer-xl" if args.original else "txl", "shape": label} | row
 
 
 def main() -> None:
@@ -159,9 +158,7 @@ def main() -> None:
     add_shape_flags(parser, TRAINING, "small")
     parser.add_argument("--steps", type=int, default=3, help="that are looked at [3]")
     parser.add_argument("--compile", action="store_true", help="as train.py --compile")
-    parser.add_argument(
-        "--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl, to be profiled too"
-    )
+    parser.add_argument("--original", metavar="FOLDER", help="profile this checkout of kimiyoung/transformer-xl")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     args = parser.parse_args()
     say_machine()
