@@ -1,4 +1,4 @@
-"""A new position encoding is one new file and its name in the registry; a new setting is a field more."""
+"""A new position encoding is one new file and a line in the registry; a new setting is a field more."""
 
 import ast
 import functools
@@ -101,7 +101,7 @@ def edit(path: Path, before: str, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_its_name_in_the_registry_and_a_field_are_all(tmp_path: Path) -> None:
+def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> None:
     """In a copy of the repository, where a setting of its own is the field."""
     for name in ("txl", "data_utils"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -112,8 +112,7 @@ def test_a_file_its_name_in_the_registry_and_a_field_are_all(tmp_path: Path) -> 
     toy = Path(__file__).with_name("toy.py").read_text().replace("max_distance", "toy_reach")
     (tmp_path / "txl" / "positions" / "toy.py").write_text(toy)
     registry = tmp_path / "txl" / "positions" / "__init__.py"
-    edit(registry, '    "none": NoPosition,', '    "toy": Toy,')
-    edit(registry, "\nPOSITION_ENCODINGS:", "from txl.positions.toy import Toy")
+    edit(registry, '    "none": "NoPosition",', '    "toy": "Toy",')
     field = '    toy_reach: int | None = option(None, "distances from this one on are all the same")'
     edit(tmp_path / "txl" / "config.py", "    n_bucket: int", field)
 

@@ -1,35 +1,29 @@
 """Position encodings: a new one is a new file here and a line in the registry."""
 
+from importlib import import_module
+
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.positions.alibi import Alibi
 from txl.positions.base import PositionEncoding
-from txl.positions.deberta import Deberta
-from txl.positions.floater import Floater
-from txl.positions.learned_absolute import LearnedAbsolute
-from txl.positions.learned_per_layer import LearnedPerLayer
-from txl.positions.learned_relative import LearnedRelative
-from txl.positions.none import NoPosition
-from txl.positions.rel_sinusoid import RelSinusoid
-from txl.positions.relative_keys import RelativeKeys
-from txl.positions.rotary import Rotary
-from txl.positions.shaw import Shaw
-from txl.positions.sinusoid_input import SinusoidInput
-from txl.positions.t5 import T5
+
+_CLASSES = {
+    "rel_sinusoid": "RelSinusoid",
+    "learned_relative": "LearnedRelative",
+    "sinusoid_input": "SinusoidInput",
+    "learned_per_layer": "LearnedPerLayer",
+    "learned_absolute": "LearnedAbsolute",
+    "rotary": "Rotary",
+    "t5": "T5",
+    "shaw": "Shaw",
+    "relative_keys": "RelativeKeys",
+    "deberta": "Deberta",
+    "floater": "Floater",
+    "alibi": "Alibi",
+    "none": "NoPosition",
+}
+"""The class of each encoding, in the file of the encoding's name."""
 
 POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
-    "rel_sinusoid": RelSinusoid,
-    "learned_relative": LearnedRelative,
-    "sinusoid_input": SinusoidInput,
-    "learned_per_layer": LearnedPerLayer,
-    "learned_absolute": LearnedAbsolute,
-    "rotary": Rotary,
-    "t5": T5,
-    "shaw": Shaw,
-    "relative_keys": RelativeKeys,
-    "deberta": Deberta,
-    "floater": Floater,
-    "alibi": Alibi,
-    "none": NoPosition,
+    name: getattr(import_module(f"{__name__}.{name}"), cls) for name, cls in _CLASSES.items()
 }
 
 
