@@ -50,6 +50,7 @@ def recl_of(splits: list[str]) -> list[str]:
 ADDED = ["--cache_size", "30", "--knn_k", "5", "--knn_store"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_perplexity_of_a_split_is_nearly_that_of_float32(
     call: Call, splits: list[str], tmp_path: Path, dtype: str

@@ -568,6 +568,7 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(
 # from the console
 
 
+@pytest.mark.slow
 def test_the_three_programs_work_from_the_console(training: list[str], tmp_path: Path) -> None:
     """In another folder than theirs."""
     commands = (["train.py", *training], ["eval.py", "--work_dir", "new_run"], ["generate.py", "--work_dir", "new_run"])
@@ -588,6 +589,7 @@ def test_the_three_programs_work_from_the_console(training: list[str], tmp_path:
 # position encodings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", sorted(POSITION_ENCODINGS))
 def test_every_position_encoding_trains_evaluates_at_length_and_writes(
     call: Call, training: list[str], tmp_path: Path, position: str

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import TINY, Outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -151,6 +151,7 @@ def test_wikitext_2_counts_the_words_of_all_splits(folder: Path) -> None:
     assert "here" not in Corpus(DataConfig(data=str(folder), dataset="wt103")).vocab
 
 
+@pytest.mark.slow
 def test_ram_does_not_grow_with_the_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenising holds one line at a time: what is written between two lines is on its way to the file."""
     import tracemalloc

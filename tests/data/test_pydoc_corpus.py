@@ -21,6 +21,7 @@ def words(lines: list[str]) -> list[str]:
     return [word for line in lines for word in line.split()]
 
 
+@pytest.mark.slow
 def test_it_is_large_enough_to_learn_from(corpus: dict[str, list[str]]) -> None:
     assert 200_000 < len(words(corpus["train"])) < 500_000
     assert all(5_000 < len(words(corpus[split])) < 60_000 for split in ("valid", "test"))

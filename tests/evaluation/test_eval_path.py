@@ -48,6 +48,7 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     return Score.total(EVAL.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["never", "document"])
 @pytest.mark.parametrize(
     "context",

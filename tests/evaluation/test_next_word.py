@@ -65,6 +65,7 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
     return rule.probabilities(logprob_V)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("banned", sorted(BANNED))
 @pytest.mark.parametrize("cut", ["one_word_clusters", "narrowing"])

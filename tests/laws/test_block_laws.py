@@ -34,6 +34,7 @@ def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span
     return x1, x2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize(
     ("position", "rule", "impl"),

@@ -31,6 +31,7 @@ def test_a_segment_of_one_token_gives_every_parameter_a_gradient(model: Transfor
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_gradients_equal_finite_differences(shape: str) -> None:
     small = {"n_layer": 2, "d_model": 4, "d_inner": 6, "d_head": 4 if shape == "rotary" else 3}

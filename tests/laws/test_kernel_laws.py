@@ -84,6 +84,7 @@ def test_every_rule_is_tried_here() -> None:
     assert set(ATTENTION_KERNELS) == {"softmax", *SCORELESS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[8, 16], [1, 23], [7, 5, 12], [1] * 24], ids=str)
 def test_segments_equal_one_pass(model: TransformerXL, token_BT: Tensor, sizes: list[int]) -> None:
     torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], read(model, token_BT, [24], FAR)[0])
@@ -102,6 +103,7 @@ def test_what_is_remembered_matters(model: TransformerXL, token_BT: Tensor) -> N
     assert not torch.allclose(remembered, model(token_BT[:, 8:], None, FAR).hidden_BTD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [FAR, Context(tgt_len=8, mem_len=5), Context(mem_len=6, same_length=True)], ids=str)
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [3, 16, 5]], ids=str)
 def test_remembered_keys_and_values_equal_remembered_hidden_states(
@@ -140,6 +142,7 @@ def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_
     torch.testing.assert_close(model(token_BT[:, 16:], bounded, FAR).hidden_BTD, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mem_len", [1, 2, 5, 9])
 def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
     skip_unless_relative(model)

@@ -84,6 +84,7 @@ def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_
     torch.testing.assert_close(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mem_len", [1, 2, 5, 9])
 def test_same_length_does_not_depend_on_tgt_len(relative_model: TransformerXL, token_BT: Tensor, mem_len: int) -> None:
     context = Context(mem_len=mem_len, same_length=True)
@@ -134,6 +135,7 @@ def test_re_read_tokens_are_not_remembered(model: TransformerXL, token_BT: Tenso
     torch.testing.assert_close(second.hidden_BTD, whole[:, 5:16])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "context",
     [
@@ -190,6 +192,7 @@ def test_remembered_distances_are_projected_once(
     assert len(calls) == len(model.layers)
 
 
+@pytest.mark.slow
 def test_remembered_keys_and_values_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
     """What one continuation appends is invisible to another from the same memory, and to the memory itself."""
     context = Context(tgt_len=4, mem_len=9)

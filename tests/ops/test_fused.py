@@ -135,6 +135,7 @@ def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() 
     assert_close(with_gradients(fused, args, dout), expected, TOLERANCE[torch.float32])
 
 
+@pytest.mark.slow
 def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
     """With values that are the rows of the identity, the output is the matrix of probabilities itself."""
     B, N, T, S, H = 2, 2, 61, 64, 64
@@ -151,6 +152,7 @@ def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
     assert abs(kept.double().mean() - 0.7) < 5 * (0.3 * 0.7 / kept.numel()) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [-1, 11])
 def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask is read off a run whose values are the identity, then applied to the definition.
@@ -208,6 +210,7 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
     assert [name for name, on_device in launched if not on_device] == []
 
 
+@pytest.mark.slow
 def test_the_operator_keeps_the_promises_of_pytorch() -> None:
     """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
     for H in (8, 5):

@@ -56,6 +56,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) -> None:
     shape, changes = KINDS[kind]
@@ -70,6 +71,7 @@ def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) ->
         torch.testing.assert_close(mean, sum(s[name] for s in squares) / len(squares), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", ["adaptive", "adaptive_one_table", "untied", "reversible", "learned_absolute"])
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])

@@ -21,6 +21,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_large_tensor_leaves_its_pages() -> None:
     sizes = {

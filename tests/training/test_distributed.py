@@ -49,6 +49,7 @@ def two_ranks() -> list[Any]:
     return on_ranks(2, all_cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
 @pytest.mark.parametrize("text", ["even", "lopsided"])
 def test_gradients_and_updates_of_two_ranks_are_those_of_one_process(
@@ -127,6 +128,7 @@ def test_ranks_resume_bitwise(tmp_path: Path, world: int) -> None:
     assert on_ranks(world, resume_bitwise, tmp_path) == [True] * world
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_agree_and_stop_together() -> None:
     results = on_ranks(2, other_duties)
     assert results[0] == results[1]

@@ -37,6 +37,7 @@ def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(tmp_path: Path
     assert_resuming_changes_nothing(tmp_path, 3, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 3, 4, 5])
 @pytest.mark.parametrize(
     "settings", [{}, {"varlen": True}, {"roll": True}, {"batch_chunk": 2}, {"swap_mem": True}], ids=str

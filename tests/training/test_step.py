@@ -62,6 +62,7 @@ def test_recomputation_draws_the_same_dropout() -> None:
     assert all(torch.equal(w, runs[1].weights()[name]) for name, w in runs[0].weights().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_float32(dtype: str) -> None:
     full, half = Run(config(max_step=30)).begin(), Run(config(max_step=30, dtype=dtype)).begin()
