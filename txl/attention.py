@@ -31,11 +31,15 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """What the new tokens gather, (B, T, D). `feats` is what `pos.prepare` returned for `span`."""
-        placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
-        q_BNTH = self._heads(self.q_net(placed_BTD))
-        k_BNSH = self._heads(_joined(self.k_net(placed_BMD), self.k_net(placed_BTD)))
+        q_BNTH, k_BNSH = self.queries_and_keys(x_BTD, mem_BMD, feats, span)
         v_BNSH = self._heads(_joined(self.v_net(mem_BMD), self.v_net(x_BTD)))
         return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
+
+    def queries_and_keys(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Projected queries (B, N, T, H) and keys (B, N, S, H), before `pos.transform_qk`; arguments as `forward`."""
+        placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
+        q_BNTH = self._heads(self.q_net(placed_BTD))
+        return q_BNTH, self._heads(_joined(self.k_net(placed_BMD), self.k_net(placed_BTD)))
 
     def over(self, x_BTD: Tensor, source_BSD: Tensor, span: Span) -> Tensor:
         """What tokens gather from another sequence, (B, T, D); for encodings that need nothing prepared.

@@ -45,7 +45,8 @@ def _require_choices(config: Any) -> None:
             raise UsageError(f"--{f.name} {value}: no such choice; there are {there_are}")
 
 
-def _require_at_least(config: Any, minimum: int, *names: str) -> None:
+def require_at_least(config: Any, minimum: int, *names: str) -> None:
+    """Raise `UsageError` if one of these fields is below the minimum."""
     for name in names:
         value = getattr(config, name)
         require(value >= minimum, f"--{name} {value}: must be at least {minimum}")
@@ -56,7 +57,8 @@ def _require_share(config: Any, name: str) -> None:
     require(0 < value < 1, f"--{name} {value}: must be above 0 and below 1")
 
 
-def _require_seed(seed: int) -> None:
+def require_seed(seed: int) -> None:
+    """Raise `UsageError` unless every library can begin from it."""
     require(0 <= seed < 2**32, f"--seed {seed}: must be at least 0 and below 2^32")
 
 
@@ -110,13 +112,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require_choices(self)
-        _require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
+        require_at_least(self, 1, "n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "div_val")
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
-        _require_at_least(self, 1, "d_embed", "n_bucket", "n_feature", "lsh_round", "lsh_reach")
+        require_at_least(self, 1, "d_embed", "n_bucket", "n_feature", "lsh_round", "lsh_reach")
         for name in ("n_position", "max_distance"):
             if getattr(self, name) is not None:
-                _require_at_least(self, 1, name)
+                require_at_least(self, 1, name)
         require(
             self.lsh_bucket >= 2 and self.lsh_bucket % 2 == 0,
             f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
@@ -178,9 +180,9 @@ class Context:
     clamp_len: int = option(-1, "distances beyond this one share its position encoding (-1: off); masks nothing")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "tgt_len")
-        _require_at_least(self, 0, "mem_len", "ext_len")
-        _require_at_least(self, -1, "clamp_len")
+        require_at_least(self, 1, "tgt_len")
+        require_at_least(self, 0, "mem_len", "ext_len")
+        require_at_least(self, -1, "clamp_len")
         for name in ("tgt_len", "mem_len", "ext_len", "clamp_len"):
             value = getattr(self, name)
             require(value < 2**31, f"--{name} {value}: beyond any text; must be below 2^31")
@@ -268,16 +270,16 @@ class TrainConfig:
     timeout_s: float = option(600.0, "several processes: seconds after which one that does not answer is given up")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
-        _require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
-        _require_at_least(
+        require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
+        require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
+        require_at_least(
             self, 0, "warmup_step", "redraw_interval", "ff_chunk", "eta_min", "patience", "lr_min", "weight_decay"
         )
-        _require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
-        _require_seed(self.seed)
+        require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
+        require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
             if getattr(self, name) is not None:
-                _require_at_least(self, 1, name)
+                require_at_least(self, 1, name)
         for name in ("lr", "clip", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):
             value = getattr(self, name)
             require(value is None or value > 0, f"--{name} {value}: must be above 0")
@@ -327,7 +329,7 @@ class EvalConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "batch_size")
+        require_at_least(self, 1, "batch_size")
         self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",
@@ -393,7 +395,7 @@ class StudyConfig:
     )
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "recl_every")
+        require_at_least(self, 1, "recl_every")
         require(
             self.recl_every <= self.recl_step,
             f"--recl_every {self.recl_every}: must not be above --recl_step ({self.recl_step}), or contexts of two "
@@ -432,7 +434,7 @@ class DynamicConfig:
     dynamic_segments: int = option(500, "rms: segments of the training text to take these gradients from")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "dynamic_segments")
+        require_at_least(self, 1, "dynamic_segments")
         require(self.lr > 0, f"--dynamic_lr {self.lr:g}: must be above 0")
         require(
             0 <= self.dynamic_decay <= 1, f"--dynamic_decay {self.dynamic_decay:g}: must be at least 0 and at most 1"
@@ -460,7 +462,7 @@ class CacheConfig:
     cache_lambda: float = option(0.15, "share of the cache in the probabilities")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "cache_size", "cache_theta")
+        require_at_least(self, 0, "cache_size", "cache_theta")
         require(self.cache_theta < inf, f"--cache_theta {self.cache_theta}: must be finite")
         _require_share(self, "cache_lambda")
 
@@ -485,7 +487,7 @@ class KnnConfig:
     knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install faiss-cpu")
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "knn_k")
+        require_at_least(self, 1, "knn_k")
         require(self.knn_tokens is None or self.knn_tokens > 0, f"--knn_tokens {self.knn_tokens}: must be at least 1")
         _require_share(self, "knn_lambda")
         require(
@@ -517,9 +519,9 @@ class GenerateConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "length")
-        _require_at_least(self, 0, "top_k")
-        _require_seed(self.seed)
+        require_at_least(self, 1, "length")
+        require_at_least(self, 0, "top_k")
+        require_seed(self.seed)
         require(
             0 <= self.temperature < inf, f"--temperature {self.temperature}: must not be negative, and must be finite"
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.memory import KeyValue, KeyValueMemory
 from txl.model import AnyMemory, Output, TransformerXL
+from txl.ops.numbers import product_dtype
 
 _LOG = logging.getLogger("txl.graphed")
 
@@ -117,7 +118,7 @@ class Graphed:
             if memory.turn != memory.recording.turn:
                 raise ValueError("this memory has been used: a graphed model can go on from its last segment only")
             recording = memory.recording
-            if (recording.shape, recording.context, recording.dtype) != (h_BTD.shape, context, self._product_dtype()):
+            if (recording.shape, recording.context, recording.dtype) != (h_BTD.shape, context, self._key_dtype()):
                 memory = recording.remembered()
         if isinstance(memory, KeyValueMemory):
             if self.failed or not self._can_record(memory, context):
@@ -135,12 +136,10 @@ class Graphed:
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
         """True if the memory is full and stays so, and new keys will be of its type, which is that of the rooms."""
         is_full = 0 < context.mem_len == memory.length and not context.ext_len
-        return is_full and memory.layers[0].k_BNMH.dtype == self._product_dtype()
+        return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
 
-    def _product_dtype(self) -> torch.dtype:
-        weight = self.model.layers[0].attn.k_net.weight
-        device = weight.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    def _key_dtype(self) -> torch.dtype:
+        return product_dtype(self.model.layers[0].attn.k_net.weight)
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _Turn, context: Context

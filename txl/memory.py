@@ -39,7 +39,12 @@ class Span:
     @property
     def is_triangle(self) -> bool:
         """True if each query sees the keys up to its own, the first query the first key, and nothing else matters."""
-        return self.n_mem == 0 and not 0 < self.window < self.n_new
+        return self.n_mem == 0 and not self.hides_past
+
+    @property
+    def hides_past(self) -> bool:
+        """True if the window is so short that a key lies too far back for a query."""
+        return 0 < self.window < self.n_key
 
     def key_positions_S(self, device: torch.device) -> Tensor:
         return torch.arange(self.n_key, device=device)

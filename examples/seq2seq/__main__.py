@@ -14,7 +14,7 @@ from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
 from txl.cli import build, read_flags, run
-from txl.config import ModelConfig, option, require
+from txl.config import ModelConfig, option, require, require_at_least, require_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,9 @@ class Lesson:
     seed: int = option(1, "random seed")
 
     def __post_init__(self) -> None:
-        for name in ("n_word", "max_len", "n_update", "warmup_step", "width"):
-            require(getattr(self, name) >= 1, f"--{name} {getattr(self, name)}: must be at least 1")
+        require_at_least(self, 1, "n_word", "max_len", "n_update", "warmup_step", "width")
         require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: must be at least 0 and below 1")
-        require(0 <= self.seed < 2**32, f"--seed {self.seed}: must be at least 0 and below 2^32")
+        require_seed(self.seed)
 
 
 def main(argv: Sequence[str]) -> None:

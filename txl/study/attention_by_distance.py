@@ -111,10 +111,7 @@ def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], con
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
     """The attention probabilities (B, N, T, S) of a layer; arguments as those of `Attention.forward`."""
     pos = attention.pos
-    placed_BTD, placed_BMD = pos.qk_input(x_BTD, mem_BMD, feats, span)
-    q_BNTH = _heads(attention, attention.q_net(placed_BTD))
-    k_BNSH = _heads(attention, attention.k_net(torch.cat([placed_BMD, placed_BTD], dim=1)))
-    q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, span)
+    q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
     place = pos.project(feats)
     if (terms := pos.relative(place)) is not None:
         content_BNTS = (q_BNTH + terms.u_NH[:, None]) @ k_BNSH.mT
@@ -126,10 +123,6 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
         logit_BNTS = logit_BNTS + term
     at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
     return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)
-
-
-def _heads(attention: Attention, x_BLE: Tensor) -> Tensor:
-    return x_BLE.unflatten(-1, attention.head_shape).transpose(1, 2)
 
 
 class _Watch:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from txl.ops.linear_cross_entropy.blockwise import Parameters, Shape, gradients, loss, loss_and_gradients
+from txl.ops.numbers import product_dtype
 
 
 def linear_cross_entropy(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
@@ -51,16 +52,9 @@ def grouped_linear_cross_entropy(
     # on a CPU the products are all that counts, and so the logits are not computed a second time; on a GPU nobody can
     # look whether all tokens have the same weight without waiting for it
     is_eager = needs_grad and hidden_LE.device.type == "cpu"
-    dtype = _product_dtype(hidden_LE)
+    dtype = product_dtype(hidden_LE)
     nll_L, *_ = _operator(hidden_LE, *tables, target_L, lengths, sizes, dtype, is_eager, is_eager and of_parameters)
     return nll_L
-
-
-def _product_dtype(hidden_LE: Tensor) -> torch.dtype:
-    device = hidden_LE.device.type
-    if hidden_LE.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
-        return hidden_LE.dtype
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_LE.dtype
 
 
 @torch.library.custom_op("txl::linear_cross_entropy", mutates_args=())
