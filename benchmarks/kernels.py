@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.peers import say_machine, write_as_found
 from txl import Context, ModelConfig, Span, TransformerXL
-from txl.kernels import ATTENTION_KERNELS
+from txl.attention_rules import ATTENTION_RULES
 from txl.positions import PositionEncoding
 
 RULES = ("softmax", "performer", "lsh")
@@ -38,7 +38,7 @@ def call_of(rule: str, n_token: int, *, backward: bool) -> Callable[[], None]:
     """Attention of one sequence over itself, 8 heads of 64, float32."""
     torch.manual_seed(0)
     config = ModelConfig(attention=rule, **SHAPE)
-    kernel, pos = ATTENTION_KERNELS[rule](config).to(DEVICE), PositionEncoding(config)
+    kernel, pos = ATTENTION_RULES[rule](config).to(DEVICE), PositionEncoding(config)
     q, k, v = (torch.randn(1, 8, n_token, 64, device=DEVICE, requires_grad=backward) for _ in range(3))
     k = q if kernel.shared_qk else k
     span, nothing = Span(0, n_token), q.new_empty(0)
@@ -118,7 +118,7 @@ def performer_error(n_feature: int, *, n_draw: int = 5) -> float:
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     for _ in range(n_draw):
         config = ModelConfig(**SHAPE, attention="performer", n_feature=n_feature)
-        kernel = ATTENTION_KERNELS["performer"](config)
+        kernel = ATTENTION_RULES["performer"](config)
         ours = kernel(q, k, v, pos=PositionEncoding(config), feats=q.new_empty(0), span=span)
         squares.append((ours - exact).square().mean())
     return float(torch.stack(squares).mean().sqrt() / exact.std())
@@ -128,7 +128,7 @@ def lsh_recall(n_round: int, *, n_token: int = 2048) -> float:
     """The share of shared-query softmax attention's weight that lies on the tokens which lsh lets a token see."""
     torch.manual_seed(0)
     config = ModelConfig(**SHAPE, attention="lsh", lsh_round=16)
-    kernel = ATTENTION_KERNELS["lsh"](config)
+    kernel = ATTENTION_RULES["lsh"](config)
     x = torch.randn(1, 2, n_token, 64)
     bucket_RBNS = kernel.buckets(x)[:n_round]
     seen = torch.zeros(1, 2, n_token, n_token, dtype=torch.bool)

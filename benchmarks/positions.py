@@ -19,9 +19,9 @@ from typing import Any
 
 from txl.config import UsageError, require
 from txl.files import written_whole
-from txl.log import RECORDS, perplexity, provenance
+from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.settings import readers
+from txl.runtime.log import RECORDS, perplexity, provenance
 
 ROOT = Path(__file__).parents[1]
 TIMES = (1, 2, 4, 8, 16)

@@ -26,8 +26,8 @@ from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers import original
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import training_state
-from txl.allocator import keep_freed_memory
-from txl.training import TrainState
+from txl.runtime.allocator import keep_freed_memory
+from txl.training.step import TrainState
 
 PARTS = ("attention", "projections", "feed-forward", "layers", "embedding", "head", "clipping", "optimizer", "rest")
 

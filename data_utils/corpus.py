@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from data_utils.files import DataError, read_lines, require_text, sha256, written_whole
-from data_utils.pydoc_corpus import write_pydoc_corpus
-from data_utils.vocabulary import EOS, UNK, Vocab, count_words
+from .files import DataError, read_lines, require_text, sha256, written_whole
+from .pydoc_corpus import write_pydoc_corpus
+from .vocabulary import EOS, UNK, Vocab, count_words
 
 VERSION = 1
 SPLITS = ("train", "valid", "test")

@@ -5,9 +5,9 @@ import logging
 import sys
 from pathlib import Path
 
-from data_utils.files import DataError
-from data_utils.vocabulary import EOS, UNK, Vocab
-from data_utils.wikitext import tokenise
+from .files import DataError
+from .vocabulary import EOS, UNK, Vocab
+from .wikitext import tokenise
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data_utils.files import DataError, written_whole
-from data_utils.vocabulary import UNK
-from data_utils.wikitext import tokenise
+from .files import DataError, written_whole
+from .vocabulary import UNK
+from .wikitext import tokenise
 
 SPLITS = ("train", "valid", "test")
 MIN_COUNT = 3

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from data_utils.files import DataError
-from data_utils.vocabulary import EOS, Vocab
+from .files import DataError
+from .vocabulary import EOS, Vocab
 
 _INSIDE_WORD = re.compile(r"(?<=\w)-(?=\w)")
 _INSIDE_NUMBER = re.compile(r"(?<=\d)([.,])(?=\d)")

@@ -2,7 +2,7 @@
 
 from txl.config import Context, ModelConfig
 from txl.memory import Memory, Span
-from txl.model import TransformerXL
+from txl.model.transformer import TransformerXL
 
 __version__ = "0.1.0"
 __all__ = ["Context", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__"]

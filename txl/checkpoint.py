@@ -28,10 +28,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, as_dict
-from txl.distributed import Ranks
 from txl.files import flush, naming, written_whole
 from txl.memory import Memory
-from txl.model import TransformerXL
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
 
 FORMAT = 1
 _RECORD, _WEIGHTS, _PROGRESS, _OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"

@@ -15,11 +15,11 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError
-from txl.distributed import LostContactError
-from txl.log import complain, show_notices
+from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.settings import readers
-from txl.training import NonFiniteError
+from txl.runtime.distributed import LostContactError
+from txl.runtime.log import complain, show_notices
+from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
 

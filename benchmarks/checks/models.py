@@ -14,10 +14,10 @@ from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
 from txl.config import TrainConfig
-from txl.graphed import Graphed
-from txl.init import init_weights
-from txl.model import TransformerXL
-from txl.narrowed import narrowed
+from txl.model.autocast import narrowed
+from txl.model.cuda_graph import Graphed
+from txl.model.init import init_weights
+from txl.model.transformer import TransformerXL
 
 SMALL = dataclasses.replace(
     TRAINING["nvidia-base"], n_layer=3, n_token=3000, cutoffs=(500, 1000), batch_size=2, dropout=0.0
@@ -121,7 +121,7 @@ def reversible_errors(shape: Shape) -> Errors:
     """Of a reversible model with dropout, against the same one that keeps its activations."""
     model = varied(shape, reversible=True, pre_lnorm=True).to(shape.device)
     found = loss_and_gradients(model, shape)
-    with mock.patch("txl.model.reversible_layers", _keeping):
+    with mock.patch("txl.model.transformer.reversible_layers", _keeping):
         expected = loss_and_gradients(model, shape)
     return {name: error(found[name], expected[name]) for name in expected}
 
@@ -129,7 +129,7 @@ def reversible_errors(shape: Shape) -> Errors:
 def _keeping(
     layers: Sequence[Any], x1_BTD: Tensor, x2_BTD: Tensor, memory: Sequence[Tensor], feats: Any, span: Any, keep: Any
 ) -> tuple[Tensor, Tensor]:
-    """`txl.reversible.reversible_layers` by autograd alone."""
+    """`txl.model.reversible.reversible_layers` by autograd alone."""
     for layer, mem_BMD in zip(layers, memory, strict=True):
         read_BTD = x2_BTD
         x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.workers.serve import serve
-from data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.corpus import Corpus, DataConfig
 
 
 def count(folder: Path) -> Iterator[object]:

@@ -9,15 +9,15 @@ import torch
 from benchmarks.shapes import Shape
 from benchmarks.workers.serve import segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
-from txl.allocator import keep_freed_memory
 from txl.config import TrainConfig
-from txl.distributed import Ranks
-from txl.estimate import flops_per_token, measured_peak_flops
-from txl.evaluate import scored
-from txl.init import init_weights
+from txl.evaluation.score import scored
+from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
-from txl.sampling import generate
-from txl.training import TrainState
+from txl.model.init import init_weights
+from txl.runtime.allocator import keep_freed_memory
+from txl.runtime.distributed import Ranks
+from txl.training.estimate import flops_per_token, measured_peak_flops
+from txl.training.step import TrainState
 
 
 def config_of(shape: Shape) -> ModelConfig:
@@ -69,7 +69,7 @@ def reading_model(shape: Shape) -> TransformerXL:
 
 
 def evaluate(shape: Shape) -> Iterator[object]:
-    """A segment at a time, as `txl.evaluate.evaluate` reads and sums them."""
+    """A segment at a time, as `txl.evaluation.score.evaluate` reads and sums them."""
     model = reading_model(shape)
     nats = torch.zeros((), dtype=torch.float64, device=shape.device)
     texts = ((input_BT, target_BT, None) for input_BT, target_BT in segments(shape))
@@ -79,7 +79,7 @@ def evaluate(shape: Shape) -> Iterator[object]:
 
 
 def write(shape: Shape) -> Iterator[object]:
-    """A token at a time, by `txl.sampling.generate`."""
+    """A token at a time, by `txl.generation.sampling.generate`."""
     yield from generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.attention import Attention
 from txl.config import ModelConfig, require
-from txl.feed_forward import FeedForward
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.attention import Attention
+from txl.model.feed_forward import FeedForward
 from txl.ops.dropout import Dropout
 from txl.positions import PositionEncoding
 from txl.positions.base import sinusoid

@@ -16,8 +16,8 @@ from types import ModuleType
 
 import pytest
 
-from data_utils.files import DataError
 from txl.cli import run
+from txl.data_utils.files import DataError
 
 WORDS = [
     a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in ("b", "d", "f", "k", "l", "n", "r", "s")
@@ -58,7 +58,7 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    return {name: importlib.import_module(name) for name in ("train", "eval", "generate")}
+    return {name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval", "generate")}
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.cli.conftest import Outcome
 from txl.config import CacheConfig, DynamicConfig, EvalConfig, UsageError
-from txl.testtime import Additions
+from txl.evaluation.test_time import Additions
 
 Call = Callable[..., Outcome]
 Refused = Callable[..., str]

@@ -718,7 +718,7 @@ PressAtCall = Callable[[int, str], None]
 
 
 @pytest.mark.parametrize(
-    "place", ["txl.training.train_line", "torch.nn.utils.clip_grad_norm_", "txl.training.eval_line"]
+    "place", ["txl.training.loop.train_line", "torch.nn.utils.clip_grad_norm_", "txl.training.loop.eval_line"]
 )
 def test_ctrl_c_saves_the_last_whole_update_and_says_where(
     call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall, place: str
@@ -733,7 +733,7 @@ def test_ctrl_c_saves_the_last_whole_update_and_says_where(
 def test_what_ctrl_c_saved_can_be_evaluated(
     call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
 ) -> None:
-    press_at_call(2, "txl.training.train_line")
+    press_at_call(2, "txl.training.loop.train_line")
     call("train", *training, "--log_interval", 1, "--eval_interval", 100)
     assert call("eval", "--work_dir", tmp_path / "new_run").status == 0
 
@@ -741,7 +741,7 @@ def test_what_ctrl_c_saved_can_be_evaluated(
 def test_a_second_ctrl_c_does_not_stop_the_saving(
     call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
 ) -> None:
-    press_at_call(2, "txl.training.train_line")
+    press_at_call(2, "txl.training.loop.train_line")
     press_at_call(1, "txl.checkpoint.save_file")
     call("train", *training, "--log_interval", 1, "--eval_interval", 100)
     assert (tmp_path / "new_run" / "step_00000002" / "config.json").is_file()
@@ -755,13 +755,14 @@ def test_ctrl_c_leaves_no_token_file_half_written(
     leftovers: Callable[[], list[Path]],
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    press_at_call(2, "data_utils.corpus.array")
+    press_at_call(2, "txl.data_utils.corpus.array")
     outcome = call("train", *training)
     assert (outcome.status, leftovers()) == (130, [])
 
 
 @pytest.mark.parametrize(
-    ("entry", "place"), [("eval", "txl.report.perplexity"), ("generate", "txl.sampling.next_probabilities")]
+    ("entry", "place"),
+    [("eval", "txl.evaluation.report.perplexity"), ("generate", "txl.generation.sampling.next_probabilities")],
 )
 def test_ctrl_c_ends_a_program_in_one_line(
     call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str

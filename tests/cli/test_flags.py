@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from data_utils.corpus import DataConfig
 from txl.cli import build, read_flags
 from txl.config import (
     CacheConfig,
@@ -24,6 +23,7 @@ from txl.config import (
     TrainConfig,
     UsageError,
 )
+from txl.data_utils.corpus import DataConfig
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from train import shape_of_model
 from txl import TransformerXL
+from txl.commands.train import shape_of_model
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_utils.corpus import Corpus, DataConfig
-from data_utils.files import DataError
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
 
 TEXT = "a b c\n\na b <unk>\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_utils.files import DataError
-from data_utils.pydoc_corpus import write_pydoc_corpus
+from txl.data_utils.files import DataError
+from txl.data_utils.pydoc_corpus import write_pydoc_corpus
 
 
 @pytest.fixture(scope="module")

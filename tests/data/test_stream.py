@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.files import DataError
-from data_utils.stream import ScoringStream, SegmentStream, window_streams
+from txl.data_utils.files import DataError
+from txl.data_utils.stream import ScoringStream, SegmentStream, window_streams
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])

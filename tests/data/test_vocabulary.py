@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_utils.corpus import Corpus, DataConfig
-from data_utils.vocabulary import Vocab, count_words
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.vocabulary import Vocab, count_words
 
 
 def test_frequent_words_come_first_and_ties_in_the_order_of_the_text() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_utils.files import DataError
-from data_utils.vocabulary import EOS, Vocab
-from data_utils.wikitext import article_starts, tokenise
+from txl.data_utils.files import DataError
+from txl.data_utils.vocabulary import EOS, Vocab
+from txl.data_utils.wikitext import article_starts, tokenise
 
 
 @pytest.mark.parametrize(

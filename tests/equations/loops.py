@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.attention import Attention
+from txl.model.attention import Attention
 from txl.positions import PositionEncoding, build_position_encodings
 
 N, H, D = 2, 4, 6

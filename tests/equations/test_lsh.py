@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.kernels.lsh import LshKernel, full_matrix, sorted_chunks
+from txl.attention_rules.lsh import LshKernel, full_matrix, sorted_chunks
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 B, N, H = 2, 2, 4

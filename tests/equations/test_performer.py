@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.kernels.causal_ratio import BLOCK, _Blocks, causal_ratio
-from txl.kernels.performer import PerformerKernel, orthogonal_normal
+from txl.attention_rules.causal_ratio import BLOCK, _Blocks, causal_ratio
+from txl.attention_rules.performer import PerformerKernel, orthogonal_normal
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 B, N, H = 2, 2, 4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.attention import Attention
+from txl.model.attention import Attention
 from txl.positions import build_position_encodings
 from txl.positions.base import rel_shift, sinusoid
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_utils.files import DataError
-from data_utils.stream import equal_streams
 from tests.golden.test_model import Golden
 from tests.laws.conftest import build
 from txl import Context, Memory, TransformerXL
 from txl.config import UsageError
-from txl.conventions import context_of, n_warmup_of, predictor_of
 from txl.convert import from_kimiyoung
-from txl.evaluate import Score, evaluate
+from txl.data_utils.files import DataError
+from txl.data_utils.stream import equal_streams
+from txl.evaluation.conventions import context_of, n_warmup_of, predictor_of
+from txl.evaluation.score import Score, evaluate
 from txl.memory import Span
 from txl.positions.base import rel_shift
 
@@ -147,7 +147,7 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
         visible = nvidia_mask(n_new, n_key - n_new, context.mem_len, context.same_length)
         return logit.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
-    monkeypatch.setattr("txl.kernels.softmax.rel_attention", attend)
+    monkeypatch.setattr("txl.attention_rules.softmax.rel_attention", attend)
     data = columns_of(batch_size)
     warmup = -(-context.mem_len // context.tgt_len) * context.tgt_len
     data = torch.cat([data.roll((warmup, 1), (0, 1))[:warmup], data])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.files import DataError
-from data_utils.stream import document_streams
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.evaluate import Score, evaluate
+from txl.data_utils.files import DataError
+from txl.data_utils.stream import document_streams
+from txl.evaluation.score import Score, evaluate
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 STARTS = np.array([1, 9, 10, 11, 40, 97, 149, 150])  # two of one token, side by side, and one at the very end

@@ -1,6 +1,5 @@
 """Law 9 on the way that eval.py goes: its own cutting, its own look-back, its own counts."""
 
-import importlib
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -8,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.vocabulary import EOS, UNK, Vocab
 from tests.laws.conftest import build
 from txl import Context
+from txl.commands import eval as eval_command
 from txl.config import EvalConfig
-from txl.distributed import Ranks
-from txl.evaluate import Score
+from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.evaluation.score import Score
+from txl.runtime.distributed import Ranks
 
 T = TypeVar("T")
-EVAL = importlib.import_module("eval")
 VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
 MODEL = build("adaptive", n_layer=2)
 
@@ -45,7 +44,7 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     """The shares of all ranks together."""
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
-    return Score.total(EVAL.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
+    return Score.total(eval_command.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
 
 
 @pytest.mark.slow
@@ -96,7 +95,9 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
     ends = [*starts[1:], len(IDS)]
     alone = [
-        EVAL.score(MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu")))
+        eval_command.score(
+            MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu"))
+        )
         for a, b in zip(starts, ends, strict=True)
     ]
     together = score(context, reset="document", batch_size=3)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.stream import ScoringStream
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.evaluate import Score, evaluate, evaluation_context, score_text, warmup_segments, within
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.score import Score, evaluate, evaluation_context, score_text, warmup_segments, within
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 

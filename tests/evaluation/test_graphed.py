@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.graphed import Graphed
+from txl.model.cuda_graph import Graphed
 
 CONTEXTS = [
     Context(tgt_len=4, mem_len=6),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.laws.test_adaptive_laws import CUTS, softmax_of
-from txl.adaptive import AdaptiveSoftmax
-from txl.sampling import NextWord, Rule
+from txl.generation.sampling import NextWord, Rule
+from txl.model.adaptive import AdaptiveSoftmax
 
 BANNED = {"none": [], "some": [0, 4, 11], "a_cluster": [3, 4, 5, 6]}
 RULES = [

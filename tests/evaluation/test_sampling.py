@@ -5,7 +5,7 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context
-from txl.sampling import generate, next_probabilities
+from txl.generation.sampling import generate, next_probabilities
 
 LOGPROB = torch.tensor([0.1, 0.4, 0.2, 0.3]).double().log()
 CONTEXT = Context(tgt_len=5, mem_len=100)

@@ -19,8 +19,8 @@ from examples.seq2seq.__main__ import share_right
 from examples.seq2seq.decoding import beam_search, greedy, length_penalty
 from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
 from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
-from txl.attention import Attention
 from txl.config import ModelConfig, UsageError
+from txl.model.attention import Attention
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "seq2seq"
 N_WORD, V = 3, 6

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.corpus import Corpus, DataConfig
-from data_utils.files import DataError
-from data_utils.stream import SegmentStream
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
+from txl.data_utils.stream import SegmentStream
 
 FOLDER = Path(__file__).parent / "data"
 TEXT = {"wt103": "wordlm", "wt2": "wordlm_oov"}

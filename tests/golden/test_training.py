@@ -11,9 +11,9 @@ from torch import nn
 from txl import ModelConfig, TransformerXL
 from txl.config import TrainConfig
 from txl.convert import from_kimiyoung, to_kimiyoung
-from txl.distributed import Ranks
-from txl.optim import Plateau, learning_rate
-from txl.training import TrainState
+from txl.runtime.distributed import Ranks
+from txl.training.optim import Plateau, learning_rate
+from txl.training.step import TrainState
 
 FOLDER = Path(__file__).parent / "train"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.kernels import ATTENTION_KERNELS
+from txl.attention_rules import ATTENTION_RULES
+from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.settings import readers
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "position", "attention"}
@@ -42,9 +42,9 @@ def test_an_encoding_reads_what_it_declares(name: str) -> None:
     assert ("untie_r" in cls.reads()) == bool(cls.shared)
 
 
-@pytest.mark.parametrize("name", ATTENTION_KERNELS)
+@pytest.mark.parametrize("name", ATTENTION_RULES)
 def test_a_rule_reads_what_it_declares(name: str) -> None:
-    cls = ATTENTION_KERNELS[name]
+    cls = ATTENTION_RULES[name]
     assert asked_by(cls, attention=name, position="none") == set(cls.settings) - {"redraw_interval"}
     assert ("redraw_interval" in cls.settings) == hasattr(cls, "redraw")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from txl.kernels import ATTENTION_KERNELS
+from txl.attention_rules import ATTENTION_RULES
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_every_registered_part_is_named_by_the_configuration() -> None:
 
     hints = typing.get_type_hints(ModelConfig)
     assert ModelConfig.position in POSITION_ENCODINGS
-    assert set(typing.get_args(hints["attention"])) == set(ATTENTION_KERNELS)
+    assert set(typing.get_args(hints["attention"])) == set(ATTENTION_RULES)
 
 
 @pytest.mark.parametrize(

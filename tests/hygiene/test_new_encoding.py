@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
+from txl.commands import train
 from txl.config import TrainConfig, UsageError
-from txl.convert import ATTN_TYPES
-from txl.evaluate import evaluate
-from txl.init import init_weights
+from txl.convert.kimiyoung import ATTN_TYPES
+from txl.evaluation.score import evaluate
+from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
+from txl.model.init import init_weights
+from txl.model.settings import require_read
 from txl.positions import POSITION_ENCODINGS
-from txl.sampling import generate
-from txl.settings import require_read
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,7 +156,7 @@ def test_no_other_file_names_an_encoding(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTN_TYPES)
 def test_those_of_2019_are_named_where_2019_is_spoken_of(name: str) -> None:
-    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/convert.py", "txl/cli.py"}
+    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/convert/kimiyoung.py", "txl/cli.py"}
     allowed |= {"txl/config.py"} if name == ModelConfig.position else set()
     assert set(naming(name, ROOT)) <= allowed
 

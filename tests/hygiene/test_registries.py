@@ -8,11 +8,11 @@ import pytest
 
 from tests.laws.conftest import SHAPES
 from txl import ModelConfig
-from txl.kernels import ATTENTION_KERNELS
+from txl.attention_rules import ATTENTION_RULES
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
-REGISTERED = [*POSITION_ENCODINGS, *ATTENTION_KERNELS]
+REGISTERED = [*POSITION_ENCODINGS, *ATTENTION_RULES]
 TABLES = ["what_they_compute", "what_they_work_with", "what_they_cost", "beyond_the_trained_length"]
 
 
@@ -33,9 +33,9 @@ def test_there_is_no_other_table_of_encodings() -> None:
 
 
 def test_every_rule_has_a_row_and_a_column_of_laws() -> None:
-    assert named_in_first_column("attention.md", "--attention") == [list(ATTENTION_KERNELS)]
+    assert named_in_first_column("attention.md", "--attention") == [list(ATTENTION_RULES)]
     page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| law \| (.*) \|$", page, re.MULTILINE) == [" | ".join(ATTENTION_KERNELS)]
+    assert re.findall(r"^\| law \| (.*) \|$", page, re.MULTILINE) == [" | ".join(ATTENTION_RULES)]
 
 
 def test_every_encoding_has_a_shape_that_the_laws_are_tried_on() -> None:

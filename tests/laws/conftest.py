@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl import ModelConfig, TransformerXL
-from txl.kernels import ATTENTION_KERNELS
+from txl.attention_rules import ATTENTION_RULES
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 N_TOKEN = 50
@@ -48,7 +48,7 @@ RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4
 PAIRS = [
     (name, rule)
     for name, cls in POSITION_ENCODINGS.items()
-    for rule in ATTENTION_KERNELS
+    for rule in ATTENTION_RULES
     if rule == "softmax" or not cls.needs_scores()
 ]
 """Position encodings and attention rules that are not refused; `test_kernel_laws` holds that all others are."""

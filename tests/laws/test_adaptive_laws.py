@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 
 
 def softmax_of(**settings: object) -> AdaptiveSoftmax:

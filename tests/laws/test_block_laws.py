@@ -12,8 +12,8 @@ from tests.laws.conftest import PAIRS, RULE_SIZES, build
 from tests.laws.test_memory_laws import FAR, read
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.config import UsageError
-from txl.feed_forward import ACTIVATIONS, GATED, FeedForward
-from txl.reversible import reversible_layers
+from txl.model.feed_forward import ACTIVATIONS, GATED, FeedForward
+from txl.model.reversible import reversible_layers
 
 REVERSIBLE = {"pre_lnorm": True, "reversible": True}
 

@@ -9,8 +9,8 @@ import torch
 from tests.laws.conftest import SHAPES, build
 from txl import Context
 from txl.config import TrainConfig
-from txl.distributed import Ranks
-from txl.training import TrainState
+from txl.runtime.distributed import Ranks
+from txl.training.step import TrainState
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.laws.conftest import RULE_SIZES, build
 from tests.laws.test_memory_laws import FAR, read
 from txl import Context, Memory, ModelConfig, Span, TransformerXL
+from txl.attention_rules import ATTENTION_RULES, redraw
 from txl.config import UsageError
-from txl.kernels import ATTENTION_KERNELS, redraw
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 SCORELESS = ("performer", "lsh")
@@ -81,7 +81,7 @@ def test_the_page_about_rules_names_the_encodings_that_work() -> None:
 
 
 def test_every_rule_is_tried_here() -> None:
-    assert set(ATTENTION_KERNELS) == {"softmax", *SCORELESS}
+    assert set(ATTENTION_RULES) == {"softmax", *SCORELESS}
 
 
 @pytest.mark.slow

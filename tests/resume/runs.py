@@ -187,9 +187,9 @@ def _serve() -> None:
     import torch._dynamo
     import torch.utils.tensorboard  # noqa: F401
 
-    import train
-    from data_utils.files import DataError
     from txl.cli import run
+    from txl.commands import train
+    from txl.data_utils.files import DataError
 
     alive = set()
     for line in sys.stdin:
@@ -241,8 +241,8 @@ def _lay(
         signal_in_step: (number, step): this signal arrives in the middle of this step.
         signal_in_evaluation: (number, n): this signal arrives during evaluation n of this start.
     """
-    import train
-    from txl.training import TrainState
+    from txl.commands import train
+    from txl.training.step import TrainState
 
     flush, step, evaluate = os.fsync, TrainState.step, train.evaluate
     n_flush = n_best = n_evaluation = 0

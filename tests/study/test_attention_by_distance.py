@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_utils.stream import ScoringStream
 from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Memory, Span
-from txl.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 
 IDS = np.random.default_rng(0).integers(0, 50, 61)
 CONTEXTS = [

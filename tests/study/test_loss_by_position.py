@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.stream import ScoringStream
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.distributed import Ranks
-from txl.evaluate import Score, evaluate, warmup_segments
-from txl.study.loss_by_position import BinnedLoss, LossByPosition
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
+from txl.runtime.distributed import Ranks
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 STARTS = np.array([20, 21, 90])

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from data_utils.stream import window_streams
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import StudyConfig, UsageError
-from txl.distributed import Ranks
-from txl.narrowed import narrowed
-from txl.study.comparison import losses_of
-from txl.study.recl import losses_by_context, recl, table
+from txl.data_utils.stream import window_streams
+from txl.evaluation.study.comparison import losses_of
+from txl.evaluation.study.recl import losses_by_context, recl, table
+from txl.model.autocast import narrowed
+from txl.runtime.distributed import Ranks
 
 LENGTHS = (100, 200, 300, 400)
 IDS = np.random.default_rng(0).integers(0, 50, 60)

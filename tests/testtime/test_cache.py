@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_utils.stream import ScoringStream
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import CacheConfig, UsageError
-from txl.evaluate import Score, evaluate, warmup_segments
-from txl.testtime import Additions, ContinuousCache, Mixture
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.test_time import Additions, ContinuousCache, Mixture
 
 CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)
 CONTEXT = Context(tgt_len=4, mem_len=6)

@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import DynamicConfig, UsageError
-from txl.evaluate import Segments, evaluate
-from txl.testtime import DynamicEvaluation, gradient_statistics
+from txl.evaluation.score import Segments, evaluate
+from txl.evaluation.test_time import DynamicEvaluation, gradient_statistics
 
 CONTEXT = Context(tgt_len=5, mem_len=7)
 SGD = DynamicConfig(dynamic="sgd", dynamic_lr=0.05, dynamic_decay=0.1)

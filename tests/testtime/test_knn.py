@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_utils.stream import ScoringStream
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import KnnConfig, UsageError
-from txl.evaluate import Score, evaluate, warmup_segments
-from txl.testtime import Mixture, NearestNeighbours, knn, store
-from txl.testtime.store import Store, build_store, open_store
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, store
+from txl.evaluation.test_time.store import Store, build_store, open_store
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
 TRAIN = np.random.default_rng(1).integers(0, 8, 60)

@@ -14,15 +14,16 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from data_utils.stream import SegmentStream
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import Snapshot, last_checkpoint, load_model, load_snapshot, save_checkpoint
 from txl.config import TrainConfig
-from txl.distributed import Ranks, joined
-from txl.evaluate import Score
-from txl.init import init_weights
-from txl.log import Metrics
-from txl.training import Outcome, TrainState, train
+from txl.data_utils.stream import SegmentStream
+from txl.evaluation.score import Score
+from txl.model.init import init_weights
+from txl.runtime.distributed import Ranks, joined
+from txl.runtime.log import Metrics
+from txl.training.loop import Outcome, train
+from txl.training.step import TrainState
 
 N_TOKEN = 40
 ALONE = Ranks(0, 1, torch.device("cpu"))

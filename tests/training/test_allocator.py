@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import sys
-from txl.allocator import keep_freed_memory
+from txl.runtime.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 import torch

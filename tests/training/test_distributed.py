@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_utils.stream import ScoringStream
 from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
-from txl.distributed import Ranks, Vote
-from txl.evaluate import evaluate, warmup_segments
-from txl.training import NonFiniteError
+from txl.data_utils.stream import ScoringStream
+from txl.evaluation.score import evaluate, warmup_segments
+from txl.runtime.distributed import Ranks, Vote
+from txl.training.step import NonFiniteError
 
 # the first two streams, those of rank 0, hold words of the shortlist only: that rank misses both tail clusters
 LOPSIDED = np.concatenate([IDS[:50] % 10, IDS[50:]])

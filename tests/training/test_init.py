@@ -5,7 +5,7 @@ import torch
 
 from txl import ModelConfig, TransformerXL
 from txl.config import TrainConfig
-from txl.init import init_weights
+from txl.model.init import init_weights
 from txl.positions.base import sinusoid
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from txl.config import TrainConfig
-from txl.optim import Optimizers, Plateau, learning_rate
+from txl.training.optim import Optimizers, Plateau, learning_rate
 
 
 def rates(**settings: object) -> list[float]:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import txl.model
+import txl.model.transformer
 from tests.laws.test_block_laws import stored
 from tests.training.runs import SHAPE, Run, config, on_ranks
 from txl import Context
 from txl.checkpoint import last_checkpoint, load_model
-from txl.distributed import Ranks
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
+from txl.runtime.distributed import Ranks
 
 RULES = {"n_feature": 6, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3, "position": "toy_none"}
 REVERSIBLE = SHAPE | {"pre_lnorm": True, "reversible": True}
@@ -95,7 +95,7 @@ def test_reversible_layers_train_as_if_activations_were_kept(
             keep(before, x2)
         return x1, x2
 
-    monkeypatch.setattr(txl.model, "reversible_layers", kept)
+    monkeypatch.setattr(txl.model.transformer, "reversible_layers", kept)
     plain = Run(config(**settings), dtype=torch.float64, shape=REVERSIBLE).begin()
     plain.train()
     for name, weight in plain.weights().items():

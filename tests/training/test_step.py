@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.training.runs import IDS, SHAPE, Run, config
-from txl.optim import Lamb
-from txl.training import NonFiniteError
+from txl.training.optim import Lamb
+from txl.training.step import NonFiniteError
 
 
 def weights_after(**settings: Any) -> dict[str, torch.Tensor]:

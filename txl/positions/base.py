@@ -55,7 +55,7 @@ class PositionEncoding(nn.Module):
         self.name = config.position
 
     def reset_parameters(self) -> None:
-        """Set the weights that do not begin as all others do, see `txl.init`."""
+        """Set the weights that do not begin as all others do, see `txl.model.init`."""
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """What depends on positions only, computed once for all layers, on the device and in the dtype of `like`."""

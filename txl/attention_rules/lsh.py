@@ -1,0 +1,193 @@
+"""Attention within buckets of a locality-sensitive hash: linear in the length but for a sort."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
+from txl.config import ModelConfig
+from txl.memory import Span
+from txl.positions import PositionEncoding
+
+
+class LshKernel(nn.Module):
+    """Softmax attention over the keys that share a bucket with the query in one of several rounds (Reformer).
+
+    out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
+    P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t) },
+    without those that `span` hides; { t } where it is empty
+    bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
+
+    Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; the union
+    counts a key once, as N_(i,j) does in appendix A, eq. 11 to 16. Keys of length sqrt(H), as in google/trax, so that
+    logits do not shrink. The rotations R are saved with the weights and change only when `redraw` is called.
+
+    Differs from the paper in what a token sees of its bucket. There it is what lies in the same or the next lower chunk
+    of the sorted sequence; where chunks end depends on tokens that come later and on where the segment begins. Here it
+    is a number of tokens, counted back from the query: the past alone decides, so that the future is invisible and
+    segments equal one pass. Buckets are a matter of content alone and their number does not grow with the length, for
+    the same reason. Numbers that differ by rounding can fall into different buckets.
+    """
+
+    shared_qk = True
+    impl = "auto"
+    settings = ("lsh_round", "lsh_bucket", "lsh_reach", "redraw_interval")
+    rotation_RHK: Tensor
+
+    def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
+        super().__init__()
+        require_scoreless(config)
+        require_no_dropatt(config, dropatt)
+        self.reach = config.lsh_reach
+        self.register_buffer("rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the rotations anew, the same from the same generator on every device."""
+        self.rotation_RHK.copy_(torch.randn(self.rotation_RHK.shape, generator=generator))
+
+    def forward(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+    ) -> Tensor:
+        bucket_RBNS = self.buckets(k_BNSH)
+        k_BNSH = F.normalize(k_BNSH, dim=-1) * k_BNSH.shape[-1] ** 0.5
+        q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH.type_as(q_BNTH), span)
+        return sorted_chunks(pos.scale * q_BNTH, k_BNSH, v_BNSH, bucket_RBNS, reach=self.reach, span=span)
+
+    @torch.no_grad()
+    def buckets(self, x_BNSH: Tensor) -> Tensor:
+        """The bucket of each token in each round, (R, B, N, S)."""
+        with torch.autocast(x_BNSH.device.type, enabled=False):
+            turned_RBNSK = x_BNSH.to(self.rotation_RHK.dtype) @ self.rotation_RHK[:, None, None]
+        return torch.cat([turned_RBNSK, -turned_RBNSK], dim=-1).argmax(-1)
+
+
+def full_matrix(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
+) -> Tensor:
+    """The definition, with the matrix of all pairs; `q` carries the scale. `sorted_chunks` must agree with it.
+
+    Args:
+        bucket_RBNS: of every key in every round; query t is key n_mem + t.
+        reach: how many earlier tokens of its bucket a token sees.
+    Returns:
+        (B, N, T, H).
+    """
+    at_S = torch.arange(span.n_key, device=q_BNTH.device)
+    same_RBNSS = bucket_RBNS[..., :, None] == bucket_RBNS[..., None, :]
+    earlier_SS = at_S[:, None] > at_S[None, :]
+    rank_RBNS = (same_RBNSS & earlier_SS).sum(-1)  # earlier tokens of the same bucket
+    near_RBNSS = rank_RBNS[..., :, None] - rank_RBNS[..., None, :] <= reach
+    seen_BNSS = (same_RBNSS & near_RBNSS & earlier_SS).any(0)
+    seen_BNTS = seen_BNSS[..., span.n_mem :, :] & span.mask_TS(q_BNTH.device)
+    itself_TS = at_S[span.n_mem :, None] == at_S[None, :]
+    seen_BNTS = seen_BNTS | (itself_TS & ~seen_BNTS.any(-1, keepdim=True))
+    logit_BNTS = (q_BNTH @ k_BNSH.mT).masked_fill(~seen_BNTS, -torch.inf)
+    return logit_BNTS.softmax(-1) @ v_BNSH
+
+
+def sorted_chunks(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
+) -> Tensor:
+    """What `full_matrix` says, in time S log S + R S reach (H + R) and memory R S reach.
+
+    Tokens are sorted by bucket and then by position, and cut into chunks of `reach`: what a token sees lies in its own
+    chunk and the one before. Rounds are joined by their log-sums, each pair divided by the rounds that have it.
+    """
+    n_key = span.n_key
+    q_BNSH = F.pad(q_BNTH, (0, 0, span.n_mem, 0))  # remembered tokens ask nothing
+    rounds = [_Round.of(bucket_BNS, span, reach) for bucket_BNS in bucket_RBNS]
+    lonely_BNS = torch.stack([r.first_BNS for r in rounds]).all(0)
+    outs, logsums = [], []
+    for mine in rounds:
+        logit_BNJCK = mine.chunked(q_BNSH) @ mine.chunked_keys(k_BNSH).mT
+        logit_BNJCK = logit_BNJCK.to(torch.promote_types(logit_BNJCK.dtype, torch.float32))
+        seen_BNJCK, count_BNJCK = mine.seen(rounds, lonely_BNS, n_key)
+        # a number, not -inf: where a round shows nothing its weight becomes 0, and its gradient must be one
+        lowest = torch.finfo(logit_BNJCK.dtype).min / 2
+        logit_BNJCK = logit_BNJCK - count_BNJCK.to(logit_BNJCK.dtype).log()
+        logit_BNJCK = logit_BNJCK.masked_fill(~seen_BNJCK, lowest)
+        logsum_BNJC = logit_BNJCK.logsumexp(-1)
+        prob_BNJCK = (logit_BNJCK - logsum_BNJC[..., None]).exp().to(v_BNSH.dtype)
+        out_BNJCH = prob_BNJCK @ mine.chunked_keys(v_BNSH)
+        outs.append(mine.unsorted(out_BNJCH.flatten(2, 3)))
+        logsums.append(mine.unsorted(logsum_BNJC.flatten(2, 3)[..., None]))
+    weight_RBNT1 = torch.stack(logsums)[..., span.n_mem :, :].softmax(0)
+    out_RBNTH = torch.stack(outs)[..., span.n_mem :, :]
+    return (weight_RBNT1.to(v_BNSH.dtype) * out_RBNTH).sum(0)
+
+
+class _Round(NamedTuple):
+    """One round's sorting: `order` says which token is at a place, `place` where a token is; both (B, N, S).
+
+    J chunks of C places; the keys of a chunk are those of the chunk before and its own.
+    """
+
+    bucket_BNS: Tensor
+    order_BNS: Tensor
+    place_BNS: Tensor
+    first_BNS: Tensor
+    """The token sees nothing before it in its bucket."""
+    window: int
+    reach: int
+
+    @classmethod
+    def of(cls, bucket_BNS: Tensor, span: Span, reach: int) -> "_Round":
+        at_S = span.key_positions_S(bucket_BNS.device)
+        order_BNS = (bucket_BNS * span.n_key + at_S).argsort(-1)
+        place_BNS = torch.empty_like(order_BNS).scatter_(-1, order_BNS, at_S.expand_as(order_BNS))
+        sorted_BNS = bucket_BNS.gather(-1, order_BNS)
+        first_BNS = F.pad(sorted_BNS[..., 1:] != sorted_BNS[..., :-1], (1, 0), value=True)
+        if span.window > 0:
+            first_BNS |= F.pad(order_BNS.diff(dim=-1) >= span.window, (1, 0), value=True)
+        return cls(bucket_BNS, order_BNS, place_BNS, first_BNS.gather(-1, place_BNS), span.window, reach)
+
+    def chunked(self, x_BNSH: Tensor) -> Tensor:
+        """The tokens' rows in this round's order, (B, N, J, C, H)."""
+        x_BNSH = x_BNSH.gather(-2, self.order_BNS[..., None].expand_as(x_BNSH))
+        return self._cut(x_BNSH, fill=0)
+
+    def chunked_keys(self, x_BNSH: Tensor) -> Tensor:
+        """The same for each chunk and the one before, (B, N, J, 2C, H)."""
+        return _with_chunk_before(self.chunked(x_BNSH), fill=0)
+
+    def unsorted(self, x_BNPH: Tensor) -> Tensor:
+        """From this round's places P back to the tokens' order, (B, N, S, H)."""
+        return x_BNPH.gather(-2, self.place_BNS[..., None].expand(-1, -1, -1, x_BNPH.shape[-1]))
+
+    def seen(self, rounds: list["_Round"], lonely_BNS: Tensor, n_key: int) -> tuple[Tensor, Tensor]:
+        """Which of its chunk's keys a token sees, and in how many rounds it sees them; both (B, N, J, C, 2C)."""
+        at_BNJC, at_BNJK = self._pairs(torch.arange(n_key, device=lonely_BNS.device).expand_as(lonely_BNS))
+        earlier_BNJCK = at_BNJC[..., :, None] > at_BNJK[..., None, :]
+        seen_BNJCK = self._near(self) & earlier_BNJCK
+        if self.window > 0:
+            seen_BNJCK &= at_BNJC[..., :, None] - at_BNJK[..., None, :] < self.window
+        count_BNJCK = sum(self._near(other).to(torch.uint8) for other in rounds)
+        itself_BNJCK = at_BNJC[..., :, None] == at_BNJK[..., None, :]
+        alone_BNJC, _ = self._pairs(lonely_BNS)
+        alone_BNJCK = itself_BNJCK & (alone_BNJC == 1)[..., None]
+        return seen_BNJCK | alone_BNJCK, torch.where(seen_BNJCK, count_BNJCK, 1)
+
+    def _near(self, other: "_Round") -> Tensor:
+        """Of this round's pairs, those whose two tokens share a bucket in the other round, at most `reach` apart."""
+        bucket_BNJC, bucket_BNJK = self._pairs(other.bucket_BNS)
+        place_BNJC, place_BNJK = self._pairs(other.place_BNS)
+        same_BNJCK = bucket_BNJC[..., :, None] == bucket_BNJK[..., None, :]
+        return same_BNJCK & (place_BNJC[..., :, None] - place_BNJK[..., None, :] <= self.reach)
+
+    def _pairs(self, x_BNS: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); where there is no token, numbers
+        that equal no other."""
+        x_BNJC1 = self._cut(x_BNS.to(torch.int32).gather(-1, self.order_BNS)[..., None], fill=-2)
+        return x_BNJC1.squeeze(-1), _with_chunk_before(x_BNJC1, fill=-3).squeeze(-1)
+
+    def _cut(self, x_BNSH: Tensor, *, fill: int) -> Tensor:
+        n_key = x_BNSH.shape[-2]
+        size = min(self.reach, n_key)
+        return F.pad(x_BNSH, (0, 0, 0, -n_key % size), value=fill).unflatten(-2, (-1, size))
+
+
+def _with_chunk_before(x_BNJCH: Tensor, *, fill: int) -> Tensor:
+    before_BNJCH = F.pad(x_BNJCH[..., :-1, :, :], (0, 0, 0, 0, 1, 0), value=fill)
+    return torch.cat([before_BNJCH, x_BNJCH], dim=-2)

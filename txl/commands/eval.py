@@ -1,0 +1,292 @@
+"""Evaluate a trained Transformer-XL, with contexts of one length or of several, in one process or in many; or score any
+text:
+
+python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
+python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
+python eval.py --recl RUN RUN ... --split test
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
+from txl.cli import Typed, build, read_flags
+from txl.config import (
+    CacheConfig,
+    Context,
+    DynamicConfig,
+    EvalConfig,
+    KnnConfig,
+    StudyConfig,
+    UsageError,
+    require,
+)
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
+from txl.data_utils.free_text import encode_text, read_text
+from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams, window_streams
+from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.wikitext import article_starts, starts_where_known
+from txl.evaluation.conventions import Reading, reading_of
+from txl.evaluation.plots import pictures_of, plot_recl, write_pictures
+from txl.evaluation.report import (
+    as_tsv,
+    require_outputs,
+    show,
+    tell,
+    tokens_of,
+    write_results,
+    write_text,
+    write_tokens,
+)
+from txl.evaluation.rows import Row, row_of_split, row_of_text
+from txl.evaluation.score import Predictor
+from txl.evaluation.study import recl
+from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
+from txl.evaluation.study.loss_by_position import LossByPosition
+from txl.evaluation.test_time import Additions, TrainingText, prepared
+from txl.model.autocast import narrowed
+from txl.model.settings import require_read, require_read_by_one
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks, joined
+from txl.runtime.log import say
+
+NOTHING, NO_STUDY = Additions(), StudyConfig()
+
+
+def main(argv: Sequence[str]) -> None:
+    configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
+    typed = read_flags(argv, *configs, description=__doc__ or "")
+    with joined(timeout_s=3600) as ranks:
+        if typed.get("recl"):
+            compare_context_lengths(typed, ranks)
+        else:
+            run_evaluation(typed, ranks)
+
+
+def run_evaluation(typed: Typed, ranks: Ranks) -> None:
+    """Score splits or a text at the look-backs asked for."""
+    additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
+    one_stream = {"batch_size": 1} if additions.dynamic.dynamic != "off" else {}
+    config, study = build(EvalConfig, typed, **one_stream), build(StudyConfig, typed)
+    additions.require_sense(typed, config, ranks.world)
+    checkpoint = open_checkpoint(Path(config.work_dir))
+    require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
+    contexts = config.look_backs(checkpoint.context)
+    if config.text is None:
+        score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
+        return
+    require(not additions.name, f"--text: {additions.name} reads splits only; drop one of the two")
+    for name in ("loss_by_position", "attention_by_distance"):
+        require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
+    if ranks.is_main:  # it is one stream
+        score_file(config.text, config, checkpoint, contexts, ranks)
+
+
+def score_splits(
+    typed: Typed,
+    config: EvalConfig,
+    study: StudyConfig,
+    additions: Additions,
+    checkpoint: Checkpoint,
+    contexts: Sequence[Context],
+    ranks: Ranks,
+) -> None:
+    """Score the splits, the streams shared out over processes; rank 0 tells."""
+    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
+    splits = ("valid", "test") if config.split == "all" else (config.split,)
+    corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
+    if ranks.is_main:
+        require_outputs(config, pictures_of(config, study))
+    rows = []
+    with loaded(checkpoint, config, ranks) as model:
+
+        @functools.lru_cache(maxsize=1)  # one is made from the training text, and large
+        def with_additions(context: Context) -> Predictor:
+            text = training_text(corpus, ranks) if additions.read_training_text else None
+            return prepared(additions, model, checkpoint, text, context, batch_size=config.batch_size, ranks=ranks)
+
+        for split in splits:
+            ids = ranks.main_first(lambda split=split: corpus.split(split))
+            for context in contexts:
+                text = (model, corpus.vocab, ids, split, context, config, ranks)
+                if not additions.name:
+                    new = [score(*text, study)]
+                else:  # the predictor first: what is wrong with a store is known before the text is read
+                    predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
+                    new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
+                rows += new
+                if ranks.is_main:
+                    for row in new:
+                        tell(row)
+    if ranks.is_main:
+        show(rows)
+        write_results(rows, config, checkpoint=str(checkpoint.folder))
+        write_pictures(rows, pictures_of(config, study))
+
+
+def score(
+    model: TransformerXL,
+    vocab: Vocab,
+    ids: np.ndarray,
+    split: str,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+    study: StudyConfig = NO_STUDY,
+    *,
+    additions: Additions = NOTHING,
+    predictor: Predictor | None = None,
+) -> Row:
+    """A split with one look-back, the streams shared out over processes.
+
+    Args:
+        study: what else is measured of it.
+        predictor: the model with `additions`; not given: the model.
+    """
+    reading = reading_of(config.convention, model, context, n_token=len(ids))
+    if predictor is not None:
+        n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
+        reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
+    watch = None
+    if study.loss_by_position:
+        watch = LossByPosition(reading.context, n_token=len(ids), starts=starts_where_known(ids, vocab))
+    return row_of_split(
+        split,
+        cut(ids, vocab, reading, config, ranks),
+        reading,
+        model,
+        ranks,
+        sizes=vocab.sizes,
+        watch=watch,
+        with_attention=study.attention_by_distance,
+    )
+
+
+def score_file(
+    name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+) -> None:
+    """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    before = [vocab.index[EOS]]
+    if config.context is not None:
+        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
+    ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+    require_outputs(config)
+    text = np.array(before + ids)
+    rows, nats = [], []
+    with loaded(checkpoint, config, ranks) as model:
+        for context in contexts:
+            row, nll_N = row_of_text(text, context, model, ranks, first=len(before), sizes=vocab.sizes)
+            rows.append(row)
+            nats = nll_N.tolist()
+    tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
+    if config.per_token == "-":
+        sys.stdout.write(as_tsv(tokens))
+    else:
+        show(rows)
+    if config.per_token not in (None, "-"):
+        write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
+    write_results(rows, config, checkpoint=str(checkpoint.folder))
+
+
+def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
+    """The relative effective context length of several runs, on one split; rank 0 tells."""
+    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
+    checkpoints = comparable(typed, config, study)
+    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
+    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
+    ids = ranks.main_first(lambda: corpus.split(config.split))
+    require_long_enough(len(ids), config, study)
+    picture = Path(study.recl[0]) / "recl.png"
+    if ranks.is_main:
+        require_outputs(config, [picture])
+    nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
+    if ranks.is_main:
+        result = recl.recl(nats_MCP, study.context_lengths)
+        say(recl.table(result, study.recl))
+        plot_recl(picture, result, study.recl)
+        say(f"| picture: {picture}")
+        if config.json:
+            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
+            write_text(Path(config.json), json.dumps(content, indent=1) + "\n")
+
+
+def context_losses(
+    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
+) -> np.ndarray:
+    """Nats by context length and position, of one run; the windows are shared out over processes."""
+    (context,) = config.look_backs(checkpoint.context)
+    windows = window_streams(
+        ids,
+        length=study.context_lengths[-1],
+        every=study.recl_every,
+        batch_size=config.batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        rank=ranks.rank,
+        world=ranks.world,
+    )
+    with loaded(checkpoint, config, ranks) as model:
+        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
+
+
+@contextmanager
+def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> Iterator[TransformerXL]:
+    """A checkpoint's model on this process's device, its attention and its products computed as asked for."""
+    model = load_model(checkpoint).to(ranks.device)
+    model.use_attention(config.attn_impl)
+    with narrowed(model, config.dtype):
+        yield model
+
+
+def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
+    """The text, read with the checkpoint's vocabulary.
+
+    Raises:
+        UsageError: if the text has a vocabulary of its own and it is another one.
+    """
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    try:
+        trained_on = DataConfig(**checkpoint.record["data"])
+    except (KeyError, TypeError, DataError):
+        raise damaged(checkpoint.folder / "config.json") from None
+    as_trained = dataclasses.asdict(trained_on)
+    if typed.get("dataset", trained_on.dataset) != trained_on.dataset:  # its own rules, not those of the run
+        del as_trained["min_freq"], as_trained["max_size"]
+    corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
+    if corpus.defines_vocabulary:
+        own = Corpus(corpus.config).vocab
+        if own.fingerprint() != vocab.fingerprint():
+            raise UsageError(
+                f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
+                f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
+                f"valid.txt and test.txt only"
+            )
+    return corpus
+
+
+def training_text(corpus: Corpus, ranks: Ranks) -> TrainingText:
+    """The text that what is added to a model is made from."""
+    ids = ranks.main_first(lambda: corpus.split("train"))
+    names = {"training_text": corpus.fingerprint("train"), "vocabulary": corpus.vocab.fingerprint()}
+    return TrainingText(ids, names, ScoringStream)
+
+
+def cut(ids: np.ndarray, vocab: Vocab, reading: Reading, config: EvalConfig, ranks: Ranks) -> list[RowStream]:
+    """This process's share of a split: streams, each to be read with a memory of its own."""
+    context = reading.context
+    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    share = {"rank": ranks.rank, "world": ranks.world}
+    if config.reset == "document":
+        return document_streams(ids, article_starts(ids, vocab), **lengths, **share)
+    if config.convention == "txl":
+        return [ScoringStream(ids, n_warmup=reading.n_warmup, **lengths, **share)]
+    return [equal_streams(ids, n_warmup=reading.n_warmup, **lengths, **share)]

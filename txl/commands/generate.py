@@ -1,0 +1,59 @@
+"""Let a trained Transformer-XL write, printed as it comes."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from txl.checkpoint import load_model, open_checkpoint
+from txl.cli import build, read_flags
+from txl.config import GenerateConfig, UsageError
+from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.wikitext import tokenise
+from txl.evaluation.score import within
+from txl.generation.sampling import generate
+from txl.model.autocast import narrowed
+from txl.model.settings import require_read
+
+_LOG = logging.getLogger("txl.generate")
+
+
+def main(argv: Sequence[str]) -> None:
+    typed = read_flags(argv, GenerateConfig, description=__doc__ or "")
+    config = build(GenerateConfig, typed)
+    checkpoint = open_checkpoint(Path(config.work_dir))
+    shape = checkpoint.model_config
+    require_read(typed, position=shape.position, attention=shape.attention)
+    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
+    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
+    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + config.length)
+    model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    model.use_attention(config.attn_impl)
+
+    banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
+    rule = {name: getattr(config, name) for name in ("length", "temperature", "top_k", "top_p", "seed")}
+    with narrowed(model, config.dtype):
+        if config.prompt is not None:
+            print(" ".join(prompt), end="", flush=True)
+        for token in generate(model, vocab.encode(prompt), context, banned=banned, **rule):
+            word = vocab.words[token]
+            print("\n" if word == EOS else f" {word}", end="", flush=True)
+    print()
+
+
+def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
+    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`.
+
+    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it.
+    """
+    if prompt is None:
+        return [EOS]
+    words = prompt.split() if plain else tokenise(prompt)
+    unknown = [word for word in dict.fromkeys(words) if word not in vocab]
+    if unknown and UNK not in vocab:
+        raise UsageError(f"--prompt: {unknown[0]!r} is not in the vocabulary, which has no {UNK}; use other words")
+    if unknown:
+        _LOG.warning("not in the vocabulary, read as %s: %s", UNK, " ".join(unknown))
+    return [word if word in vocab else UNK for word in words]

@@ -1,0 +1,225 @@
+"""Train a Transformer-XL on a folder of text, in one process or in many:
+
+python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py --data FOLDER ...
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
+from txl.cli import Typed, build, read_flags
+from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.stream import ScoringStream, SegmentStream
+from txl.evaluation.score import Score, evaluate, evaluation_context, warmup_segments
+from txl.model.init import init_weights
+from txl.model.settings import require_read
+from txl.model.transformer import TransformerXL
+from txl.positions import require_serves
+from txl.runtime.allocator import keep_freed_memory
+from txl.runtime.distributed import Ranks, joined
+from txl.runtime.log import Metrics, provenance, say
+from txl.training.estimate import training_bytes
+from txl.training.loop import Outcome, train
+from txl.training.run import (
+    begin_anew,
+    conclude,
+    describe,
+    describe_bytes,
+    device_name,
+    open_run,
+    refusing,
+    require_shares,
+)
+from txl.training.step import TrainState
+
+PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
+CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
+
+
+def main(argv: Sequence[str]) -> int:
+    typed = read_flags(argv, TrainConfig, ModelConfig, Context, DataConfig, description=__doc__ or "")
+    keep_freed_memory()
+    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
+        build(TrainConfig, typed)  # bad values are named as they were typed
+        if "local_batch_size" in typed:
+            typed["batch_size"] = typed["local_batch_size"] * ranks.world
+        run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
+        with refusing(run_folder, ranks):
+            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks))
+
+
+def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
+    """Build what the flags ask for, over what the checkpoint says, and train; the exit status."""
+    shape = checkpoint.model_config if checkpoint else ModelConfig
+    asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
+    require_read(typed, **asked)
+    saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
+    of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
+    config = build(TrainConfig, typed, **of_the_run)
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
+    require_shares(config, ranks)
+    context = build(Context, typed, **saved["context"])
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
+    require_serves(model.layers[0].attn.pos, context)
+    model.to(ranks.device)
+    model.use_attention(config.attn_impl)
+    outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
+    return conclude(outcome, config, run_folder, ranks)
+
+
+def run_training(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: TrainConfig,
+    context: Context,
+    ranks: Ranks,
+    run_folder: Path,
+    checkpoint: Checkpoint | None,
+) -> Outcome:
+    """Join the streams, the evaluation and the checkpoints to the training loop."""
+    eval_context = evaluation_context(context, config.eval_tgt_len)
+    stream = training_stream(corpus, config, context, ranks)
+    valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
+    record = {
+        "train": as_dict(config),
+        "data": as_dict(corpus.config),
+        "texts": {split: corpus.fingerprint(split) for split in ("train", "valid")},
+    }
+
+    def validate() -> Score:
+        limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
+        return evaluate(model, itertools.islice(valid_stream, limit), eval_context).over(ranks)
+
+    def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
+        return save_checkpoint(
+            run_folder,
+            model,
+            context,
+            step=step,
+            best=best,
+            record=record | {"valid_nats_per_token": valid_nats},
+            attachments={"vocab.txt": corpus.vocab.to_text()},
+            snapshot=snapshot,
+            streams=stream.columns,
+            ranks=ranks,
+            keep_last=config.keep_last,
+        )
+
+    state = TrainState(model, config, context, ranks)
+    if checkpoint:
+        require_same_texts(checkpoint, record["texts"])
+        state.restore(load_snapshot(checkpoint, stream.columns))
+    else:
+        begin_anew(run_folder, ranks)
+        torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
+    with Metrics(run_folder if ranks.is_main else None) as metrics:
+        if ranks.is_main:
+            n_stream = config.batch_size // ranks.world // config.batch_chunk
+            say(describe(model, ranks, len(stream)))
+            say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
+            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
+            metrics.start(
+                **provenance(),
+                device=device_name(ranks.device),
+                world_size=ranks.world,
+                parameters=sum(p.numel() for p in model.parameters()),
+                resumed_from_step=state.progress.step if checkpoint else None,
+                model=as_dict(model.config),
+                context=as_dict(context),
+                **record,
+            )
+        return train(state, stream, validate=validate, save=save, metrics=metrics)
+
+
+def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
+    """This process's streams of the train split."""
+    return SegmentStream(
+        corpus.split("train"),
+        batch_size=config.batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        columns=ranks.columns(config.batch_size),
+        varlen=config.varlen,
+        roll=config.roll,
+        seed=config.seed,
+    )
+
+
+def validation_stream(
+    corpus: Corpus, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
+) -> ScoringStream:
+    """This process's share of the valid split."""
+    return ScoringStream(
+        corpus.split("valid"),
+        batch_size=config.eval_batch_size,
+        tgt_len=context.tgt_len,
+        ext_len=context.ext_len,
+        n_warmup=warmup_segments(n_layer, context),
+        rank=ranks.rank,
+        world=ranks.world,
+    )
+
+
+def open_corpus(config: DataConfig) -> Corpus:
+    """The text as token files, made where they are missing or stale."""
+    corpus = Corpus(config)
+    corpus.require_splits("train", "valid")
+    for split in ("train", "valid"):
+        corpus.split(split)
+    return corpus
+
+
+def new_model(typed: Typed, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+    """A model with weights drawn from the seed, the same on all ranks."""
+    torch.manual_seed(config.seed)
+    model = TransformerXL(shape_of_model(typed, corpus), dropout=config.dropout, dropatt=config.dropatt)
+    init_weights(model, config)
+    return model
+
+
+def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+    """The model of a checkpoint; its vocabulary must be the text's."""
+    require(
+        checkpoint.attachment("vocab.txt") == corpus.vocab.to_text(),
+        f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
+        f"back, or start a new run in another --work_dir",
+    )
+    return load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
+
+
+def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
+    """Raise `UsageError` if a text is no longer what it was."""
+    for split, fingerprint in checkpoint.record["texts"].items():
+        require(
+            texts[split] == fingerprint,
+            f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
+            f"another --work_dir",
+        )
+
+
+def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
+    """The model's configuration with what the data set decides: words, cutoffs, which projections are tied."""
+    n_token = len(corpus.vocab)
+    look_back = build(Context, typed)
+    n_position = look_back.tgt_len + look_back.ext_len + look_back.mem_len
+    decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
+    if typed.get("adaptive") and "cutoffs" not in typed:
+        published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
+        shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
+        decided["cutoffs"] = published if published[-1] < n_token else shares
+        if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
+            raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
+    n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
+    decided["tie_projs"] = (False,) + (True,) * n_cluster
+    config = build(ModelConfig, typed, **decided)
+    if 0 in config.cluster_widths:
+        widths = " ".join(map(str, config.cluster_widths))
+        raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
+    return config

@@ -1,0 +1,1 @@
+"""Evaluation: scores, conventions, tables, plots, studies of length, test-time adaptation."""

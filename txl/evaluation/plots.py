@@ -1,0 +1,162 @@
+"""Pictures of evaluations, written whole or not at all. Importing this does not import matplotlib."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from txl.config import EvalConfig, StudyConfig
+from txl.evaluation.rows import Row
+from txl.evaluation.study.bins import spans
+from txl.evaluation.study.recl import Recl
+from txl.files import written_whole
+from txl.runtime.log import perplexity, say
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SIZE = (6.0, 4.0)
+
+
+def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
+    """The pictures that an evaluation of splits draws: those asked for, and `context.png` where there is something to
+    plot."""
+    several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
+    wanted = {
+        "context.png": several,
+        "position.png": study.loss_by_position,
+        "attention.png": study.attention_by_distance,
+    }
+    return [Path(config.work_dir) / name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
+    """Draw the pictures that `pictures_of` has named."""
+    plots = {"context.png": plot_context, "position.png": plot_losses, "attention.png": plot_attention}
+    for path in paths:
+        plots[path.name](path, rows)
+        say(f"| picture: {path}")
+
+
+def plot_context(path: Path, rows: Sequence[Row]) -> None:
+    """Perplexity against memory, a curve for each split and segment length; where there is one memory length only,
+    against segment length."""
+    against = "mem_len" if len({row.context.mem_len for row in rows}) > 1 else "tgt_len"
+    other = "tgt_len" if against == "mem_len" else "mem_len"
+    figure, (axes,) = _figure(1)
+    curves = dict.fromkeys((row.split, getattr(row.context, other), row.added) for row in rows)
+    several = len({length for _, length, _ in curves}) > 1
+    for split, length, added in curves:
+        mine = (split, length, added)
+        chosen = [row for row in rows if (row.split, getattr(row.context, other), row.added) == mine]
+        points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
+        label = ", ".join([split, *([f"{other} {length}"] if several else []), *([added] if added else [])])
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+        for x, y in [] if several else points:  # on several curves they would cover each other
+            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+    lengths = sorted({getattr(row.context, against) for row in rows})
+    axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
+    axes.set_xticks(lengths, [str(m) for m in lengths], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.margins(y=0.15)
+    what = "memory" if against == "mem_len" else "segment"
+    _finish(axes, f"{what} (tokens)", "perplexity", f"Perplexity as the {what} grows")
+    _save(figure, path)
+
+
+def plot_losses(path: Path, rows: Sequence[Row]) -> None:
+    """Nats per token by position in the segment and by distance since the document began, a curve for each row."""
+    titles = {"position": "position in the segment", "distance": "tokens since the document began"}
+    names = [name for name in titles if any(name in row.losses for row in rows)]
+    figure, panels = _figure(len(names))
+    for name, axes in zip(names, panels, strict=True):
+        for row in rows:
+            if name in row.losses:
+                bins = row.losses[name].as_dicts()
+                middle = [_middle(one["from"], one["to"]) for one in bins]
+                axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=_label(row))
+        axes.set_xscale("log")
+        _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
+    _save(figure, path)
+
+
+def plot_attention(path: Path, rows: Sequence[Row]) -> None:
+    """Heat maps of attention, heads of all layers by distance: the share that falls in a bin beside the probability of
+    a key in it. A pair of maps for each row. After figure 5 of Dai et al. 2019."""
+    from matplotlib.colors import LogNorm
+
+    measured = [row for row in rows if row.attention is not None]
+    figure, panels = _figure(2, n_row=len(measured), height=_height(measured))
+    for i, row in enumerate(measured):
+        attention = row.attention
+        assert attention is not None
+        keep = attention.pairs_K.nonzero().squeeze(1)
+        bins = [spans(attention.edges)[k] for k in keep.tolist()]
+        n_layer, n_head, _ = attention.mass_LNK.shape
+        for axes, values, title in (
+            (panels[2 * i], attention.share_LNK, "share of the attention"),
+            (panels[2 * i + 1], attention.per_key_LNK, "probability of a key"),
+        ):
+            map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)  # a logarithm needs something above 0
+            scale = LogNorm(vmin=map_RK.max() / 1e4) if title.endswith("key") else None
+            image = axes.imshow(map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale)
+            figure.colorbar(image, ax=axes)
+            axes.set_xticks(range(len(bins)), [_span(*one) for one in bins], rotation=90, fontsize=7)
+            axes.set_yticks([layer * n_head for layer in range(n_layer)], [str(layer + 1) for layer in range(n_layer)])
+            axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
+            axes.set_title(f"{_label(row)}: {title}", fontsize=9)
+    _save(figure, path)
+
+
+def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
+    """What longer contexts bring at the smallest share r, and perplexity against context length, a curve for each
+    model: figures 3 and 4 of Dai et al. 2019."""
+    figure, (gain, level) = _figure(2)
+    share = min(range(len(result.shares)), key=lambda k: result.shares[k])
+    for i, name in enumerate(names):
+        gain.plot(result.lengths[1:], result.reductions[i, share], marker=".", label=name)
+        level.plot(result.lengths, [perplexity(n) for n in result.nats_per_token[i].tolist()], marker=".", label=name)
+    title = f"What the last {result.lengths[1] - result.lengths[0]} tokens bring, r = {result.shares[share]}"
+    _finish(gain, "context (tokens)", "perplexity below the best with less", title)
+    _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
+    _save(figure, path)
+
+
+def _figure(n_column: int, *, n_row: int = 1, height: float = _SIZE[1]) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(_SIZE[0] * n_column, height * n_row), layout="constrained")
+    return figure, list(figure.subplots(n_row, n_column, squeeze=False).flat)
+
+
+def _finish(axes: "Axes", x: str, y: str, title: str) -> None:
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def _label(row: Row) -> str:
+    return f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}"
+
+
+def _middle(first: int, last: int) -> float:
+    """Of a bin, counted from 1, on a logarithmic axis."""
+    return ((first + 1) * (last + 1)) ** 0.5
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _height(rows: Sequence[Row]) -> float:
+    """Inches for a map with a line for each head of each layer."""
+    n_line = max((row.attention.mass_LNK[..., 0].numel() for row in rows if row.attention is not None), default=0)
+    return max(_SIZE[1], 2 + 0.05 * n_line)

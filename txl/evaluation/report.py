@@ -1,0 +1,139 @@
+"""What an evaluation shows: tables, a JSON file, a file of tokens. Pictures of it are in `txl.evaluation.plots`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from txl.config import EvalConfig
+from txl.evaluation.rows import Row
+from txl.files import naming, written_whole
+from txl.runtime.log import perplexity, say
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text, in columns."""
+    lines = [
+        f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9} "
+        f"{'peak MiB':>9}"
+    ]
+    for row in rows:
+        score, context = row.score, row.context
+        line = (
+            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
+            f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f} "
+            f"{'-' if row.peak_bytes is None else format(row.peak_bytes / 2**20, '.0f'):>9}"
+        )
+        lines.append(f"{line}  {row.added}".rstrip())
+    return "\n".join(lines)
+
+
+def loss_tables(row: Row) -> str:
+    """Nats per token by position and by distance, as text; nothing where they were not measured."""
+    titles = {"position": "position in the segment, from 0", "distance": "tokens since the document began, from 0"}
+    lines = []
+    for name, losses in row.losses.items():
+        lines.append(f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}: {titles[name]}")
+        lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
+        lines += [
+            f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
+            f"{perplexity(one['nats_per_token']):>11.3f}"
+            for one in losses.as_dicts()
+        ]
+    return "\n".join(lines)
+
+
+def counted(row: Row) -> str:
+    """What was counted in a split, in a line."""
+    score = row.score
+    text = (
+        f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them <unk>: "
+        f"{score.words:,} words and {score.lines:,} line ends, {score.characters:,} characters, {score.bytes:,} bytes"
+    )
+    if score.tokens != score.words + score.lines:
+        text += f"; perplexity per word {score.word_perplexity:.3f}"
+    return text
+
+
+def tell(row: Row) -> None:
+    """Print a line of a split as soon as there is something to tell."""
+    nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
+    lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
+    say(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the tables, and what was counted in each split."""
+    for row in rows:
+        if row.losses:
+            say(loss_tables(row))
+    say(table(rows))
+    for row in {row.split: row for row in rows}.values():
+        say(counted(row))
+        if row.losses and "distance" not in row.losses:
+            say(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
+
+
+def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
+    """The JSON, where asked for."""
+    if config.json:
+        how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
+        results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
+        write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
+
+
+def require_outputs(config: EvalConfig, pictures: Iterable[Path] = ()) -> None:
+    """Raise `OSError` unless all that shall be written can be, before an hour is spent on it."""
+    per_token = None if config.per_token == "-" else config.per_token
+    for path in (config.json, per_token, *pictures):
+        if path:
+            _require_writable(Path(path))
+
+
+class Token(NamedTuple):
+    """One token of a text that was scored; `position` is its place in the text, `unk` says that it is `<unk>`."""
+
+    position: int
+    token: str
+    id: int
+    nats: float
+    unk: bool
+
+
+def tokens_of(words: Sequence[str], ids: Sequence[int], nats: Sequence[float], *, unk: int | None) -> list[Token]:
+    """The tokens of a text, in order."""
+    each = enumerate(zip(words, ids, nats, strict=True))
+    return [Token(place, word, i, nat, i == unk) for place, (word, i, nat) in each]
+
+
+def as_tsv(tokens: Sequence[Token]) -> str:
+    """A line of names, then a line a token, tabs between."""
+    lines = [f"{t.position}\t{t.token}\t{t.id}\t{t.nats!r}\t{int(t.unk)}" for t in tokens]
+    return "\n".join(["\t".join(Token._fields), *lines]) + "\n"
+
+
+def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
+    """The tokens in the format that the name of the file ends in: `.json`, or else TSV."""
+    if path.suffix == ".json":
+        text = json.dumps({**extra, "tokens": [token._asdict() for token in tokens]}, ensure_ascii=False, indent=1)
+        write_text(path, text + "\n")
+    else:
+        write_text(path, as_tsv(tokens))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all; what is no regular file, /dev/stdout for one, is written to as it is."""
+    if path.exists() and not path.is_file():
+        with naming(path):
+            path.write_text(text, encoding="utf-8")
+        return
+    with written_whole(path.resolve()) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _require_writable(path: Path) -> None:
+    if not path.exists() or path.is_file():
+        probe = path.resolve().with_name(f".{path.name}.writable")
+        with written_whole(probe) as temporary:
+            temporary.touch()
+        probe.unlink()

@@ -1,0 +1,131 @@
+"""A row of an evaluation: a text read with one look-back; its score, what that took, and what was studied of it."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.evaluation.conventions import Reading
+from txl.evaluation.score import Score, Stream, evaluate, score_text, within
+from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
+from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
+from txl.evaluation.study.peak_memory import PeakMemory
+from txl.model.autocast import require_in_range
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.runtime.log import progress, ticking
+
+
+@dataclass(frozen=True)
+class Row:
+    """One split scored with one look-back, its words counted.
+
+    Attributes:
+        seconds: of the scoring alone.
+        peak_bytes: the most memory that a process held meanwhile; None where that cannot be measured.
+        losses: by name, `position` and `distance`, what `txl.evaluation.study.loss_by_position` has added up.
+        attention: where each head looks.
+        added: what was added to the model at test time, in words.
+    """
+
+    split: str
+    context: Context
+    score: Score
+    seconds: float
+    peak_bytes: int | None = None
+    losses: dict[str, BinnedLoss] = field(default_factory=dict)
+    attention: AttentionByDistance | None = None
+    added: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
+        score = self.score
+        return {
+            "split": self.split,
+            **dataclasses.asdict(self.context),
+            "added": self.added,
+            "perplexity": score.perplexity,
+            **dataclasses.asdict(score),
+            "nats_per_token": score.nats_per_token,
+            "unknown_share": score.unknown / score.tokens,
+            "bits_per_character": score.bits_per_character,
+            "bits_per_byte": score.bits_per_byte,
+            "word_perplexity": score.word_perplexity,
+            "seconds": self.seconds,
+            "tokens_per_second": score.tokens / self.seconds,
+            "peak_bytes": self.peak_bytes,
+            **{f"loss_by_{name}": losses.as_dicts() for name, losses in self.losses.items()},
+            **({"attention_by_distance": self.attention.as_dict()} if self.attention else {}),
+        }
+
+
+def row_of_split(
+    split: str,
+    streams: Sequence[Stream],
+    reading: Reading,
+    model: TransformerXL,
+    ranks: Ranks,
+    *,
+    sizes: Mapping[str, np.ndarray],
+    watch: LossByPosition | None = None,
+    with_attention: bool = False,
+) -> Row:
+    """A split, whose streams are shared out over processes.
+
+    Args:
+        streams: this process's share.
+        sizes: see `evaluate`.
+        watch: adds up losses by position.
+        with_attention: read the split once more for how far back each head looks.
+    """
+    context, n_segment = reading.context, sum(map(len, streams))
+    start, peak = time.perf_counter(), PeakMemory(ranks.device)
+    shares = []
+    with progress(f"{split} mem_len {reading.asked.mem_len}", n_segment, shown=ranks.is_main) as bar:
+        for stream in streams:
+            segments, observe = ticking(stream, bar), None
+            if watch:
+                segments, observe = watch.segments(segments, stream.first_B), watch.add
+            shares.append(evaluate(model, segments, context, predictor=reading.predictor, sizes=sizes, observe=observe))
+    score = Score.total(shares).over(ranks)
+    require_in_range(torch.tensor(score.nats), ranks.device)
+    seconds = time.perf_counter() - start
+    peaks = ranks.gathered(peak.bytes())
+    attention = None
+    if with_attention:
+        with progress(f"{split} attention", n_segment, shown=ranks.is_main) as bar:
+            mine = attention_by_distance(model, (ticking(stream, bar) for stream in streams), context)
+        attention = mine.over(ranks)
+    return Row(
+        split,
+        reading.asked,
+        score,
+        seconds,
+        peak_bytes=None if None in peaks else max(peaks),
+        losses=watch.over(ranks) if watch else {},
+        attention=attention,
+        added=reading.added,
+    )
+
+
+def row_of_text(
+    ids: np.ndarray,
+    context: Context,
+    model: TransformerXL,
+    ranks: Ranks,
+    *,
+    first: int,
+    sizes: Mapping[str, np.ndarray],
+) -> tuple[Row, Tensor]:
+    """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU."""
+    start, peak = time.perf_counter(), PeakMemory(ranks.device)
+    nll_N = score_text(model, ids, within(context, len(ids)), first=first)
+    require_in_range(nll_N, ranks.device)
+    seconds = time.perf_counter() - start
+    return Row("text", context, Score.of(nll_N, ids[first:], sizes), seconds, peak.bytes()), nll_N

@@ -1,0 +1,165 @@
+"""How far back each head looks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import Context, require
+from txl.evaluation.score import Segments
+from txl.evaluation.study.bins import bin_of_tensor, log_edges, spans
+from txl.memory import Span
+from txl.model.attention import Attention
+from txl.model.transformer import TransformerXL
+from txl.positions.base import rel_shift
+from txl.runtime.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class AttentionByDistance:
+    """Attention probability by the distance of the key, summed over the tokens that were counted.
+
+    Attributes:
+        edges: where the bins of distances begin, and where the last one ends; the token itself has distance 0.
+        mass_LNK: summed probability, float64, by layer, head and bin; over the bins it sums to `n_query`.
+        pairs_K: (query, key) pairs of each bin that could attend.
+        n_query: tokens.
+    """
+
+    edges: list[int]
+    mass_LNK: Tensor
+    pairs_K: Tensor
+    n_query: int
+
+    @property
+    def share_LNK(self) -> Tensor:
+        """Of a token's attention, how much falls in a bin: sums to 1 over the bins."""
+        return self.mass_LNK / self.n_query
+
+    @property
+    def per_key_LNK(self) -> Tensor:
+        """Average probability of a key in a bin; NaN where no key was ever that far."""
+        return self.mass_LNK / self.pairs_K
+
+    @property
+    def mean_distance_LN(self) -> Tensor:
+        """Average distance attended to, each bin counting with its middle."""
+        middle_K = torch.tensor([(first + last) / 2 for first, last in spans(self.edges)], dtype=torch.float64)
+        return self.share_LNK @ middle_K
+
+    def __add__(self, other: "AttentionByDistance") -> "AttentionByDistance":
+        return AttentionByDistance(
+            self.edges, self.mass_LNK + other.mass_LNK, self.pairs_K + other.pairs_K, self.n_query + other.n_query
+        )
+
+    def over(self, ranks: Ranks) -> "AttentionByDistance":
+        """That of all ranks' shares together."""
+        first, *rest = ranks.gathered(self)
+        for share in rest:
+            first = first + share
+        return first
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: per layer, per head, per bin. Bins that no key fell in are left out."""
+        keep = self.pairs_K.nonzero().squeeze(1)
+        bins = spans(self.edges)
+        return {
+            "tokens": self.n_query,
+            "bins": [{"from": bins[k][0], "to": bins[k][1], "pairs": int(self.pairs_K[k])} for k in keep.tolist()],
+            "share": self.share_LNK[..., keep].tolist(),
+            "per_key": self.per_key_LNK[..., keep].tolist(),
+            "mean_distance": self.mean_distance_LN.tolist(),
+        }
+
+
+def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], context: Context) -> AttentionByDistance:
+    """Read a text and average what each head attends to, as figure 5 of Dai et al. 2019 does, by distance.
+
+    The probabilities are computed a second time from what each layer reads, row by row, and forgotten: memory grows
+    with n_head x tgt_len x (mem_len + tgt_len), and no kernel has to form them.
+
+    Args:
+        streams: each is read with an empty memory; what is counted of its segments is averaged over.
+        context: of the pass; distances reach tgt_len + ext_len + mem_len - 1.
+    Raises:
+        UsageError: if the model's attention is no softmax over keys.
+    """
+    rule = model.config.attention
+    require(rule == "softmax", f"--attention_by_distance: a model of --attention {rule} does not attend by softmax")
+    watch = _Watch(log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head)
+    hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for segments in streams:
+                memory = None
+                for input_BT, target_BT, counted_BT in segments:
+                    counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
+                    watch.counted_BT = counted_BT.to(device)
+                    _, memory = model(input_BT.to(device), memory, context)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return watch.result(len(model.layers))
+
+
+def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+    """The attention probabilities (B, N, T, S) of a layer; arguments as those of `Attention.forward`."""
+    pos = attention.pos
+    q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
+    place = pos.project(feats)
+    if (terms := pos.relative(place)) is not None:
+        content_BNTS = (q_BNTH + terms.u_NH[:, None]) @ k_BNSH.mT
+        distance_BNTS = (q_BNTH + terms.w_NH[:, None]) @ terms.r_SNH.permute(1, 2, 0)
+        logit_BNTS = pos.scale * (content_BNTS + rel_shift(distance_BNTS))
+    else:
+        logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
+    if (term := pos.score(q_BNTH, k_BNSH, place, span)) is not None:
+        logit_BNTS = logit_BNTS + term
+    at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
+    return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)
+
+
+class _Watch:
+    """Adds up the probabilities of all layers, the segment's counted targets being known."""
+
+    def __init__(self, edges: list[int], n_head: int) -> None:
+        self.edges, self.n_head = edges, n_head
+        self.counted_BT: Tensor | None = None
+        self.mass: dict[int, Tensor] = {}
+        self.pairs_K = torch.zeros(len(edges) - 1, dtype=torch.int64)
+        self.n_query = 0
+
+    def of_layer(self, i: int) -> Any:
+        """A forward hook for layer i."""
+
+        def hook(attention: nn.Module, args: tuple[Tensor, Tensor, Tensor, Span], _: Tensor) -> None:
+            assert isinstance(attention, Attention)
+            assert self.counted_BT is not None
+            x_BTD, mem_BMD, feats, span = args
+            n_target = self.counted_BT.shape[1]  # the last of the segment: with ext_len tokens before are read again
+            visible_TS = span.mask_TS(x_BTD.device)[-n_target:]
+            distance_TS = Span(span.n_mem, span.n_new).distances_TS(x_BTD.device)[-n_target:]
+            bin_TS = bin_of_tensor(distance_TS, self.edges).masked_fill(~visible_TS, 0)
+            n_bin = len(self.edges) - 1
+            mass_NK = self.mass.setdefault(i, x_BTD.new_zeros(self.n_head, n_bin, dtype=torch.float64))
+            for x_1TD, mem_1MD, counted_T in zip(x_BTD.split(1), mem_BMD.split(1), self.counted_BT, strict=True):
+                prob_NTS = probabilities(attention, x_1TD, mem_1MD, feats, span)[0, :, -n_target:][:, counted_T]
+                mass_NK.index_add_(1, bin_TS[counted_T].flatten(), prob_NTS.flatten(1).double())
+            if i == 0:
+                times_TS = self.counted_BT.sum(0)[:, None] * visible_TS
+                pairs_K = times_TS.new_zeros(n_bin).index_add_(0, bin_TS.flatten(), times_TS.flatten())
+                self.pairs_K += pairs_K.cpu()
+                self.n_query += int(self.counted_BT.sum())
+
+        return hook
+
+    def result(self, n_layer: int) -> AttentionByDistance:
+        nothing_NK = torch.zeros(self.n_head, len(self.edges) - 1, dtype=torch.float64)
+        mass_LNK = torch.stack([self.mass.get(i, nothing_NK).cpu() for i in range(n_layer)])
+        return AttentionByDistance(self.edges, mass_LNK, self.pairs_K, self.n_query)

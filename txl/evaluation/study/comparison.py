@@ -1,0 +1,96 @@
+"""The runs whose context lengths are compared: what they have in common, and the losses of each."""
+
+import functools
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from txl.checkpoint import Checkpoint, open_checkpoint
+from txl.config import Context, EvalConfig, StudyConfig, UsageError, require
+from txl.evaluation.score import Stream
+from txl.evaluation.study.recl import losses_by_context
+from txl.model.autocast import require_in_range
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.runtime.log import progress, ticking
+
+
+def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
+    """The runs of --recl.
+
+    Args:
+        typed: the flags on the command line.
+    Raises:
+        UsageError: if they cannot be compared, or something else is asked for at the same time.
+    """
+    _require_nothing_else(typed, config)
+    try:
+        checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
+    except UsageError as error:
+        raise UsageError(str(error).replace("--work_dir", "--recl")) from None
+    first, *others = checkpoints
+    for other in others:
+        require(
+            other.attachment("vocab.txt") == first.attachment("vocab.txt"),
+            f"--recl {other.folder}: its vocabulary is not that of {first.folder}; losses of the same tokens are "
+            f"compared, so leave out one of the two",
+        )
+    return checkpoints
+
+
+def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
+    require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
+    require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
+    additions = ("dynamic", "cache_size", "knn_store")
+    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
+        require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
+    for name in ("tgt_len", "mem_len"):
+        lengths = " ".join(map(str, getattr(config, name)))
+        require(
+            len(getattr(config, name)) < 2,
+            f"--{name} {lengths}: --recl tries contexts of its own lengths; give one value at most",
+        )
+
+
+def require_long_enough(n_token: int, config: EvalConfig, study: StudyConfig) -> None:
+    """Raise `UsageError` unless a token of the split has the longest context before it."""
+    longest = study.context_lengths[-1]
+    require(
+        n_token > longest,
+        f"--recl_longest {study.recl_longest}: no token of the {config.split} split ({n_token} tokens) has {longest} "
+        f"before it; use at most {n_token - 1}, or a longer text",
+    )
+
+
+def losses_of(
+    name: str,
+    model: TransformerXL,
+    windows: Sequence[Stream],
+    context: Context,
+    study: StudyConfig,
+    ranks: Ranks,
+    *,
+    n_token: int,
+) -> np.ndarray:
+    """Nats by context length and position (see `losses_by_context`) of one run, whose windows are shared out over
+    processes.
+
+    Args:
+        windows: this process's share; all shares together reach every position.
+    Raises:
+        UsageError: on all processes, if one of them has read a loss beyond the range of its numbers.
+    """
+    with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
+        nats_CP = losses_by_context(
+            model,
+            ((stream.first_B, ticking(stream, bar)) for stream in windows),
+            context,
+            lengths=study.context_lengths,
+            every=study.recl_every,
+            n_token=n_token,
+        )
+    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
+    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # not before: the others would wait
+    return nats_CP

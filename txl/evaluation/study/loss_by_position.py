@@ -1,0 +1,111 @@
+"""Where in a segment, and how long after the beginning of its document, a token is hard to predict."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.evaluation.score import Segments
+from txl.evaluation.study.bins import bin_of, log_edges, spans
+from txl.runtime.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class BinnedLoss:
+    """Nats and tokens by distance, in bins that are given by where they begin, and by where the last one ends.
+
+    Attributes:
+        edges: one more than there are bins.
+        nats_K, tokens_K: sums over the tokens of each bin.
+    """
+
+    edges: list[int]
+    nats_K: list[float]
+    tokens_K: list[int]
+
+    @property
+    def nats(self) -> float:
+        return sum(self.nats_K)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.tokens_K)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """JSON-ready, one for each bin that holds tokens; `from` and `to` are both in the bin."""
+        rows = zip(spans(self.edges), self.nats_K, self.tokens_K, strict=True)
+        return [
+            {"from": first, "to": last, "tokens": tokens, "nats": nats, "nats_per_token": nats / tokens}
+            for (first, last), nats, tokens in rows
+            if tokens
+        ]
+
+
+class LossByPosition:
+    """Watches an evaluation and adds up nats by the place of the target.
+
+        watch = LossByPosition(context, n_token=len(ids), starts=starts)
+        score = evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
+
+    The bins of each table sum to the score's nats and tokens. Nothing is kept per token.
+
+    Args:
+        context: of the evaluation.
+        n_token: length of the text.
+        starts: places where documents begin; what stands before the first is a document too. None: the table by
+            distance is left out.
+    """
+
+    def __init__(self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None) -> None:
+        self._tgt_len = context.tgt_len
+        self._starts = None if starts is None else np.unique(np.append(starts, 0))
+        self._edges = {"position": log_edges(min(context.tgt_len, n_token) - 1)}
+        if self._starts is not None:
+            self._edges["distance"] = log_edges(int(np.diff(np.append(self._starts, n_token)).max()) - 1)
+        self._sums: dict[str, Tensor] = {}
+        self._counts = {name: np.zeros(len(edges) - 1, dtype=np.int64) for name, edges in self._edges.items()}
+        self._bins_N: dict[str, np.ndarray] = {}
+
+    def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """The same segments, looked at in passing. Row b begins at token first_B[b] of the text."""
+        for k, segment in enumerate(segments):
+            _, target_BT, counted_BT = segment
+            position_BT = np.broadcast_to(np.arange(target_BT.shape[1]), target_BT.shape)
+            place_BT = first_B[:, None] + k * self._tgt_len + position_BT + 1
+            counted_BT = slice(None) if counted_BT is None else counted_BT.numpy()
+            values = {"position": position_BT[counted_BT].ravel()}
+            if self._starts is not None:
+                place_N = place_BT[counted_BT].ravel()
+                values["distance"] = place_N - self._starts[bin_of(place_N, self._starts)]
+            self._bins_N = {name: bin_of(value_N, self._edges[name]) for name, value_N in values.items()}
+            yield segment
+
+    def add(self, nll_N: Tensor) -> None:
+        """The nats of the segment's targets that count, row by row."""
+        for name, bin_N in self._bins_N.items():
+            n_bin = len(self._edges[name]) - 1
+            zeros_K = nll_N.new_zeros(n_bin, dtype=torch.float64)
+            sums_K = self._sums.setdefault(name, zeros_K)
+            sums_K += zeros_K.index_add(0, torch.from_numpy(bin_N).to(nll_N.device), nll_N.double())
+            self._counts[name] += np.bincount(bin_N, minlength=n_bin)
+
+    def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
+        """The tables, of all ranks' shares together: `position` in the segment, from 0; `distance` in tokens since the
+        first of the document, which has distance 0."""
+        mine = {
+            name: (self._sums[name].tolist() if name in self._sums else [0.0] * len(count_K), count_K.tolist())
+            for name, count_K in self._counts.items()
+        }
+        shares = ranks.gathered(mine)
+        return {
+            name: BinnedLoss(
+                edges,
+                [sum(nats) for nats in zip(*(share[name][0] for share in shares), strict=True)],
+                [sum(counts) for counts in zip(*(share[name][1] for share in shares), strict=True)],
+            )
+            for name, edges in self._edges.items()
+        }

@@ -1,0 +1,182 @@
+"""Relative effective context length, and the losses with contexts of many lengths that it is made from.
+
+Source: Dai et al. 2019, sec. 4.3 and appendix C, after Khandelwal et al. 2018, whose effective context length is the
+longest one whose gain is above a threshold, for one model at a time.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from txl.config import Context
+from txl.evaluation.score import Segments
+from txl.model.transformer import TransformerXL
+from txl.runtime.log import perplexity
+
+THRESHOLD = 0.01
+SHARES = (0.1, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Recl:
+    """What contexts of growing length bring each model i of a group M.
+
+        b(c, t)    = min over i of l_i(c, t)
+        f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
+        T          = the share r of positions with the largest b(c, t)
+        g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
+        RECL_i     = the first c of c_0, c_0 + Delta, ... with g_i(c, c + Delta) < 0.01
+
+    where l_i(c, t) is the nats of token t given the c tokens before it. Dai et al. 2019, appendix C; f_i(c, c) is the
+    mean of b over T, one number for all models.
+
+    Attributes:
+        lengths: c_0, c_0 + Delta, ...
+        shares: r.
+        gains: g_i(c, c + Delta), (models, shares, lengths - 1).
+        reductions: exp f_i(c, c) - exp f_i(c, c + Delta), of the same shape: what figure 3 of the paper shows.
+        nats_per_token: mean of l_i(c, t) over all positions, (models, lengths): figure 4.
+        tokens: positions.
+    """
+
+    lengths: tuple[int, ...]
+    shares: tuple[float, ...]
+    gains: np.ndarray
+    reductions: np.ndarray
+    nats_per_token: np.ndarray
+    tokens: int
+
+    def of(self, model: int, share: int) -> int | None:
+        """The RECL of a model at a share; None if the gain is above the threshold at all lengths measured."""
+        below = np.flatnonzero(self.gains[model, share] < THRESHOLD)
+        return self.lengths[below[0]] if len(below) else None
+
+    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """JSON-ready; `recl` is null where it is at least the longest length."""
+        return {
+            "lengths": list(self.lengths),
+            "tokens": self.tokens,
+            "threshold": THRESHOLD,
+            "models": [
+                {
+                    "run": name,
+                    "perplexity": [perplexity(nats) for nats in self.nats_per_token[i].tolist()],
+                    "by_share": [
+                        {
+                            "r": share,
+                            "recl": self.of(i, k),
+                            "relative_gain": self.gains[i, k].tolist(),
+                            "perplexity_reduction": self.reductions[i, k].tolist(),
+                        }
+                        for k, share in enumerate(self.shares)
+                    ],
+                }
+                for i, name in enumerate(names)
+            ],
+        }
+
+
+def recl(
+    nats_MCP: Sequence[Sequence[np.ndarray]] | np.ndarray,
+    lengths: Sequence[int],
+    shares: Sequence[float] = SHARES,
+) -> Recl:
+    """The relative effective context length of each model of a group. See `Recl` for the formulas.
+
+    T has r times the number of positions, rounded, at least one; of equal baselines the earlier position is in it.
+
+    Args:
+        nats_MCP: l_i(c, t), nats by model, length and position; the same positions everywhere.
+        lengths: in equal steps, ascending, at least two.
+    """
+    n_model, n_position = len(nats_MCP), len(nats_MCP[0][0])
+    gains = np.empty((n_model, len(shares), len(lengths) - 1))
+    reductions = np.empty_like(gains)
+    for c in range(len(lengths) - 1):
+        baseline_P = np.min([nats_CP[c] for nats_CP in nats_MCP], axis=0).astype(np.float64)
+        hardest_first_P = np.argsort(-baseline_P, kind="stable")
+        for k, share in enumerate(shares):
+            chosen = hardest_first_P[: max(1, round(share * n_position))]
+            short = np.exp(baseline_P[chosen].mean())
+            for i in range(n_model):
+                long = np.exp(np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean())
+                reductions[i, k, c] = short - long
+                gains[i, k, c] = (short - long) / short
+    means = np.array([[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP])
+    return Recl(tuple(lengths), tuple(shares), gains, reductions, means, n_position)
+
+
+def losses_by_context(
+    model: TransformerXL,
+    windows: Iterable[tuple[np.ndarray, Segments]],
+    context: Context,
+    *,
+    lengths: Sequence[int],
+    every: int,
+    n_token: int,
+) -> np.ndarray:
+    """l(c, t): nats of each token, read with a context of each of several lengths.
+
+    The text is read anew from every `every`-th token on, with an empty memory, in segments as `context` has them; d
+    tokens into such a window a token is predicted from exactly the d tokens before it. So one reading of all windows
+    has the losses for all lengths: the loss at length c is that with the longest context not above c, which is above
+    c - every. `every` = 1 is exact; the work is longest / every times that of reading the text once. The softmax is
+    computed for those losses only.
+
+    Args:
+        windows: groups of windows read side by side: where each begins, first_B, and its segments.
+        lengths: context lengths, ascending; windows are as long as the last.
+        n_token: length of the text.
+    Returns:
+        Nats as float32, (lengths, positions): of the tokens that have the longest context before them, in order; NaN
+        for those that no window of `windows` reaches.
+    """
+    nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for first_B, segments in windows:
+            memory = model.fresh_memory(len(first_B))
+            seen = 0  # tokens of the window before the segment
+            for input_BT, target_BT, _ in segments:
+                hidden_BTD, memory = model(input_BT.to(device), memory, context)
+                n_new = target_BT.shape[1]
+                column_W, length_W = _wanted(seen, n_new, lengths, every)
+                if len(column_W):
+                    hidden_BWD = hidden_BTD[:, -n_new:][:, torch.from_numpy(column_W).to(device)]
+                    target_BW = target_BT[:, torch.from_numpy(column_W)]
+                    nll_BW = model.softmax.nll(hidden_BWD, target_BW).float().cpu().numpy()
+                    _place(nats_CP, nll_BW, first_B[:, None] + seen + 1 + column_W, length_W, lengths[-1])
+                seen += n_new
+    model.train(was_training)
+    return nats_CP
+
+
+def _wanted(seen: int, n_new: int, lengths: Sequence[int], every: int) -> tuple[np.ndarray, np.ndarray]:
+    """The columns of a segment whose losses count, and the index of the length that each counts for."""
+    depth_T = seen + 1 + np.arange(n_new)  # tokens that each target is predicted from
+    length_T = np.minimum(np.searchsorted(lengths, depth_T), len(lengths) - 1)
+    short_T = np.asarray(lengths)[length_T] - depth_T
+    column_W = np.flatnonzero((short_T >= 0) & (short_T < every))
+    return column_W, length_T[column_W]
+
+
+def _place(nats_CP: np.ndarray, nll_BW: np.ndarray, place_BW: np.ndarray, length_W: np.ndarray, first: int) -> None:
+    inside_BW = (place_BW >= first) & (place_BW < first + nats_CP.shape[1])
+    length_BW = np.broadcast_to(length_W, place_BW.shape)
+    nats_CP[length_BW[inside_BW], place_BW[inside_BW] - first] = nll_BW[inside_BW]
+
+
+def table(result: Recl, names: Sequence[str]) -> str:
+    """The RECL of each model as text; `>=` where gains stay above the threshold."""
+    width = max(len("run"), *map(len, names))
+    lines = [f"{'run':<{width}} " + " ".join(f"{f'r = {share}':>9}" for share in result.shares)]
+    for i, name in enumerate(names):
+        found = [result.of(i, k) for k in range(len(result.shares))]
+        cells = [str(length) if length is not None else f">= {result.lengths[-1]}" for length in found]
+        lines.append(f"{name:<{width}} " + " ".join(f"{cell:>9}" for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,94 @@
+"""Which additions are asked for, and the predictor that they make of a model."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from txl.config import CacheConfig, Context, DynamicConfig, EvalConfig, KnnConfig, UsageError, require
+from txl.evaluation.score import Predictor
+from txl.evaluation.test_time.cache import ContinuousCache
+from txl.evaluation.test_time.dynamic import DynamicEvaluation, Weights
+from txl.evaluation.test_time.knn import NearestNeighbours
+from txl.evaluation.test_time.mixture import Mixture, Source
+from txl.evaluation.test_time.store import Store
+from txl.model.transformer import TransformerXL
+
+
+class Additions(NamedTuple):
+    """What is added to a model at test time; what is switched off adds nothing."""
+
+    dynamic: DynamicConfig = DynamicConfig()
+    cache: CacheConfig = CacheConfig()
+    knn: KnnConfig = KnnConfig()
+
+    @property
+    def name(self) -> str:
+        """The additions in words; empty where there is none."""
+        parts = {
+            f"dynamic {self.dynamic.dynamic}": self.dynamic.dynamic != "off",
+            "cache": self.cache.cache_size > 0,
+            "knn": self.knn.knn_store is not None,
+        }
+        return " + ".join(part for part, is_on in parts.items() if is_on)
+
+    def require_sense(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
+        """Raise `UsageError` if something is asked for that has no effect, or that does not go together.
+
+        Args:
+            typed: the flags on the command line.
+            world: processes.
+        """
+        switches = {
+            "dynamic": ("--dynamic sgd or --dynamic rms", self.dynamic.dynamic != "off"),
+            "cache": ("--cache_size", self.cache.cache_size > 0),
+            "knn": ("--knn_store", self.knn.knn_store is not None),
+        }
+        for name in typed:
+            switch, is_on = switches.get(name.partition("_")[0], ("", True))
+            if not is_on and name not in ("dynamic", "cache_size", "cache_dir"):
+                raise UsageError(f"--{name} has no effect without {switch}; give it, or leave this flag out")
+        require(
+            not self.name or config.convention == "txl",
+            f"--convention {config.convention}: gives figures of models as they are; drop it, or what is added to the "
+            f"model: {self.name}",
+        )
+        if self.dynamic.dynamic == "off":
+            return
+        require(
+            " + " not in self.name,
+            f"{self.name}: hidden states of weights that change do not compare; drop --dynamic, or the others",
+        )
+        require(
+            config.dtype == "float32",
+            f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: the weights are narrowed once and do not "
+            f"follow the text then; drop one of the two",
+        )
+        require(
+            world == 1,
+            f"--dynamic {self.dynamic.dynamic}: adapts one set of weights to one text; run one process, not {world}",
+        )
+
+    @property
+    def read_training_text(self) -> bool:
+        """True if the predictor is made from the training text."""
+        return self.dynamic.dynamic == "rms" or self.knn.knn_store is not None
+
+    def warmup_segments(self, context: Context) -> int:
+        """Segments before a token, besides those the model itself depends on, that its loss can depend on."""
+        return -(-self.cache.cache_size // context.tgt_len)
+
+    def predictor(self, model: TransformerXL, *, mean_square: Weights | None, store: Store | None) -> Predictor:
+        """The model and what is added to it.
+
+        Args:
+            mean_square: what `gradient_statistics` gives, for dynamic evaluation by the rule "rms".
+            store: of the training text, for nearest neighbours.
+        """
+        if self.dynamic.dynamic != "off":
+            return DynamicEvaluation(model, self.dynamic, mean_square)
+        sources: list[Source] = []
+        if self.cache.cache_size:
+            sources.append(ContinuousCache(model, self.cache))
+        if store is not None:
+            device = next(model.parameters()).device
+            sources.append(NearestNeighbours(store, self.knn, device=device))
+        return Mixture(model, sources)

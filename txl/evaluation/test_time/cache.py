@@ -1,0 +1,56 @@
+"""The continuous cache: the words just read, found again by similar hidden states.
+
+Source: Grave et al. 2017 (arXiv 1612.04426, section 3). h_i is the last hidden state after reading x_1 ... x_i. To
+predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last `cache_size` tokens, i < t, and
+
+    (1) p_cache(w) is proportional to sum_i 1[w = x_{i+1}] exp(theta h_t . h_i)
+    (2) p(w) = (1 - lambda) p_model(w) + lambda p_cache(w)
+
+An empty cache leaves p_model alone. The paper's other way, one normalisation over the words and the cache together, is
+left out: it needs logits of all words on one scale, which an adaptive softmax, normalised cluster by cluster, lacks.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.config import CacheConfig
+from txl.evaluation.test_time.mixture import mixed_nll
+from txl.model.transformer import TransformerXL
+
+
+class Pairs(NamedTuple):
+    """Hidden states of the last tokens (B, C, D), and the word that followed each (B, C)."""
+
+    hidden_BCD: Tensor
+    next_BC: Tensor
+
+
+class ContinuousCache:
+    """A source of `Mixture`: each stream has a cache of its own, which slides along with every token.
+
+    What it says of a token depends on the last `cache_size` ones alone, not on how the text is cut into segments.
+    """
+
+    def __init__(self, model: TransformerXL, config: CacheConfig) -> None:
+        self.model = model
+        self.size, self.theta, self.share = config.cache_size, config.cache_theta, config.cache_lambda
+
+    def fresh_state(self, batch_size: int) -> Pairs:
+        """An empty cache."""
+        weight = self.model.layers[0].attn_norm.weight
+        hidden_BCD = weight.new_empty(batch_size, 0, self.model.config.d_model)
+        return Pairs(hidden_BCD, torch.empty(batch_size, 0, dtype=torch.int64, device=weight.device))
+
+    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: Pairs) -> tuple[Tensor, Pairs]:
+        """(2) for every target, and the cache for the next segment."""
+        n_new, n_old = target_BT.shape[1], state.next_BC.shape[1]
+        hidden_BSD = torch.cat([state.hidden_BCD, hidden_BTD], dim=1)
+        next_BS = torch.cat([state.next_BC, target_BT], dim=1)
+        place_S = torch.arange(n_old + n_new, device=next_BS.device)
+        age_TS = place_S[n_old:, None] - place_S[None, :]
+        inside_TS = (age_TS > 0) & (age_TS <= self.size)
+        score_BTS = (self.theta * hidden_BTD @ hidden_BSD.mT).masked_fill(~inside_TS, -torch.inf)
+        nll_BT = mixed_nll(nll_BT, score_BTS, next_BS[:, None, :] == target_BT[:, :, None], self.share)
+        return nll_BT, Pairs(hidden_BSD[:, -self.size :], next_BS[:, -self.size :])

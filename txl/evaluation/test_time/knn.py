@@ -1,0 +1,127 @@
+"""kNN-LM: words that followed similar hidden states in the training text.
+
+Source: Khandelwal et al. 2020 (arXiv 1911.00172, section 2). A store holds a pair (key k_i, value v_i) for each token
+of the training text: the hidden state before it, and the token. With the k pairs nearest to the hidden state h,
+
+    (1) p_kNN(w) is proportional to sum_i 1[w = v_i] exp(-|h - k_i|^2 / temperature)
+    (2) p(w) = (1 - lambda) p_model(w) + lambda p_kNN(w)
+
+Differs from the paper: its keys are the input of the last layer's feed-forward net, here they are the last hidden
+states, which the model hands out; and it has no temperature.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.config import KnnConfig, UsageError
+from txl.evaluation.test_time.mixture import mixed_nll
+from txl.evaluation.test_time.store import Store
+from txl.files import written_whole
+
+BLOCK = 1 << 16
+"""Keys compared at a time."""
+
+
+class NearestNeighbours:
+    """A source of `Mixture` that looks a store up. It keeps nothing of the text that is read.
+
+    With `knn_faiss`, an index finds the neighbours, approximately; their distances are exact in either case.
+
+    Raises:
+        UsageError: if faiss is asked for and not installed.
+    """
+
+    def __init__(self, store: Store, config: KnnConfig, *, device: torch.device) -> None:
+        self.keys_ND, self.values_N = torch.from_numpy(store.keys_ND), torch.from_numpy(store.values_N)
+        if device.type == "cuda" and 2 * store.keys_ND.nbytes < torch.cuda.mem_get_info(device)[0]:
+            self.keys_ND = self.keys_ND.to(device)
+        self.k = min(config.knn_k, len(store))
+        self.share, self.temperature = config.knn_lambda, config.knn_temperature
+        self.index = faiss_index(store) if config.knn_faiss else None
+
+    def fresh_state(self, batch_size: int) -> None:
+        """Nothing: what was read leaves no trace."""
+
+    def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None) -> tuple[Tensor, None]:
+        """(2) for every target."""
+        distance_LK, place_LK = self._nearest(hidden_BTD.flatten(0, 1))
+        value_LK = self.values_N[place_LK.cpu()].to(target_BT)
+        is_target_LK = value_LK == target_BT.flatten()[:, None]
+        nll_L = mixed_nll(nll_BT.flatten(), -distance_LK / self.temperature, is_target_LK, self.share)
+        return nll_L.view_as(nll_BT), None
+
+    def _nearest(self, query_LD: Tensor) -> tuple[Tensor, Tensor]:
+        if self.index is None:
+            return nearest(query_LD, self.keys_ND, self.k)
+        _, found_LK = self.index.search(query_LD.float().cpu().numpy(), self.k)
+        place_LK = torch.from_numpy(found_LK)  # -1: it found fewer
+        key_LKD = (self.keys_ND[row_K].to(query_LD) for row_K in place_LK.clamp(min=0))
+        pairs = zip(query_LD, key_LKD, strict=True)
+        distance_LK = torch.stack([(query_D - key_KD).square().sum(-1) for query_D, key_KD in pairs])
+        return distance_LK.masked_fill(place_LK.to(distance_LK.device) < 0, torch.inf), place_LK
+
+
+def nearest(query_LD: Tensor, keys_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Squared distances of the k keys nearest to each query, and their places, (L, k) each; exact.
+
+    The keys may be narrower than the queries and lie elsewhere; they are read a block at a time.
+    """
+    best_LK = query_LD.new_empty(len(query_LD), 0)
+    place_LK = torch.empty(len(query_LD), 0, dtype=torch.int64, device=query_LD.device)
+    for begin in range(0, len(keys_ND), BLOCK):
+        key_MD = keys_ND[begin : begin + BLOCK].to(query_LD)
+        # |q - k|^2 without |q|^2, which is the same for all keys
+        distance_LM = torch.addmm(key_MD.square().sum(-1)[None], query_LD, key_MD.T, alpha=-2)
+        near_LK, at_LK = distance_LM.topk(min(k, len(key_MD)), largest=False)
+        best_LK, place_LK = torch.cat([best_LK, near_LK], 1), torch.cat([place_LK, at_LK + begin], 1)
+        if best_LK.shape[1] > k:
+            best_LK, kept_LK = best_LK.topk(k, largest=False)
+            place_LK = place_LK.gather(1, kept_LK)
+    return best_LK + query_LD.square().sum(-1, keepdim=True), place_LK
+
+
+def faiss_index(store: Store) -> Any:
+    """The store's index, which lies beside the keys and is made where it is not there.
+
+    As in the paper: product quantisation in cells, of which 32 are searched; an exact index for a store too small to
+    train that on.
+
+    Raises:
+        UsageError: if faiss is not installed, or the index is damaged.
+    """
+    try:
+        import faiss  # an extra, and slow to import
+    except ImportError:
+        raise UsageError("--knn_faiss: faiss is not installed; run: pip install faiss-cpu") from None
+    path = store.folder / "index.faiss"
+    if path.is_file():
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError:
+            raise UsageError(f"{path}: damaged; remove it to have it made anew") from None
+    else:
+        index = _trained_index(faiss, store.keys_ND)
+        with written_whole(path) as temporary:
+            faiss.write_index(index, str(temporary))
+    if isinstance(index, faiss.IndexIVF):
+        index.nprobe = 32
+    return index
+
+
+def _trained_index(faiss: Any, keys_ND: np.ndarray) -> Any:
+    n_key, width = keys_ND.shape
+    n_cell = min(4096, round(n_key**0.5))
+    n_train = 64 * max(256, n_cell)  # keys per code word and cell: with fewer than 39 faiss warns
+    if n_key < n_train:
+        index = faiss.IndexFlatL2(width)
+    else:
+        n_code = next(n for n in range(64, 0, -1) if width % n == 0)
+        index = faiss.index_factory(width, f"IVF{n_cell},PQ{n_code}")
+        drawn = np.random.default_rng(0).choice(n_key, n_train, replace=False)
+        index.train(keys_ND[np.sort(drawn)].astype(np.float32))
+    for begin in range(0, n_key, BLOCK):
+        index.add(keys_ND[begin : begin + BLOCK].astype(np.float32))
+    return index

@@ -1,0 +1,95 @@
+"""What additions are made from: the training text, read before the text that is scored."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from txl.checkpoint import Checkpoint
+from txl.config import Context, KnnConfig
+from txl.evaluation.score import Predictor, Stream, warmup_segments, within
+from txl.evaluation.test_time.additions import Additions
+from txl.evaluation.test_time.dynamic import gradient_statistics
+from txl.evaluation.test_time.store import Store, build_store, open_store
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.runtime.log import progress, ticking
+
+
+class TrainingText(NamedTuple):
+    """The text that a model was trained on.
+
+    Attributes:
+        ids: of its tokens, (N,).
+        names: what tells it from other texts, JSON-ready.
+        cut: makes a stream of ids in which each token but the first counts once; given batch_size, tgt_len, ext_len
+            and n_warmup, the segments that the streams side by side are warmed up on.
+    """
+
+    ids: np.ndarray
+    names: dict[str, str]
+    cut: Callable[..., Stream]
+
+
+def prepared(
+    additions: Additions,
+    model: TransformerXL,
+    checkpoint: Checkpoint,
+    text: TrainingText | None,
+    context: Context,
+    *,
+    batch_size: int,
+    ranks: Ranks,
+) -> Predictor:
+    """The model and what is added to it, made from the training text where it needs that.
+
+    Args:
+        checkpoint: the model's.
+        text: not needed unless `additions.read_training_text`.
+        context: of the evaluation.
+        batch_size: streams that are read side by side.
+    Raises:
+        UsageError: if the store of hidden states belongs to another model or text, or there is no room for it.
+    """
+    mean_square = store = None
+    if text is not None and additions.dynamic.dynamic == "rms":
+        ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
+        stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
+        with progress("gradients", len(stream), shown=ranks.is_main) as bar:
+            mean_square = gradient_statistics(model, ticking(stream, bar), context)
+    if text is not None and additions.knn.knn_store is not None:
+        store = ranks.main_first(
+            lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size, shown=ranks.is_main)
+        )
+    return additions.predictor(model, mean_square=mean_square, store=store)
+
+
+def stored(
+    config: KnnConfig,
+    model: TransformerXL,
+    checkpoint: Checkpoint,
+    text: TrainingText,
+    *,
+    batch_size: int,
+    shown: bool,
+) -> Store:
+    """The hidden states of the training text under the look-back of the training, read once and then found.
+
+    Args:
+        shown: whether this process has the progress bar.
+    Raises:
+        UsageError: see `open_store` and `build_store`.
+    """
+    ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
+    source = {"checkpoint": checkpoint.fingerprint(), **text.names, "number_of_tokens": len(ids) - 1}
+    folder, seen = Path(config.knn_store or ""), within(checkpoint.context, len(ids))
+    store = open_store(folder, source)
+    if store is None:
+        n_warmup = warmup_segments(model.config.n_layer, seen)
+        stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)
+        with progress(folder.name, len(stream), shown=shown) as bar:
+            build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
+        store = open_store(folder, source)
+        assert store is not None, f"{folder} was just written"
+    return store

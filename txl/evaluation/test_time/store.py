@@ -1,0 +1,145 @@
+"""A store of the training text for nearest neighbours: a folder, whole or not there.
+
+    STORE/keys.npy      hidden states (N, D), float16
+          values.npy    the word that followed each (N,), int32
+          store.json    what it was made from: a store of another model or text is refused
+
+A store is written under a hidden name, flushed and renamed. Its arrays are read as memory maps.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.config import Context, UsageError
+from txl.evaluation.score import Segments
+from txl.files import flush, naming
+from txl.model.transformer import TransformerXL
+
+FORMAT = 1
+_KEYS, _VALUES, _RECORD = "keys.npy", "values.npy", "store.json"
+_KEY, _VALUE = np.dtype("<f2"), np.dtype("<i4")
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Hidden states of a text, and the word that followed each.
+
+    Attributes:
+        folder: where it lies.
+        keys_ND: (N, D).
+        values_N: (N,).
+    """
+
+    folder: Path
+    keys_ND: np.ndarray
+    values_N: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values_N)
+
+
+def open_store(folder: Path, source: Mapping[str, Any]) -> Store | None:
+    """The store in a folder, or None if there is no such folder.
+
+    Args:
+        source: what it has to be made from, JSON-ready.
+    Raises:
+        UsageError: if it was made from something else, or is no store, or damaged.
+    """
+    if not folder.exists():
+        return None
+    try:
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        theirs = {**record["source"], "format": record["format"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"--knn_store {folder}: no store of hidden states; name a folder that is not there") from None
+    ours = {**json.loads(json.dumps(source)), "format": FORMAT}
+    other = [name for name in ours if theirs.get(name) != ours[name]]
+    if other:
+        raise UsageError(
+            f"--knn_store {folder}: made from another {other[0].replace('_', ' ')}; "
+            f"name a folder that is not there, or remove this one"
+        )
+    try:
+        keys_ND, values_N = (np.load(folder / name, mmap_mode="c") for name in (_KEYS, _VALUES))
+    except (OSError, ValueError, EOFError):
+        raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it made anew") from None
+    return Store(folder, keys_ND, values_N)
+
+
+def build_store(
+    folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
+) -> None:
+    """Read a text and keep the last hidden state before each token that counts, with that token.
+
+    Args:
+        folder: must not be there.
+        n_pair: tokens that count in `segments`.
+        source: what the store is made from, JSON-ready; `open_store` asks for it again.
+    Raises:
+        UsageError: if the disk has too little room, before the text is read.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        with naming(temporary):
+            temporary.mkdir(parents=True)
+        _require_room(temporary, n_pair * (model.config.d_model * _KEY.itemsize + _VALUE.itemsize))
+        with (
+            _array(temporary / _KEYS, _KEY, (n_pair, model.config.d_model)) as keys,
+            _array(temporary / _VALUES, _VALUE, (n_pair,)) as values,
+        ):
+            for key_LD, value_L in _pairs(model, segments, context):
+                keys.write(key_LD.cpu().numpy().astype(_KEY).tobytes())
+                values.write(value_L.cpu().numpy().astype(_VALUE).tobytes())
+        record = temporary / _RECORD
+        with naming(record):
+            record.write_text(json.dumps({"format": FORMAT, "source": source}, indent=1) + "\n", encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary):
+            flush(path)
+        with naming(folder):
+            temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states and the words they predict, (L, D) and (L,), of the tokens that count in each segment."""
+    device = next(model.parameters()).device
+    memory = None
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all numbers
+        for input_BT, target_BT, counted_BT in segments:
+            if memory is None:
+                memory = model.fresh_memory(len(input_BT))
+            hidden_BTD, memory = model(input_BT.to(device), memory, context)
+            hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+            counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
+            yield hidden_BTD[counted_BT.to(device)], target_BT[counted_BT]
+
+
+@contextmanager
+def _array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    """A .npy file to write the elements to. Not a memory map: on a full disk, writing to one is a bus error."""
+    with naming(path), path.open("wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file
+
+
+def _require_room(folder: Path, n_byte: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < n_byte:
+        raise UsageError(
+            f"--knn_store {folder.parent}: the store takes {n_byte / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
+            f"free; name a folder on another disk, or keep fewer tokens with --knn_tokens"
+        )

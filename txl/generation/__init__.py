@@ -1,0 +1,1 @@
+"""Generation: sampling from a trained model."""

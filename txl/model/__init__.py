@@ -1,0 +1,1 @@
+"""The model: layers, attention with memory, adaptive embedding and softmax."""

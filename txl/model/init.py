@@ -1,0 +1,40 @@
+"""All initialisation, in one function."""
+
+from torch import nn
+
+from txl.config import TrainConfig
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.transformer import TransformerXL
+from txl.positions import PositionEncoding
+
+
+def init_weights(model: TransformerXL, config: TrainConfig) -> None:
+    """Draw all weights anew, as the original does.
+
+    | weights                                                     | drawn from                                   |
+    |-------------------------------------------------------------|----------------------------------------------|
+    | matrices of the layers, embeddings, cluster_weight, u and v | N(0, init_std) or U(-init_range, init_range) |
+    | projections of embeddings and softmax                       | N(0, proj_init_std)                          |
+    | LayerNorm weights                                           | N(1, init_std)                               |
+    | biases                                                      | 0                                            |
+
+    What a position encoding sets otherwise comes last, see `PositionEncoding.reset_parameters`.
+    """
+    projections = {
+        id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs
+    }
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in projections:
+            nn.init.normal_(parameter, 0.0, config.proj_init_std)
+        elif id(parameter) in norms:
+            nn.init.normal_(parameter, 1.0, config.init_std)
+        elif name.endswith("bias") or ".biases." in name:
+            nn.init.zeros_(parameter)
+        elif config.init == "uniform":
+            nn.init.uniform_(parameter, -config.init_range, config.init_range)
+        else:
+            nn.init.normal_(parameter, 0.0, config.init_std)
+    for module in model.modules():
+        if isinstance(module, PositionEncoding):
+            module.reset_parameters()

@@ -1,0 +1,56 @@
+"""Which position encodings and attention rules read a setting, and the refusal of a setting that goes unread."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from txl.attention_rules import ATTENTION_RULES
+from txl.config import ModelConfig, UsageError
+from txl.positions import POSITION_ENCODINGS
+
+
+class Readers(NamedTuple):
+    """Names of the encodings and of the rules that read a setting; both empty where it is none of theirs."""
+
+    position: tuple[str, ...]
+    attention: tuple[str, ...]
+
+
+def readers(name: str) -> Readers:
+    """Who reads the setting."""
+    return Readers(
+        tuple(key for key, cls in POSITION_ENCODINGS.items() if name in cls.reads()),
+        tuple(key for key, cls in ATTENTION_RULES.items() if name in cls.settings),
+    )
+
+
+def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> None:
+    """Raise `UsageError` if a setting was typed that others read, but not this encoding and this rule.
+
+    A switch turned off, and an "auto", ask for nothing and are let pass.
+    """
+    for name, value in typed.items():
+        who = readers(name)
+        if not any(who) or _is_read(who, position, attention) or value is False or value == "auto":
+            continue
+        kind, chosen, names = "attention", attention, who.attention
+        if who.position:
+            kind, chosen, names = "position", position, who.position
+        given = f"--{name}" if value is True else f"--{name} {value}"
+        raise UsageError(f"{given}: --{kind} {chosen} does not read it, {_do(names)}; leave it out")
+
+
+def require_read_by_one(typed: Mapping[str, Any], shapes: Sequence[ModelConfig]) -> None:
+    """Raise `UsageError` as `require_read` does for the first of several models if none of them reads a setting."""
+    first, *others = shapes
+    heard = {name for name in typed for one in others if _is_read(readers(name), one.position, one.attention)}
+    unheard = {name: value for name, value in typed.items() if name not in heard}
+    require_read(unheard, position=first.position, attention=first.attention)
+
+
+def _is_read(who: Readers, position: str, attention: str) -> bool:
+    return position in who.position or attention in who.attention
+
+
+def _do(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last} do" if others else f"{last} does"

@@ -1,0 +1,249 @@
+"""Transformer-XL: the file to read first. It does not know which position encoding or attention rule is in use."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from txl.config import Context, ModelConfig, require
+from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.attention import Attention
+from txl.model.feed_forward import FeedForward
+from txl.model.reversible import reversible_layers
+from txl.ops.dropout import Dropout
+from txl.ops.rel_attention import fastest, refusal
+from txl.positions import PositionEncoding, build_position_encodings, require_serves
+
+
+class Layer(nn.Module):
+    """Attention over [memory, segment], then a feed-forward net, each with residual connection and LayerNorm.
+
+    With `reversible` the state has two streams, side by side in (B, T, 2D); see `txl.model.reversible`.
+    """
+
+    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
+        super().__init__()
+        self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
+        self.attn = Attention(config, pos, dropatt=dropatt)
+        self.attn_drop = Dropout(dropout)
+        self.attn_norm = nn.LayerNorm(config.d_model)
+        self.ff = FeedForward(config, dropout=dropout)
+        self.ff_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The state after the layer, (B, T, D)."""
+        if self.reversible:
+            return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
+        x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
+        return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span))
+
+    def with_key_values(
+        self, state: Tensor, remembered: KeyValue, place: Tensor, span: Span
+    ) -> tuple[Tensor, KeyValue]:
+        """The same from remembered keys and values; see `Attention.with_key_values`."""
+        read_BTD = self.read(state)
+        normed_BTD = self.attn_norm(read_BTD) if self.pre_lnorm else read_BTD
+        attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, place, span)
+        return self._after(state, self.attn_drop(attended_BTD)), seen
+
+    def read(self, state: Tensor) -> Tensor:
+        """Of the state what attention reads and memory keeps, (B, T, D)."""
+        return state.chunk(2, dim=-1)[1] if self.reversible else state
+
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """What attention adds to stream 1. What an encoding adds to a layer's input is read, not left in stream 2."""
+        return self._attended(*self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span), feats, span)
+
+    def _attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        if self.pre_lnorm:  # the memory, kept unnormalised, is normalised when read
+            x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
+        return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
+
+    def fed(self, x_BTD: Tensor) -> Tensor:
+        """What the feed-forward net adds."""
+        return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
+
+    def _after(self, state: Tensor, attended_BTD: Tensor) -> Tensor:
+        if self.reversible:
+            x1_BTD, x2_BTD = state.chunk(2, dim=-1)
+            x1_BTD = x1_BTD + attended_BTD
+            return torch.cat([x1_BTD, x2_BTD + self.fed(x1_BTD)], dim=-1)
+        x_BTD = state + attended_BTD
+        if self.pre_lnorm:
+            return x_BTD + self.fed(x_BTD)
+        x_BTD = self.attn_norm(x_BTD)
+        return self.ff_norm(x_BTD + self.fed(x_BTD))
+
+
+AnyMemory = Memory | KeyValueMemory
+"""What a model remembers; it returns the kind that it was given."""
+
+
+class Output(NamedTuple):
+    """Hidden states of the last layer (B, T, D), and the memory for the next segment."""
+
+    hidden_BTD: Tensor
+    memory: AnyMemory
+
+
+class TransformerXL(nn.Module):
+    """A language model with a memory of the segments before (Dai et al. 2019, arXiv 1901.02860).
+
+        hidden, memory = model(token_BT, memory, context)
+        nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
+
+    State goes in and comes out; nothing is kept in the module. `memory=None` is the empty memory. `context` says how
+    far to look back, and may change from call to call.
+    With `pre_lnorm` there is no LayerNorm after the last layer, as in the original.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.word_emb = AdaptiveEmbedding(config)
+        encodings = build_position_encodings(config, dropout=dropout)
+        self.layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
+        self.drop = Dropout(dropout)
+        self.softmax = AdaptiveSoftmax(config, self.word_emb)
+        self.recompute = False
+        """Compute each layer a second time in the backward pass instead of keeping its activations."""
+
+    def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
+        """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
+
+        Raises:
+            ValueError: if the memory belongs to a batch of another size, an id lies outside the vocabulary, or the
+                position encoding has no meaning for this look-back.
+        """
+        return self.read(self.word_emb(token_BT), memory, context)
+
+    def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context) -> Output:
+        """Read a segment of embedded tokens (B, T, D)."""
+        require_serves(self.layers[0].attn.pos, context)
+        h_BTD = self.drop(h_BTD)
+        batch_size, n_new, _ = h_BTD.shape
+        if memory is None:
+            memory = Memory.empty(len(self.layers), batch_size, self.config.d_model, like=h_BTD)
+        if memory.batch_size != batch_size:
+            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
+        span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        if self.config.reversible:  # two streams that begin alike and end as their mean
+            h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
+        if isinstance(memory, KeyValueMemory):
+            h_BTD, memory = self._with_key_values(h_BTD, memory, span, context)
+        else:
+            h_BTD, memory = self._with_hidden_states(h_BTD, memory, span, context)
+        if self.config.reversible:
+            h_BTD = sum(h_BTD.chunk(2, dim=-1)) / 2
+        return Output(self.drop(h_BTD), memory)
+
+    def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
+        feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
+        if self.config.reversible and torch.is_grad_enabled():
+            return self._reversibly(h_BTD, memory, feats, span, context)
+        to_keep = []
+        for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
+            before = h_BTD
+            if self.recompute and torch.is_grad_enabled():
+                h_BTD = checkpoint(layer, h_BTD, mem_BMD, feats, span, use_reentrant=False)
+            else:
+                h_BTD = layer(h_BTD, mem_BMD, feats, span)
+            to_keep.append(layer.read(h_BTD if self.config.recurrence == "same" else before))
+        return h_BTD, memory.extended(to_keep, mem_len=context.mem_len, ext_len=context.ext_len)
+
+    def _reversibly(
+        self, h_BTD: Tensor, memory: Memory, feats: Tensor, span: Span, context: Context
+    ) -> tuple[Tensor, Memory]:
+        kept: list[Tensor] = []
+
+        def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
+            new_BTD = after_BTD if self.config.recurrence == "same" else before_BTD
+            old_BMD = memory.layers[len(kept)]
+            kept.append(kept_tokens(old_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))
+
+        streams = reversible_layers(self.layers, *h_BTD.chunk(2, dim=-1), memory.layers, feats, span, keep)
+        return torch.cat(streams, dim=-1), Memory(tuple(kept))
+
+    @torch.no_grad()
+    def _with_key_values(
+        self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
+    ) -> tuple[Tensor, KeyValueMemory]:
+        memory = self.with_places(memory, context, n_new=span.n_new)
+        seen = []
+        for layer, remembered, place in zip(self.layers, memory.layers, memory.places, strict=True):
+            place = place[-span.n_key :] if layer.attn.pos.by_distance else place
+            h_BTD, both = layer.with_key_values(h_BTD, remembered, place, span)
+            seen.append(both)
+        n_new, ext_len = span.n_new, context.ext_len
+        return h_BTD, memory.kept(seen, n_new=n_new, mem_len=context.mem_len, ext_len=ext_len)
+
+    @torch.no_grad()
+    def with_places(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
+        """The memory with positions projected for a segment of n_new tokens, where it is without.
+
+        For encodings of distances they are made once, for the longest span there will be. `forward` does this by
+        itself; whoever records a forward pass does it before, or it is recorded.
+        """
+        span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        encodings = [layer.attn.pos for layer in self.layers]
+        by_distance = encodings[0].by_distance
+        is_for_this_clamp = by_distance and bool(memory.places) and memory.clamp_len == span.clamp_len
+        if is_for_this_clamp and len(memory.places[0]) >= span.n_key:
+            return memory
+        if by_distance:
+            longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
+            span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
+        feats = encodings[0].prepare(span, like=self.layers[0].attn.k_net.weight)
+        return replace(memory, places=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
+
+    def use_attention(self, impl: str) -> None:
+        """Compute relative attention in the way named, see `txl.ops.rel_attention`; the result is the same.
+
+        Raises:
+            UsageError: if it does not work on the model's device.
+        """
+        reason = refusal(impl, next(self.parameters()).device, d_head=self.config.d_head)
+        require(reason is None, f"--attn_impl {impl}: {reason}")
+        for layer in self.layers:
+            layer.attn.kernel.impl = impl
+
+    def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
+        """The way in which attention over a full memory is computed, in numbers of `dtype`; for the log."""
+        if self.config.attention != "softmax":
+            return self.config.attention
+        pos = self.layers[0].attn.pos
+        if not pos.needs_scores():
+            return "scaled_dot_product_attention"
+        if type(pos).relative is PositionEncoding.relative:
+            return "plain"
+        impl = self.layers[0].attn.kernel.impl
+        if impl != "auto":
+            return impl
+        device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
+        return fastest(device, dtype, d_head=self.config.d_head, n_key=n_key, needs_grad=needs_grad)
+
+    def fresh_memory(self, batch_size: int) -> AnyMemory:
+        """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it."""
+        weight = self.layers[0].attn.k_net.weight
+        if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
+            return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)
+        n_head, d_head = self.config.n_head, self.config.d_head
+        return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
+
+    def nll(
+        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
+    ) -> tuple[Tensor, AnyMemory]:
+        """Nats of each target, (B, T) in the order of the tokens, and the memory for the next segment.
+
+        The input may be longer than the target (`ext_len`): the targets belong to its last positions. Ids that lie on
+        the CPU spare a GPU the waiting, see `AdaptiveSoftmax.nll`.
+        """
+        hidden_BTD, memory = self(input_BT, memory, context)
+        return self.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all words, (..., V), for hidden states (..., D)."""
+        return self.softmax.log_prob(hidden)

@@ -1,0 +1,1 @@
+"""Training: the loop, a step, optimizers, the run folder."""

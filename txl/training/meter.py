@@ -1,0 +1,87 @@
+"""How well and how fast a training goes."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.training.estimate import flops_per_token, measured_peak_flops
+
+
+class Reading(NamedTuple):
+    """Of the steps since the last reading, over all processes; `mfu_share` is the share of one large matrix product's
+    operations per second that each of them reaches."""
+
+    nats: float
+    ms_per_step: float
+    tok_per_s: float
+    mfu_share: float
+    peak_gib: float
+
+
+class Meter:
+    """Loss and speed since the last report. Adds up on the device, so that only a report waits for it."""
+
+    def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
+        self._ranks = ranks
+        self._nats = torch.zeros((), dtype=torch.float64, device=ranks.device)
+        self._flops_per_token = flops_per_token(model, context)
+        self._peak = measured_peak_flops(ranks.device, dtype)
+        self._tokens = self._batches = 0
+        self._all_tokens, self._all_seconds = 0, 0.0
+        self._start = time.perf_counter()
+
+    @property
+    def tok_per_s(self) -> float:
+        """Over the whole training and all processes."""
+        seconds = self._all_seconds + time.perf_counter() - self._start
+        return (self._all_tokens + self._tokens) * self._ranks.world / seconds
+
+    def add(self, nll_BT: Tensor) -> None:
+        """The nats of a step."""
+        self._nats += nll_BT.double().sum()
+        self._tokens += nll_BT.numel()
+        self._batches += 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still meanwhile."""
+        since = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - since
+
+    def read(self) -> Reading:
+        """What was measured since the last reading; all ranks call it together."""
+        world = self._ranks.world
+        nats = float(self._ranks.total(self._nats.clone())) / (self._tokens * world)
+        seconds = time.perf_counter() - self._start
+        speed = self._tokens * world / seconds
+        reading = Reading(
+            nats=nats,
+            ms_per_step=1000 * seconds / self._batches,
+            tok_per_s=speed,
+            mfu_share=speed / world * self._flops_per_token / self._peak,
+            peak_gib=peak_bytes(self._ranks.device) / 2**30,
+        )
+        self._all_tokens += self._tokens
+        self._all_seconds += seconds
+        self._nats.zero_()
+        self._tokens = self._batches = 0
+        self._start = time.perf_counter()
+        return reading
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held: of the GPU, or its resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

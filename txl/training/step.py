@@ -1,0 +1,275 @@
+"""One training step, and all that changes from step to step."""
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from txl.attention_rules import redraw
+from txl.checkpoint import Snapshot
+from txl.config import Context, TrainConfig
+from txl.memory import Memory
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks, parallel
+from txl.runtime.log import say
+from txl.training.optim import Optimizers, Plateau, learning_rate
+
+
+class NonFiniteError(RuntimeError):
+    """A gradient was not finite. The weights are as before the update it would have made."""
+
+
+@dataclass
+class Progress:
+    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss.
+
+    `owes_evaluation`: the evaluation after this step was given up, because the run was asked to stop.
+    """
+
+    step: int = 0
+    epoch: int = 1
+    batch: int = 0
+    n_eval: int = 0
+    best_nats: float = float("inf")
+    n_skipped: int = 0
+    owes_evaluation: bool = False
+
+
+class _Nats(nn.Module):
+    """The loss of each target, its nats and the memory, as a forward pass, which is what DistributedDataParallel wraps.
+
+    Loss and nats differ by what label smoothing adds.
+    """
+
+    def __init__(self, model: TransformerXL, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
+    ) -> tuple[Tensor, Tensor, Memory]:
+        if not self.label_smoothing:
+            nll_BT, memory = self.model.nll(input_BT, target_BT, memory, context)
+            return nll_BT, nll_BT.detach(), memory
+        hidden_BTD, memory = self.model(input_BT, memory, context)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
+        added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
+        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), memory
+
+
+class TrainState:
+    """All that changes from step to step, and the step itself. `train` is the loop around it.
+
+    A process computes its share of the streams in `batch_chunk` parts, one after another, each with its own memory;
+    gradients are averaged over processes once, after the last part.
+    """
+
+    def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
+        self.model, self.config, self.context, self.ranks = model, config, context, ranks
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
+        model.recompute = config.recompute
+        for layer in model.layers:
+            layer.ff.chunk = config.ff_chunk
+        if config.compile:
+            for layer in model.layers:
+                for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
+                    part.compile()
+        self.nats = parallel(_Nats(model, config.label_smoothing), ranks)
+        if ranks.world > 1:
+            self._settle_order_of_summation()
+        self.optimizers = Optimizers(model.named_parameters(), config)
+        self.plateau = Plateau(config)
+        self.progress = Progress()
+        self.memories: list[Memory | None] = [None] * config.batch_chunk
+        self.dtype = autocast_dtype(config, ranks.device)
+        self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
+        self.lr = 0.0
+        self.valid_nats: float | None = None
+        """Of an evaluation after the last step, until it is saved."""
+        self.grad_norm = torch.zeros((), device=ranks.device)
+        self.n_skipped_in_a_row = 0
+        # on a GPU to look at a number is to wait for it: there a bad step is noted on the device and looked for later
+        self.looks_later = (
+            ranks.device.type != "cpu"
+            and config.on_nonfinite == "stop"
+            and self.scaler is None
+            and self.optimizers.can_skip_on_device
+        )
+        self.bad_step = torch.full((), -1, device=ranks.device)
+        self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
+        self.not_looked_at: list[tuple[int, int]] = []
+        """(epoch, segment) of the steps since the last look."""
+
+    def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+        """Read a segment and update the weights.
+
+        The ids stay on the CPU, whatever the device: there they are grouped by cluster without waiting for it.
+
+        Returns:
+            The nats of its tokens, detached.
+        Raises:
+            NonFiniteError: if the gradient is not finite; before the update, on all ranks.
+        """
+        self.lr = self.plateau.apply(learning_rate(self.progress.step, self.config))
+        self.optimizers.set_learning_rate(self.lr)
+        self._redraw()
+        remembered = self.memories
+        nll_BT = self._backward(input_BT, target_BT)
+        if self.scaler is not None:
+            self.optimizers.unscale_with(self.scaler)
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if self.looks_later:
+            self._note_bad_step(nll_BT)
+            self.optimizers.step(skip=(self.bad_step >= 0).float())
+        elif bool(self.grad_norm.isfinite()):
+            self.n_skipped_in_a_row = 0
+            self.optimizers.step(scaler=self.scaler)
+        else:
+            self._pass_over(nll_BT)
+            self.memories = remembered
+        if self.scaler is not None:
+            self.scaler.update()
+        self.optimizers.zero_grad()
+        self.progress.step += 1
+        self.progress.batch += 1
+        return nll_BT
+
+    def next_epoch(self) -> None:
+        """The text begins anew, and so does the memory."""
+        self.progress.epoch += 1
+        self.progress.batch = 0
+        self.memories = [None] * self.config.batch_chunk
+
+    def look(self) -> None:
+        """Look whether a step has been bad; this waits for the device.
+
+        Raises:
+            NonFiniteError: if one has; no update has been made since.
+        """
+        if self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
+            raise NonFiniteError(
+                f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use bfloat16"
+            )
+        if not self.looks_later:
+            return
+        bad_step, positions = int(self.bad_step), self.not_looked_at
+        self.not_looked_at = []
+        if bad_step >= 0:
+            epoch, segment = positions[bad_step - self.progress.step - 1]
+            raise NonFiniteError(self._where_bad(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
+
+    def snapshot(self) -> Snapshot:
+        """What has to be kept besides the weights."""
+        parts = [memory for memory in self.memories if memory is not None]
+        memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
+        progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
+        progress["best_nats"] = None if self.progress.best_nats == float("inf") else self.progress.best_nats
+        if self.scaler is not None:
+            progress["scaler"] = self.scaler.state_dict()
+        rng = {"cpu": torch.get_rng_state()}
+        if self.ranks.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
+        return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on where a snapshot was taken. The weights are restored elsewhere."""
+        saved = dict(snapshot.progress)
+        self.plateau.load(saved.pop("plateau"))
+        scaler = saved.pop("scaler", None)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
+        self.progress = Progress(**saved)
+        self.optimizers.load(snapshot.optimizer)
+        if snapshot.memory is not None:
+            where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
+            parts = zip(
+                *(layer.to(where).chunk(self.config.batch_chunk) for layer in snapshot.memory.layers), strict=True
+            )
+            self.memories = [Memory(layers) for layers in parts]
+        if snapshot.rng:
+            torch.set_rng_state(snapshot.rng["cpu"])
+            if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
+                torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
+        else:  # another number of processes: dropout cannot go on as it was, but must differ between them
+            torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+
+    def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+        n_chunk = self.config.batch_chunk
+        memories: list[Memory | None] = []
+        nlls = []
+        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), self.memories, strict=True)
+        for i, (input_part, target_part, memory) in enumerate(parts):
+            with self._without_sync() if i < n_chunk - 1 else nullcontext():
+                if memory is not None and self.config.swap_mem:
+                    memory = memory.to(self.ranks.device)
+                with torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
+                loss = loss_BT.mean() / n_chunk
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            nlls.append(nll_BT)
+            memories.append(memory.to(torch.device("cpu")) if self.config.swap_mem else memory)
+        self.memories = memories
+        return torch.cat(nlls)
+
+    def _redraw(self) -> None:
+        """What attention rules hold at random changes between updates only, alike on all ranks."""
+        interval, step = self.config.redraw_interval, self.progress.step
+        if interval and step and step % interval == 0:
+            redraw(self.model, torch.Generator().manual_seed(self.config.seed + 7919 * step))
+
+    def _settle_order_of_summation(self) -> None:
+        """Pass once through the model for nothing: after its first backward pass DistributedDataParallel sorts the
+        gradients into other buckets, in which they are summed in another order. A run that goes on must not begin with
+        the first order where one that never stopped is at the second."""
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        loss_BT, *_ = self.nats(ids, ids, None, self.context)
+        loss_BT.mean().backward()
+        self.model.zero_grad()
+
+    def _without_sync(self) -> AbstractContextManager[None]:
+        return self.nats.no_sync() if self.ranks.world > 1 else nullcontext()
+
+    def _note_bad_step(self, nll_BT: Tensor) -> None:
+        is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
+        self.bad_here = torch.where(is_first, ~nll_BT.mean().isfinite(), self.bad_here)
+        self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
+        self.not_looked_at.append((self.progress.epoch, self.progress.batch + 1))
+
+    def _pass_over(self, nll_BT: Tensor) -> None:
+        """Make no update; stop where that is asked for. A float16 gradient that overflows is no reason to."""
+        progress, here = self.progress, not bool(nll_BT.mean().isfinite())
+        if self.scaler is not None and not any(self.ranks.gathered(here)):
+            return
+        where = self._where_bad(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
+        if self.config.on_nonfinite == "stop":
+            raise NonFiniteError(where + _STOPPED)
+        self.n_skipped_in_a_row += 1
+        progress.n_skipped += 1
+        if self.n_skipped_in_a_row > self.config.max_nonfinite:
+            raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
+        if self.ranks.is_main:
+            say(f"| skipped: {where}")
+
+    def _where_bad(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
+        """Names the step, the ranks and their streams; the gradient is bad on all ranks if a loss is on one."""
+        each = self.config.batch_size // self.ranks.world
+        ranks = [rank for rank, bad in enumerate(self.ranks.gathered(here)) if bad]
+        streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
+        what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
+        return f"step {step}, epoch {epoch}, segment {segment}: {what}"
+
+
+_SMALLEST_SCALE = 2.0**-10  # of float16's loss; it begins at 2^16 and is halved at each overflow
+_STOPPED = "; the update was not made; lower --lr, or go on from the last checkpoint with --resume --on_nonfinite skip"
+
+
+def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The numbers of the matrix products: what --dtype says, and for auto bfloat16 on a GPU that has it."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if fast else torch.float32
