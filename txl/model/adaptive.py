@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -136,7 +137,7 @@ class AdaptiveSoftmax(nn.Module):
         """
         _check_ids(target, self.n_token)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
-        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
+        hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
         parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
         head_nll_L, *tail_nlls = [linear_cross_entropy(*part) for part in parts]
         if self.n_tail:
@@ -153,7 +154,7 @@ class AdaptiveSoftmax(nn.Module):
         """
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         gaps = []
-        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
+        hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
         parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
         for hidden_LE, weight_CE, bias_C, column_L in parts:
             apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
