@@ -1,29 +1,33 @@
 """One training step, and all that changes from step to step."""
 
 import dataclasses
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from txl.attention_rules import redraw
-from txl.checkpoint import Snapshot
+from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context, TrainConfig
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
+from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
 from txl.training.optim import Optimizers, Plateau, learning_rate
 
 
 class NonFiniteError(RuntimeError):
-    """A gradient was not finite. The weights are as before the update it would have made."""
+    """A gradient was not finite: the weights are as before the update it would have made. Or a weight was not."""
 
 
 @dataclass
 class Progress:
-    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss.
+    """Where a training is: `batch` segments of `epoch`, `n_token` tokens of all streams in all epochs have been read;
+    `best_nats` is the best validation loss.
 
     `owes_evaluation`: the evaluation after this step was given up, because the run was asked to stop.
     """
@@ -35,6 +39,12 @@ class Progress:
     best_nats: float = float("inf")
     n_skipped: int = 0
     owes_evaluation: bool = False
+    n_token: int = 0
+
+    @property
+    def place(self) -> dict[str, int]:
+        """For the records."""
+        return {"epoch": self.epoch, "tokens": self.n_token}
 
 
 class _Nats(nn.Module):
@@ -120,7 +130,7 @@ class TrainState:
         nll_BT = self._backward(input_BT, target_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         if self.looks_later:
             self._note_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
@@ -129,12 +139,13 @@ class TrainState:
             self.optimizers.step(scaler=self.scaler)
         else:
             self._pass_over(nll_BT)
-            self.memories = remembered
+            self.memories = [None if memory is None else _without_bad_rows(memory) for memory in remembered]
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
         self.progress.step += 1
         self.progress.batch += 1
+        self.progress.n_token += target_BT.numel() * self.ranks.world
         return nll_BT
 
     def next_epoch(self) -> None:
@@ -161,6 +172,15 @@ class TrainState:
             epoch, segment = positions[bad_step - self.progress.step - 1]
             raise NonFiniteError(self._where_bad(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
 
+    def require_finite_weights(self) -> None:
+        """Raise `NonFiniteError` on all ranks if a weight is not finite, so that it is never saved."""
+        norm = torch.nn.utils.get_total_norm(self.model.parameters(), norm_type=math.inf)
+        if any(self.ranks.gathered(not bool(norm.isfinite()))):
+            raise NonFiniteError(
+                f"step {self.progress.step}: a weight is not finite; not saved; go on from the last checkpoint with "
+                f"--resume, or start anew with a lower --lr"
+            )
+
     def snapshot(self) -> Snapshot:
         """What has to be kept besides the weights."""
         parts = [memory for memory in self.memories if memory is not None]
@@ -175,15 +195,20 @@ class TrainState:
         return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on where a snapshot was taken. The weights are restored elsewhere."""
-        saved = dict(snapshot.progress)
-        self.plateau.load(saved.pop("plateau"))
-        scaler = saved.pop("scaler", None)
-        if self.scaler is not None and scaler is not None:
-            self.scaler.load_state_dict(scaler)
-        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
-        self.progress = Progress(**saved)
-        self.optimizers.load(snapshot.optimizer)
+        """Go on where a snapshot was taken. The weights are restored elsewhere.
+
+        Raises:
+            UsageError: if it does not fit the model and its optimizer.
+        """
+        try:
+            self._restore_progress(snapshot.progress)
+        except (ValueError, KeyError) as error:
+            raise damaged(snapshot.folder / PROGRESS, str(error)) from None
+        try:
+            if snapshot.optimizer or not self._may_lack_optimizer_state():
+                self.optimizers.load(snapshot.optimizer)
+        except ValueError as error:
+            raise damaged(snapshot.folder / OPTIMIZER, str(error)) from None
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
             parts = zip(
@@ -196,6 +221,21 @@ class TrainState:
                 torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
         else:  # another number of processes: dropout cannot go on as it was, but must differ between them
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+
+    def _restore_progress(self, saved: dict[str, Any]) -> None:
+        own = {"best_nats": float | None, "plateau": dict[str, float | None], "scaler": dict[str, float]}
+        saved = dict(require_fields(saved, get_type_hints(Progress) | own))
+        self.plateau.load(saved.pop("plateau"))
+        scaler = saved.pop("scaler", None)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
+        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # older checkpoints do not say
+        self.progress = Progress(**{"n_token": n_token, **saved})
+
+    def _may_lack_optimizer_state(self) -> bool:
+        """Nothing was updated yet: every step was skipped."""
+        return self.scaler is not None or self.progress.n_skipped >= self.progress.step
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
         n_chunk = self.config.batch_chunk
@@ -261,6 +301,12 @@ class TrainState:
         streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
         what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
         return f"step {step}, epoch {epoch}, segment {segment}: {what}"
+
+
+def _without_bad_rows(memory: Memory) -> Memory:
+    """Zeros for the streams whose memory is not finite: they would spoil every loss until it is forgotten."""
+    good_B11 = torch.stack([layer.isfinite().all(-1).all(-1) for layer in memory.layers]).all(0)[:, None, None]
+    return Memory(tuple(layer.where(good_B11, 0) for layer in memory.layers))
 
 
 _SMALLEST_SCALE = 2.0**-10  # of float16's loss; it begins at 2^16 and is halved at each overflow
