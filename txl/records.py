@@ -38,7 +38,7 @@ def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bo
     hints = typing.get_type_hints(hints) if isinstance(hints, type) else hints
     for name, value in record.items():
         if name not in hints:
-            raise ValueError(f"the field {name!r} is not known: written by a newer version of txl; upgrade")
+            raise ValueError(f"the field {name!r} is not known: written by a newer version of txl, so upgrade")
         if not fits(value, hints[name]):
             shown = getattr(hints[name], "__name__", str(hints[name]))
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of type {shown}")

@@ -19,7 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
-LINE_2019 = re.compile(r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+( \| eta \S+)?")
+LINE_2019 = re.compile(
+    r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+ \| eta \d+:\d\d:\d\d"
+)
 
 Call = Callable[..., Any]
 

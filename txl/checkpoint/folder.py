@@ -86,9 +86,14 @@ def point(pointer: Path, name: str) -> None:
         temporary.write_text(name + "\n", encoding="utf-8")
 
 
-def damaged(path: Path, why: str = "missing, truncated or damaged") -> UsageError:
-    """The error for a file of a checkpoint that does not hold what it should."""
-    return UsageError(f"{path}: {why}; use another checkpoint of the run, or train again")
+def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageError:
+    """The error for a file of a checkpoint that does not hold what it should.
+
+    Args:
+        why: an error may speak of a flag and of what to do about it, but nobody has typed it.
+    """
+    reason = str(why).removeprefix("--").partition(";")[0]
+    return UsageError(f"{path}: {reason}; use another checkpoint of the run, or train again")
 
 
 def _remove(folder: Path) -> None:

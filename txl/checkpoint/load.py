@@ -194,7 +194,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
     except (RuntimeError, OverflowError, TypeError):  # sizes beyond a tensor's
         raise wrong from None
     except (ValueError, KeyError) as error:
-        raise damaged(checkpoint.folder / RECORD, str(error).removeprefix("--").partition(";")[0]) from None
+        raise damaged(checkpoint.folder / RECORD, error) from None
     if expected != {name: shape for name, (shape, _) in header.items()}:
         raise wrong
     if any(kind not in _FLOATS for _, kind in header.values()):
@@ -302,8 +302,8 @@ def _open(folder: Path) -> Checkpoint:
         return Checkpoint(folder, {"step": 0, **record}, model, context)
     except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError):
         raise damaged(path) from None
-    except ValueError as error:  # a UsageError speaks of flags, which nobody has typed
-        raise damaged(path, str(error).removeprefix("--").partition(";")[0]) from None
+    except ValueError as error:
+        raise damaged(path, error) from None
 
 
 def _require_some(run: Path) -> list[Path]:

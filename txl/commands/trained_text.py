@@ -24,7 +24,7 @@ def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, A
         saved = require_fields(checkpoint.record["data"], DataConfig) | {"cache_dir": None}
         DataConfig(**saved)
     except (KeyError, ValueError) as error:
-        raise damaged(checkpoint.folder / "config.json", str(error).removeprefix("--").partition(";")[0]) from None
+        raise damaged(checkpoint.folder / "config.json", error) from None
     folder = Path(saved.get("data", DataConfig.data))
     require(
         "data" in typed or any(folder.glob("*.txt")),
@@ -43,7 +43,7 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
     try:
         vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
     except ValueError as error:  # a UsageError is one too
-        raise damaged(path, str(error).removeprefix(f"{path}: ").partition(";")[0]) from None
+        raise damaged(path, str(error).removeprefix(f"{path}: ")) from None
     if len(vocab) != checkpoint.model_config.n_token or EOS not in vocab:
         raise damaged(path, f"not the {checkpoint.model_config.n_token} words of the model, {EOS} among them")
     return vocab

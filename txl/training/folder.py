@@ -124,8 +124,7 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         TrainConfig(**inherited)
         return inherited
     except (ValueError, KeyError) as error:
-        why = str(error).removeprefix("--").partition(";")[0]
-        raise damaged(checkpoint.folder / "config.json", why) from None
+        raise damaged(checkpoint.folder / "config.json", error) from None
 
 
 def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
@@ -177,7 +176,7 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
 def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, Any]) -> None:
     record = checkpoint.record
     train = saved_settings(checkpoint)
-    was = {**record["data"], **train, **record["context"], **record["model"]}
+    was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
     for name, asked in typed.items():
         asked = list(asked) if isinstance(asked, tuple) else asked
         if name == "d_embed" and asked < 0:

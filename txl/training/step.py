@@ -203,12 +203,12 @@ class TrainState:
         try:
             self._restore_progress(snapshot.progress)
         except (ValueError, KeyError) as error:
-            raise damaged(snapshot.folder / PROGRESS, str(error)) from None
+            raise damaged(snapshot.folder / PROGRESS, error) from None
         try:
             if snapshot.optimizer or not self._may_lack_optimizer_state():
                 self.optimizers.load(snapshot.optimizer)
         except ValueError as error:
-            raise damaged(snapshot.folder / OPTIMIZER, str(error)) from None
+            raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
             parts = zip(
