@@ -12,8 +12,8 @@ from tests.resume.runs import (
     evaluations,
     hidden,
     last_step,
-    records,
     torchrun,
+    trained_steps,
     wait_until,
     weights,
     workers,
@@ -23,10 +23,6 @@ pytestmark = pytest.mark.slow
 
 ASKED_IN = 31  # no step of an evaluation or of a checkpoint that is due anyway
 RARELY = ("--save_interval", "20")
-
-
-def trained_steps(run: Path) -> list[int]:
-    return [record["step"] for record in records(run) if record["kind"] == "train"]
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])

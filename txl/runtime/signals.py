@@ -54,7 +54,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         try:
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # train.py puts off SIGUSR1 until somebody listens
+            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # train.py puts SIGUSR1 off until now
         except ValueError:  # not in the main thread, where signals do not arrive
             self._before = {}
         return self
@@ -62,6 +62,8 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._before:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
