@@ -12,7 +12,9 @@ SCRIPT = Path(__file__).parents[2] / "run_wt103.sh"
 def run(folder: Path, *words: str, **environment: str) -> tuple[int, str, list[str]]:
     """Exit status, what was said, and the programs that were run, by their words."""
     python, calls = folder / "python", folder / "calls"
-    python.write_text(f'#!/usr/bin/env bash\n[[ $1 != -c ]] || {{ echo 0; exit; }}\necho "$*" >>{calls}\n')
+    python.write_text(
+        f'#!/usr/bin/env bash\n[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\necho "$*" >>{calls}\n'
+    )
     python.chmod(0o755)
     calls.write_text("")
     known = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NNODES", "NODE_RANK")}
