@@ -10,16 +10,8 @@ from txl.checkpoint.folder import (
     remove_checkpoints,
     set_aside,
 )
-from txl.checkpoint.load import (
-    Checkpoint,
-    checkpoint_of,
-    last_checkpoint,
-    load_model,
-    load_snapshot,
-    newest_whole,
-    open_checkpoint,
-    point_at_best,
-)
+from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, newest_whole
+from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
 from txl.checkpoint.save import Snapshot, as_json, save_checkpoint
 
 __all__ = [

@@ -26,7 +26,7 @@ from txl.records import require_fields
 from txl.runtime.distributed import Ranks
 from txl.runtime.lock import Lock
 from txl.runtime.log import remove_records, require_own_records
-from txl.training.step import NonFiniteError
+from txl.training.finite import NonFiniteError
 
 T = TypeVar("T")
 _LOG = logging.getLogger("txl.training")
@@ -179,9 +179,9 @@ def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, An
     was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
     for name, asked in typed.items():
         asked = list(asked) if isinstance(asked, tuple) else asked
-        if name == "d_embed" and asked < 0:
+        if name == "d_embed" and typed[name] < 0:
             asked = was["d_model"]
-        if name == "clip" and asked == math.inf:
+        if name == "clip" and typed[name] == math.inf:
             asked = 0
         if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
             raise UsageError(

@@ -13,6 +13,7 @@ from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import Metrics, eval_line, perplexity, say, train_line
 from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_asked
+from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter, Reading
 from txl.training.step import TrainState
 
@@ -190,7 +191,7 @@ def _evaluate(state: TrainState, validate: Callable[[Watched], Score], metrics: 
 
 def _save(state: TrainState, save: Save) -> object:
     """A checkpoint, the best one if it is that of the lowest validation loss."""
-    state.require_finite_weights()
+    require_finite_weights(state.model, state.ranks, state.progress.step)
     nats, state.valid_nats = state.valid_nats, None
     best = nats is not None and nats == state.progress.best_nats
     return save(state.snapshot(), step=state.progress.step, valid_nats=nats, best=best)

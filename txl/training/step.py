@@ -17,11 +17,8 @@ from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
+from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.optim import Optimizers, Plateau, learning_rate
-
-
-class NonFiniteError(RuntimeError):
-    """A gradient was not finite: the weights are as before the update it would have made. Or a weight was not."""
 
 
 @dataclass
@@ -139,7 +136,7 @@ class TrainState:
             self.optimizers.step(scaler=self.scaler)
         else:
             self._pass_over(nll_BT)
-            self.memories = [None if memory is None else _without_bad_rows(memory) for memory in remembered]
+            self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
@@ -172,15 +169,6 @@ class TrainState:
             epoch, segment = positions[bad_step - self.progress.step - 1]
             raise NonFiniteError(self._where_bad(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
 
-    def require_finite_weights(self) -> None:
-        """Raise `NonFiniteError` on all ranks if a weight is not finite, so that it is never saved."""
-        norm = torch.nn.utils.get_total_norm(self.model.parameters(), norm_type=math.inf)
-        if any(self.ranks.gathered(not bool(norm.isfinite()))):
-            raise NonFiniteError(
-                f"step {self.progress.step}: a weight is not finite; not saved; go on from the last checkpoint with "
-                f"--resume, or start anew with a lower --lr"
-            )
-
     def snapshot(self) -> Snapshot:
         """What has to be kept besides the weights."""
         parts = [memory for memory in self.memories if memory is not None]
@@ -205,7 +193,8 @@ class TrainState:
         except (ValueError, KeyError) as error:
             raise damaged(snapshot.folder / PROGRESS, error) from None
         try:
-            if snapshot.optimizer or not self._may_lack_optimizer_state():
+            never_updated = self.scaler is not None or self.progress.n_skipped >= self.progress.step
+            if snapshot.optimizer or not never_updated:
                 self.optimizers.load(snapshot.optimizer)
         except ValueError as error:
             raise damaged(snapshot.folder / OPTIMIZER, error) from None
@@ -232,10 +221,6 @@ class TrainState:
         saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
         n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # older checkpoints do not say
         self.progress = Progress(**{"n_token": n_token, **saved})
-
-    def _may_lack_optimizer_state(self) -> bool:
-        """Nothing was updated yet: every step was skipped."""
-        return self.scaler is not None or self.progress.n_skipped >= self.progress.step
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
         n_chunk = self.config.batch_chunk
@@ -301,12 +286,6 @@ class TrainState:
         streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
         what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
         return f"step {step}, epoch {epoch}, segment {segment}: {what}"
-
-
-def _without_bad_rows(memory: Memory) -> Memory:
-    """Zeros for the streams whose memory is not finite: they would spoil every loss until it is forgotten."""
-    good_B11 = torch.stack([layer.isfinite().all(-1).all(-1) for layer in memory.layers]).all(0)[:, None, None]
-    return Memory(tuple(layer.where(good_B11, 0) for layer in memory.layers))
 
 
 _SMALLEST_SCALE = 2.0**-10  # of float16's loss; it begins at 2^16 and is halved at each overflow
