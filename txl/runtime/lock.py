@@ -36,11 +36,11 @@ class Lock:
                 )
             time.sleep(0.1)
         with naming(path):
-            self.was_there = os.fstat(self._file).st_size > 0
-            """Whoever held it before was cut short."""
+            self.before = os.read(self._file, 4096).decode(errors="replace")
+            """What it said when whoever held it before was cut short; empty if nobody was."""
             os.ftruncate(self._file, 0)
             me = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-            os.write(self._file, json.dumps(me).encode() + b"\n")
+            os.pwrite(self._file, json.dumps(me).encode() + b"\n", 0)
 
     def remove(self) -> None:
         """Let go of it, and remove the file."""
@@ -71,7 +71,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            who = json.loads(self.path.read_text(encoding="utf-8"))
+            who = json.loads(self.path.read_text(encoding="utf-8").partition("\n")[0])
             return f"process {who['pid']} on {who['host']}, since {who['since']},"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"

@@ -40,13 +40,14 @@ FREE_WHEN_RESUMING = {
     *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "local_batch_size", "data", "cache_dir"),
 }
 LOCK = ".accepted"
-"""Lies in the run's folder, locked, while a launch that was accepted is at work in it. Where it lies unlocked the
-launch was cut short, and torchrun may start it again."""
+"""Lies in the run's folder, locked, while a launch is at work in it; where it lies unlocked, one was cut short."""
+_BEGUN = "begun"
+"""Stands in it once the folder is that of the launch: torchrun may start it again, to go on from its checkpoints."""
 
 
 @contextmanager
 def claimed(folder: Path, ranks: Ranks) -> Iterator[bool]:
-    """Make the run's folder and keep others out of it; yields whether torchrun starts again what was cut short.
+    """Make the run's folder and keep others out of it; yields whether torchrun starts again what had begun in it.
 
     Raises:
         UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank does not see it.
@@ -63,12 +64,12 @@ def claimed(folder: Path, ranks: Ranks) -> Iterator[bool]:
         )
         folder.mkdir(parents=True, exist_ok=True)
         locks.append(Lock(folder / LOCK, wait_s=60 if restarted else 0))
-        return locks[0].was_there
+        return _BEGUN in locks[0].before
 
     try:
-        was_cut_short = _by_main(ranks, claim)
+        had_begun = _by_main(ranks, claim)
         _require_shared(folder, ranks)
-        yield restarted and was_cut_short
+        yield restarted and had_begun
     except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # torchrun shall not start this again
         for lock in locks:
             lock.remove()
@@ -135,6 +136,7 @@ def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
         _require_free(folder, overwrite=overwrite)
         remove_checkpoints(folder)
         remove_records(folder)
+        _note_begun(folder)
 
     _by_main(ranks, begin)
 
@@ -147,6 +149,7 @@ def go_on(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
         for later in whole[whole.index(checkpoint.folder) + 1 :]:
             _LOG.warning("%s: later than the checkpoint gone on from; kept as %s", later, set_aside(later).name)
         point_at_best(folder)
+        _note_begun(folder)
 
     _by_main(ranks, prepare)
 
@@ -163,6 +166,11 @@ def _by_main(ranks: Ranks, work: Callable[[], T]) -> T:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def _note_begun(folder: Path) -> None:
+    with (folder / LOCK).open("a") as file:
+        file.write(_BEGUN + "\n")
 
 
 def _require_free(folder: Path, *, overwrite: bool) -> None:
