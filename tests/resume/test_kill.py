@@ -33,8 +33,11 @@ def resumed_from(run: Path) -> list[int | None]:
     return [record["resumed_from_step"] for record in records(run) if record["kind"] == "start"]
 
 
-def changed_at(run: Path) -> int:
-    return (run / "metrics.jsonl").stat().st_mtime_ns
+def trains(run: Path, began: int, n_start: int) -> bool:
+    """True once a start that began then, after so many others, has trained a step."""
+    path = run / "metrics.jsonl"
+    is_new = path.exists() and path.stat().st_mtime_ns > began and len(resumed_from(run)) > n_start
+    return is_new and records(run)[-1]["kind"] != "start"
 
 
 def writes_under_way(run: Path) -> set[tuple[str, int]]:
@@ -54,7 +57,7 @@ def test_a_run_killed_at_20_random_moments_ends_with_the_weights_of_one_never_ki
         n_start = len(resumed_from(run)) if step else 0  # without a checkpoint the records are begun anew
         start = starts(flags, log, slow_flush_s=0.015)
         if i % 2:
-            wait_until(lambda began=began: records(run) and changed_at(run) > began, 60, log)
+            wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, log)
         time.sleep(dice.uniform(0, 0.5))
         start.kill()
         assert start.wait() == -signal.SIGKILL, log.read_text()
