@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    {"config", "files"},
+    {"config", "files", "records"},
     {"runtime", "ops", "memory"},
     {"positions"},
     {"attention_rules"},
