@@ -23,9 +23,10 @@ from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import Metrics, provenance, say
+from txl.runtime.log import say
 from txl.training.estimate import training_bytes
 from txl.training.loop import Outcome, train
+from txl.training.metrics import Metrics, provenance
 from txl.training.run import (
     begin_anew,
     conclude,

@@ -11,9 +11,10 @@ from tqdm import tqdm
 from txl.checkpoint import Snapshot
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, Vote
-from txl.runtime.log import Metrics, eval_line, perplexity, say, train_line
+from txl.runtime.log import eval_line, perplexity, say, train_line
 from txl.runtime.signals import INTERRUPT, STATUS, StopNow, StopRequest
 from txl.training.meter import Meter, Reading
+from txl.training.metrics import Metrics
 from txl.training.step import TrainState
 
 Batch = tuple[Tensor, Tensor, Tensor | None]

@@ -20,8 +20,9 @@ from txl.checkpoint import (
 from txl.config import TrainConfig, UsageError, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
-from txl.runtime.log import CURVES, RECORDS, complain, perplexity, say
+from txl.runtime.log import complain, perplexity, say
 from txl.training.loop import Outcome
+from txl.training.metrics import CURVES, RECORDS
 from txl.training.step import NonFiniteError
 
 FREE_WHEN_RESUMING = {
