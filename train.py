@@ -1,9 +1,7 @@
 #!/usr/bin/env python
 """Train a Transformer-XL on a folder of text; see txl/commands/train.py."""
 
-from txl.cli import run
-from txl.commands.train import main
-from txl.data_utils.files import DataError
+from txl.launch import launch
 
 if __name__ == "__main__":
-    run(main, DataError)
+    launch("train")

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, as_dict
+from txl.config import Context, ModelConfig, UsageError, as_dict, read_from
 from txl.files import flush, naming, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
@@ -290,7 +290,8 @@ def _open(folder: Path) -> Checkpoint:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise UsageError(f"{folder}: of format {record['format']}, this is {FORMAT}; use the txl that wrote it")
-        return Checkpoint(folder, record, ModelConfig(**record["model"]), Context(**record["context"]))
+        with read_from(folder / _RECORD):
+            return Checkpoint(folder, record, ModelConfig(**record["model"]), Context(**record["context"]))
     except UsageError:
         raise
     except (FileNotFoundError, KeyError, TypeError, ValueError):

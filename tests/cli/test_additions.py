@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.cli.conftest import Outcome
-from txl.config import CacheConfig, DynamicConfig, EvalConfig, UsageError
+from txl.config import UsageError
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig
 from txl.evaluation.test_time import Additions
 
 Call = Callable[..., Outcome]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
-from txl.config import DynamicConfig, UsageError
+from txl.config import UsageError
+from txl.evaluation.config import DynamicConfig
 from txl.evaluation.score import Segments, evaluate
 from txl.evaluation.test_time import DynamicEvaluation, gradient_statistics
 

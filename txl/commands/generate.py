@@ -8,10 +8,11 @@ import torch
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags
-from txl.config import GenerateConfig, UsageError
+from txl.config import UsageError
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
 from txl.evaluation.score import within
+from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
 from txl.model.autocast import narrowed
 from txl.model.settings import require_read
@@ -20,7 +21,7 @@ _LOG = logging.getLogger("txl.generate")
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, GenerateConfig, description=__doc__ or "")
+    typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     shape = checkpoint.model_config

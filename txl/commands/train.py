@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, build, read_flags, require_effect
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import ScoringStream, SegmentStream
@@ -39,20 +39,36 @@ from txl.training.run import (
 )
 from txl.training.step import TrainState
 
+MOST_USED = (
+    *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
+    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
+)
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 
 
 def main(argv: Sequence[str]) -> int:
-    typed = read_flags(argv, TrainConfig, ModelConfig, Context, DataConfig, description=__doc__ or "")
+    configs = (DataConfig, TrainConfig, ModelConfig, Context)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     keep_freed_memory()
     with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
         build(TrainConfig, typed)  # bad values are named as they were typed
-        if "local_batch_size" in typed:
-            typed["batch_size"] = typed["local_batch_size"] * ranks.world
+        _settle_batch_size(typed, ranks)
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
         with refusing(run_folder, ranks):
             return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks))
+
+
+def _settle_batch_size(typed: Typed, ranks: Ranks) -> None:
+    """Put what --local_batch_size says into `batch_size`."""
+    if "local_batch_size" in typed:
+        local = typed["local_batch_size"]
+        require(
+            typed.get("batch_size", local * ranks.world) == local * ranks.world,
+            f"--batch_size {typed.get('batch_size')} and --local_batch_size {local}: over {ranks.world} process(es) "
+            f"they differ; drop one of them",
+        )
+        typed["batch_size"] = local * ranks.world
 
 
 def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
@@ -62,10 +78,15 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     require_read(typed, **asked)
     saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
     of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
-    config = build(TrainConfig, typed, **of_the_run)
+    source = checkpoint.folder / "config.json" if checkpoint else None
+    config = build(TrainConfig, typed, source=source, **of_the_run)
+    require_effect(config, typed)
+    for name in ("eta_min", "lr_min"):
+        lowest = getattr(config, name)
+        require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
     require_shares(config, ranks)
-    context = build(Context, typed, **saved["context"])
+    context = build(Context, typed, source=source, **saved["context"])
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
     require_serves(model.layers[0].attn.pos, context)

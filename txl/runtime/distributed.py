@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from txl.config import require
+
 T = TypeVar("T")
 
 
@@ -96,13 +98,18 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
         timeout_s: seconds after which a process that does not answer is given up.
     Raises:
         LostContactError: if the others cannot be reached.
+        UsageError: if what torchrun sets in the environment is incomplete.
     """
     on_gpu = torch.cuda.is_available()
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+    world = _from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
+    if world == 1:
         yield Ranks(0, 1, torch.device("cuda" if on_gpu else "cpu"))
         return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    rank = _from_environment("RANK")
+    require(0 <= rank < world, f"RANK={rank}: must be from 0 to WORLD_SIZE - 1 ({world - 1}); {_USE_TORCHRUN}")
+    require("MASTER_ADDR" in os.environ, f"WORLD_SIZE={world}, but MASTER_ADDR is not set; {_USE_TORCHRUN}")
+    _from_environment("MASTER_PORT")
+    device = torch.device("cuda", _from_environment("LOCAL_RANK")) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
@@ -116,6 +123,15 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
         yield Ranks(rank, world, device, control)
         dist.barrier(group=control)  # nobody hangs up while another still listens
     # the group is left to the end of the process: taken apart, it waits for peers that are gone, or aborts
+
+
+_USE_TORCHRUN = "start the processes with torchrun, or unset WORLD_SIZE for a single one"
+
+
+def _from_environment(name: str) -> int:
+    value = os.environ.get(name, "")
+    require(value.isascii() and value.isdigit(), f"{name}={value}: must be a whole number; {_USE_TORCHRUN}")
+    return int(value)
 
 
 def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:

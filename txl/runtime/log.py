@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
+
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +121,7 @@ class TrainState:
         nll_BT = self._backward(input_BT, target_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or inf)
         if self.looks_later:
             self._note_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
