@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from txl.memory import Memory, Span
     from txl.model.transformer import TransformerXL
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Context", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__"]
 _HOMES = {"Context": "config", "ModelConfig": "config", "Memory": "memory", "Span": "memory"}
 
