@@ -81,7 +81,7 @@ TINY = (
     "--tgt_len 4 --mem_len 4 --eval_tgt_len 4 --max_step 3 --log_interval 1 --lr 0.1"
 ).split()
 SESSION = f"""
-import sys, train, eval
+from txl.commands import eval, train
 tiny = {TINY}
 train.main([*tiny, "--position", "toy", "--toy_reach", "3"])
 eval.main(["--work_dir", "run", "--split", "test", "--mem_len", "0", "20", "--json", "run/lengths.json"])
