@@ -27,6 +27,7 @@ DTYPE_HELP = (
     "number type of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and "
     "less exact"
 )
+SIZE = {"minimum": 1, "below": 2**31}
 LENGTH = {"minimum": 0, "below": 2**31}
 """Bounds of lengths in tokens."""
 CLAMP = {"minimum": -1, "below": 2**31}
@@ -129,13 +130,13 @@ class ModelConfig(Checked):
         UsageError: if the sizes do not fit together, or there is no such choice.
     """
 
-    n_token: int = option(0, "words in the vocabulary", flag=False, minimum=1)
-    n_layer: int = option(12, "number of layers", section="model", minimum=1)
-    n_head: int = option(10, "number of attention heads", minimum=1)
-    d_head: int = option(50, "size of a head", minimum=1)
-    d_model: int = option(500, "size of the hidden states (even)", minimum=1)
-    d_inner: int = option(1000, "inner size of the feed-forward net", minimum=1)
-    d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", minimum=1)
+    n_token: int = option(0, "words in the vocabulary", flag=False, **SIZE)
+    n_layer: int = option(12, "number of layers", section="model", **SIZE)
+    n_head: int = option(10, "number of attention heads", **SIZE)
+    d_head: int = option(50, "size of a head", **SIZE)
+    d_model: int = option(500, "size of the hidden states (even)", **SIZE)
+    d_inner: int = option(1000, "inner size of the feed-forward net", **SIZE)
+    d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", **SIZE)
     adaptive: bool = option(False, "adaptive softmax, with the data set's cutoffs unless --cutoffs is given")
     cutoffs: tuple[int, ...] = option((), "ranks of the words at which a new cluster of the adaptive softmax begins")
     div_val: int = option(1, "each cluster's embedding is this many times narrower than the one before", minimum=1)
@@ -166,7 +167,7 @@ class ModelConfig(Checked):
         "attention rule; performer: random features, linear in the length; lsh: within the buckets of a hash",
         section="attention rule",
     )
-    n_feature: int = option(256, "random features per layer", minimum=1)
+    n_feature: int = option(256, "random features per layer", **SIZE)
     lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)  # shared rounds are counted in a byte
     lsh_bucket: int = option(64, "buckets per round (even)", minimum=2)
     lsh_reach: int = option(
@@ -227,7 +228,7 @@ class Context(Checked):
         UsageError: on lengths below their minimum or beyond all sense, and on `same_length` without memory.
     """
 
-    tgt_len: int = option(70, "tokens predicted per segment", section="context", minimum=1, below=2**31)
+    tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
     same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")

@@ -153,3 +153,15 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, "train.py: interrupted\n")
+
+
+def test_a_model_that_is_larger_than_the_machine_is_refused_before_it_is_built(
+    refused: Refused, training: list[str]
+) -> None:
+    line = refused("train", *training, "--d_model", 100_000_000)
+    assert "out of memory before the first step" in line
+    assert "lower --batch_size" in line
+
+
+def test_a_memory_longer_than_any_text_is_no_burden_in_training(call: Call, training: list[str]) -> None:
+    assert call("train", *training, "--mem_len", 2_000_000_000, "--max_step", 1).status == 0

@@ -16,7 +16,7 @@ from txl.cli import Typed, build, read_flags, require_effect
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import ScoringStream, SegmentStream
-from txl.evaluation.score import Score, evaluate, evaluation_context, warmup_segments
+from txl.evaluation.score import Score, evaluate, evaluation_context, warmup_segments, within
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
@@ -24,7 +24,7 @@ from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
-from txl.training.estimate import training_bytes
+from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import (
@@ -35,9 +35,10 @@ from txl.training.run import (
     device_name,
     open_run,
     refusing,
+    require_disk,
     require_shares,
 )
-from txl.training.step import TrainState
+from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
     *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
@@ -88,7 +89,9 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     require_shares(config, ranks)
     context = build(Context, typed, source=source, **saved["context"])
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
+    shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
+    require_room_for_weights(shape, config, ranks)
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
@@ -106,7 +109,7 @@ def run_training(
     checkpoint: Checkpoint | None,
 ) -> Outcome:
     """Join the streams, the evaluation and the checkpoints to the training loop."""
-    eval_context = evaluation_context(context, config.eval_tgt_len)
+    eval_context = within(evaluation_context(context, config.eval_tgt_len), len(corpus.split("valid")))
     stream = training_stream(corpus, config, context, ranks)
     valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
     record = {
@@ -134,6 +137,12 @@ def run_training(
             keep_last=config.keep_last,
         )
 
+    dtype = autocast_dtype(config, ranks.device)
+    seen = within(context, len(corpus.split("train")) // config.batch_size)
+    needed = training_bytes(model, config, seen, ranks, dtype)
+    require_memory(needed, ranks)
+    n_done = checkpoint.record["step"] if checkpoint else 0
+    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, record["texts"])
@@ -143,10 +152,9 @@ def run_training(
         torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
     with Metrics(run_folder if ranks.is_main else None) as metrics:
         if ranks.is_main:
-            n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
             say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
-            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
+            say(describe_bytes(needed))
             metrics.start(
                 **provenance(),
                 device=device_name(ranks.device),
@@ -198,10 +206,10 @@ def open_corpus(config: DataConfig) -> Corpus:
     return corpus
 
 
-def new_model(typed: Typed, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks."""
     torch.manual_seed(config.seed)
-    model = TransformerXL(shape_of_model(typed, corpus), dropout=config.dropout, dropatt=config.dropatt)
+    model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
     init_weights(model, config)
     return model
 

@@ -125,6 +125,29 @@ def refusing(folder: Path, ranks: Ranks) -> Iterator[None]:
         raise
 
 
+def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_step: int, ranks: Ranks) -> None:
+    """Raise `UsageError`, on all ranks, if the disk lacks room for the checkpoints.
+
+    Args:
+        needed: see `training_bytes`.
+        n_step: updates that are still to be made.
+    """
+    one = needed["weights"] + needed["optimizer"] + needed["memory"] // 2 * ranks.world
+    interval = min(config.eval_interval, config.save_interval or config.eval_interval)
+    n = min(config.keep_last + 2, -(-n_step // interval))  # the best one, and the one that is being written
+    message = ""
+    if ranks.is_main:
+        held = sum(path.stat().st_size for path in folder.glob("step_*/*"))
+        free = shutil.disk_usage(folder).free
+        if n * one > free + held:
+            message = (
+                f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its disk, where "
+                f"{free / 2**30:.2f} GiB are free; make room, name a folder on another disk, or lower --keep_last"
+            )
+    message = ranks.gathered(message)[0]
+    require(not message, message)
+
+
 def begin_anew(folder: Path, ranks: Ranks) -> None:
     """Forget the run that was in the folder."""
     if ranks.is_main:
