@@ -28,9 +28,11 @@ DTYPE_HELP = (
     "less exact"
 )
 SIZE = {"minimum": 1, "below": 2**31}
+DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: a GPU that CUDA knows, else the CPU"
 LENGTH = {"minimum": 0, "below": 2**31}
 """Bounds of lengths in tokens."""
 CLAMP = {"minimum": -1, "below": 2**31}
+ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 SEED = {"minimum": 0, "below": 2**32}
 
 
@@ -280,7 +282,19 @@ class TrainConfig(Checked):
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     mom: float = option(0.0, "momentum", needs=("optim", "sgd"), minimum=0, below=1)
+    beta1: float = option(0.9, "decay of the average of gradients", needs=ADAMS, minimum=0, below=1)
+    beta2: float = option(0.999, "decay of the average of squared gradients", needs=ADAMS, minimum=0, below=1)
+    epsilon: float | None = option(
+        None, "added to the root of that average (not given: 1e-8; lamb: 1e-6)", needs=ADAMS, above=0
+    )
     weight_decay: float = option(0.0, "weight decay", minimum=0)
+    ema: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, which is what is evaluated and saved (0: no average); "
+        "after n updates it is at most (1 + n) / (10 + n)",
+        minimum=0,
+        below=1,
+    )
     clip: float = option(0.25, "largest norm of the gradient (0: no clipping)", minimum=0, finite=False)
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(
@@ -326,10 +340,16 @@ class TrainConfig(Checked):
         section="evaluations during training",
         minimum=1,
     )
-    eval_tgt_len: int = option(50, "their tgt_len; the memory is longer by what it is shorter", minimum=1)
+    eval_tgt_len: int | None = option(
+        None, "their tgt_len; the memory is longer by what it is shorter (not given: --tgt_len)", minimum=1
+    )
     eval_batch_size: int = option(10, "their streams; the result does not depend on it", minimum=1)
     max_eval_steps: int = option(
         -1, "their segments at most, those read to warm up included (-1: the whole split)", minimum=-1
+    )
+    eval_test: bool = option(False, "evaluate the best checkpoint on the test split at the end")
+    sample_length: int = option(
+        50, "tokens of text that are generated at each evaluation, for TensorBoard (0: none)", minimum=0
     )
     init: Literal["normal", "uniform"] = option(
         "normal", "distribution the weights are drawn from", section="initialization"
@@ -337,10 +357,9 @@ class TrainConfig(Checked):
     init_range: float = option(0.1, "weights are from U(-init_range, init_range)", needs=("init", "uniform"), minimum=0)
     init_std: float = option(0.02, "weights are from N(0, init_std)", needs=("init", "normal"), minimum=0)
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
+    device: str = option("auto", DEVICE_HELP, section="speed and memory")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto",
-        "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32",
-        section="speed and memory",
+        "auto", "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")

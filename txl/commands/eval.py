@@ -49,6 +49,7 @@ from txl.model.settings import require_read, require_read_by_one
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
+from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
 NOTHING, NO_STUDY = Additions(), StudyConfig()
@@ -57,7 +58,7 @@ NOTHING, NO_STUDY = Additions(), StudyConfig()
 def main(argv: Sequence[str]) -> None:
     configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
-    with joined(timeout_s=3600) as ranks:
+    with joined(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
         else:
@@ -123,6 +124,7 @@ def score_splits(
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
         write_pictures(rows, pictures_of(config, study))
+        show_pictures(Path(config.work_dir), pictures_of(config, study))
 
 
 def score(

@@ -4,6 +4,7 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 
 from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
 from txl.cli import Typed, build, read_flags, require_effect
+from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.stream import ScoringStream, SegmentStream
-from txl.evaluation.score import Score, evaluate, evaluation_context, warmup_segments, within
+from txl.data_utils.stream import SegmentStream
+from txl.evaluation.score import Score, evaluate, evaluation_context, within
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     keep_freed_memory()
-    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
+    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")) as ranks:
         build(TrainConfig, typed)  # bad values are named as they were typed
         _settle_batch_size(typed, ranks)
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
@@ -85,10 +87,16 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
-    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
     require_shares(config, ranks)
     context = build(Context, typed, source=source, **saved["context"])
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
+    eval_tgt_len = config.eval_tgt_len or context.tgt_len
+    require(
+        "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
+        f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}, at the cost of the memory; lower it",
+    )
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"]), splits))
     shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
@@ -109,9 +117,10 @@ def run_training(
     checkpoint: Checkpoint | None,
 ) -> Outcome:
     """Join the streams, the evaluation and the checkpoints to the training loop."""
-    eval_context = within(evaluation_context(context, config.eval_tgt_len), len(corpus.split("valid")))
+    eval_context = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
+    eval_context = within(eval_context, len(corpus.split("valid")))
     stream = training_stream(corpus, config, context, ranks)
-    valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
+    valid_stream = scoring_stream(corpus, "valid", config, eval_context, model.config.n_layer, ranks)
     record = {
         "train": as_dict(config),
         "data": as_dict(corpus.config),
@@ -120,7 +129,8 @@ def run_training(
 
     def validate() -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
-        return evaluate(model, itertools.islice(valid_stream, limit), eval_context).over(ranks)
+        segments = itertools.islice(valid_stream, limit)
+        return evaluate(model, segments, eval_context, sizes=corpus.vocab.sizes).over(ranks)
 
     def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
         return save_checkpoint(
@@ -165,7 +175,11 @@ def run_training(
                 context=as_dict(context),
                 **record,
             )
-        return train(state, stream, validate=validate, save=save, metrics=metrics)
+        sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
+        outcome = train(state, stream, validate=validate, save=save, metrics=metrics, sample=sample)
+        if config.eval_test and outcome.reason is None:
+            evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
+        return outcome
 
 
 def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
@@ -182,26 +196,11 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
     )
 
 
-def validation_stream(
-    corpus: Corpus, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
-) -> ScoringStream:
-    """This process's share of the valid split."""
-    return ScoringStream(
-        corpus.split("valid"),
-        batch_size=config.eval_batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=warmup_segments(n_layer, context),
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-
-
-def open_corpus(config: DataConfig) -> Corpus:
+def open_corpus(config: DataConfig, splits: Sequence[str]) -> Corpus:
     """The text as token files, made where they are missing or stale."""
     corpus = Corpus(config)
-    corpus.require_splits("train", "valid")
-    for split in ("train", "valid"):
+    corpus.require_splits(*splits)
+    for split in splits:
         corpus.split(split)
     return corpus
 

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, CLAMP, DTYPE_HELP, LENGTH, AttnImpl, Checked, Context, option, require
+from txl.config import (
+    ATTN_IMPL_HELP,
+    CLAMP,
+    DEVICE_HELP,
+    DTYPE_HELP,
+    LENGTH,
+    AttnImpl,
+    Checked,
+    Context,
+    option,
+    require,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +50,7 @@ class EvalConfig(Checked):
     per_token: str | None = option(
         None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
     )
+    device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 

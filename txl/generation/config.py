@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, CLAMP, DTYPE_HELP, LENGTH, SEED, AttnImpl, Checked, option, require
+from txl.config import ATTN_IMPL_HELP, CLAMP, DEVICE_HELP, DTYPE_HELP, LENGTH, SEED, AttnImpl, Checked, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class GenerateConfig(Checked):
     mem_len: int | None = option(None, "tokens of memory (not given: as in training)", **LENGTH)
     clamp_len: int | None = option(None, "larger distances share the position encoding of this one (-1: off)", **CLAMP)
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
+    device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 

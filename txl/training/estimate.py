@@ -39,6 +39,8 @@ def training_bytes(
         "optimizer": optimizer_copies(config) * weights,
         "memory": 0 if config.swap_mem else 2 * memory,  # that of this segment and that of the next
     }
+    if config.ema:
+        needed["average"] = weights
     on_cpu = ranks.device.type == "cpu"
     if on_cpu:
         needed["program"] = max(0, resident_bytes() - weights) + _LIBRARIES

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,11 +60,13 @@ def train(
     validate: Callable[[], Score],
     save: Save,
     metrics: Metrics,
+    sample: Callable[[], str] | None = None,
 ) -> Outcome:
     """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
 
     Args:
         validate: scores the valid split with the model as it is, the same on all ranks.
+        sample: generates a text with the model as it is, for people to look at after each evaluation.
         save: called after every evaluation, every save_interval, and when someone asks for the end.
     Raises:
         NonFiniteError: see `TrainState.step`.
@@ -76,7 +79,7 @@ def train(
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
     with StopRequest(config.max_hours) as request, bar:
         if progress.owes_evaluation:
-            _evaluate(state, validate, metrics, request)
+            _evaluate(state, validate, metrics, request, sample)
             where = _save(state, save)
         for input_BT, target_BT, *_ in _remaining(stream, state):
             meter.add(state.step(input_BT, target_BT))
@@ -91,7 +94,7 @@ def train(
                 with meter.paused():
                     progress.owes_evaluation = is_due
                     if is_due and not asked:
-                        _evaluate(state, validate, metrics, request)
+                        _evaluate(state, validate, metrics, request, sample)
                     where = _save(state, save)
                 asked = vote.now(request.noted) or asked
             if asked:
@@ -121,6 +124,7 @@ def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) ->
     bar.set_postfix_str(f"loss {reading.nats:.2f}, ppl {perplexity(reading.nats):.1f}, {reading.tok_per_s:.0f} tok/s")
     values = {
         "train/nll_nats": reading.nats,
+        "train/ppl": perplexity(reading.nats),
         "train/lr": state.lr,
         "train/grad_norm": float(state.grad_norm),
         "speed/tok_per_s": reading.tok_per_s,
@@ -145,18 +149,29 @@ def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
         state.next_epoch()
 
 
-def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics, request: StopRequest) -> None:
+def _evaluate(
+    state: TrainState,
+    validate: Callable[[], Score],
+    metrics: Metrics,
+    request: StopRequest,
+    sample: Callable[[], str] | None,
+) -> None:
     """Note the loss of the valid split, unless a process that is alone is asked to stop meanwhile."""
     progress = state.progress
     start = time.perf_counter()
-    try:
-        request.at_once = state.ranks.world == 1
-        nats = validate().nats_per_token
-        request.at_once = False
-    except StopNow:
-        return
-    finally:
-        state.model.train()
+    with state.average.in_use():
+        try:
+            request.at_once = state.ranks.world == 1  # only here: an exchange of weights must not be cut short
+            score = validate()
+            request.at_once = False
+        except StopNow:
+            return
+        finally:
+            state.model.train()
+        nats, seconds = score.nats_per_token, time.perf_counter() - start
+        if sample is not None and state.ranks.is_main and math.isfinite(nats):
+            metrics.add_text("sample", progress.step, sample())
+            state.model.train()
     progress.owes_evaluation = False
     progress.n_eval += 1
     state.valid_nats = nats
@@ -164,13 +179,17 @@ def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics
         progress.best_nats = nats
     state.plateau.see(nats)
     if state.ranks.is_main:
-        seconds = time.perf_counter() - start
         say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
-        metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)})
+        values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}
+        if score.characters and score.unknown <= 0.01 * score.tokens:  # else they would count as the word <unk>
+            values["valid/bits_per_character"] = score.bits_per_character
+        metrics.add("valid", progress.step, values)
 
 
 def _save(state: TrainState, save: Save) -> object:
     """A checkpoint, the best one if it is that of the lowest validation loss."""
     nats, state.valid_nats = state.valid_nats, None
     best = nats is not None and nats == state.progress.best_nats
-    return save(state.snapshot(), step=state.progress.step, valid_nats=nats, best=best)
+    snapshot = state.snapshot()
+    with state.average.in_use():
+        return save(snapshot, step=state.progress.step, valid_nats=nats, best=best)

@@ -4,9 +4,11 @@ import json
 import math
 import os
 import platform
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,29 @@ from typing import Any
 
 from txl.files import naming
 
+_CURVES = {
+    "train/nll_nats": "loss/train_nats_per_token",
+    "valid/nll_nats": "loss/valid_nats_per_token",
+    "valid/bits_per_character": "loss/valid_bits_per_character",
+    "test/nll_nats": "loss/test_nats_per_token",
+    "train/ppl": "perplexity/train",
+    "valid/ppl": "perplexity/valid",
+    "test/ppl": "perplexity/test",
+    "train/lr": "rate_and_gradient/learning_rate",
+    "train/grad_norm": "rate_and_gradient/gradient_norm",
+    "speed/tok_per_s": "speed_and_memory/tokens_per_second",
+    "speed/ms_per_step": "speed_and_memory/milliseconds_per_step",
+    "speed/mfu_share": "speed_and_memory/share_of_peak_operations",
+    "mem/peak_gib": "speed_and_memory/peak_GiB",
+}
+"""Names in TensorBoard, whose groups stand in alphabetical order: first what people look for first."""
+_TOGETHER = {
+    "train and valid": {
+        "loss": ["Multiline", ["loss/train_nats_per_token", "loss/valid_nats_per_token"]],
+        "perplexity": ["Multiline", ["perplexity/train", "perplexity/valid"]],
+    }
+}
+"""Curves that the tab of custom scalars shows in one chart."""
 RECORDS, CURVES = "metrics.jsonl", "tensorboard"
 """A file and a folder in a run's folder."""
 
@@ -40,8 +65,16 @@ class Metrics:
             self._event(file_version="brain.Event:2")
 
     def start(self, **what: Any) -> None:
-        """The first record of a start."""
+        """The first record of a start; the configurations are TensorBoard's hyperparameters."""
         self._record({"kind": "start", **what})
+        if self._curves is not None:
+            from torch.utils.tensorboard.summary import custom_scalars, hparams
+
+            configs = (what.get("model", {}), what.get("context", {}), what.get("train", {}))
+            values = {name: value for config in configs for name, value in config.items()}
+            shown = {name: v if isinstance(v, int | float | str) else str(v) for name, v in values.items()}
+            for summary in (*hparams(shown, {"perplexity/valid": 0, "perplexity/test": 0}), custom_scalars(_TOGETHER)):
+                self._event(summary=summary)
 
     def add(self, kind: str, step: int, values: dict[str, float]) -> None:
         """A record of measurements, and a point of each curve.
@@ -54,8 +87,15 @@ class Metrics:
         if self._curves is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
-            points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            points = [Summary.Value(tag=_CURVES.get(name, name), simple_value=v) for name, v in values.items()]
             self._event(step=step, summary=Summary(value=points))
+
+    def add_text(self, name: str, step: int, text: str) -> None:
+        """A text for people to look at, in TensorBoard only."""
+        if self._curves is not None:
+            from torch.utils.tensorboard.summary import text as summary
+
+            self._event(step=step, summary=summary(name, text.replace("\n", "  \n")))  # line breaks of Markdown
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
@@ -80,6 +120,32 @@ class Metrics:
         for file in (self._records, self._curves):
             if file is not None:
                 file.close()
+
+
+def show_pictures(work_dir: Path, pictures: Iterable[Path]) -> None:
+    """Show PNG files of an evaluation in the TensorBoard of a run that has one and can be written to."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder = work_dir / CURVES
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return
+    images = [Summary.Value(tag=f"evaluation/{p.stem}", image=_image(p)) for p in pictures if p.suffix == ".png"]
+    if images:
+        name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}.pictures"
+        with (folder / name).open("ab") as file:
+            writer = RecordWriter(file)
+            for fields in ({"file_version": "brain.Event:2"}, {"summary": Summary(value=images)}):
+                writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _image(path: Path) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    png = path.read_bytes()
+    width, height = struct.unpack(">II", png[16:24])  # of the header that every PNG begins with
+    return Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,9 @@ FREE_WHEN_RESUMING = {
         "ff_chunk",
         "compile",
         "attn_impl",
+        "device",
+        "eval_test",
+        "sample_length",
         "local_batch_size",
         "data",
         "cache_dir",
@@ -132,7 +135,7 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
         needed: see `training_bytes`.
         n_step: updates that are still to be made.
     """
-    one = needed["weights"] + needed["optimizer"] + needed["memory"] // 2 * ranks.world
+    one = needed["weights"] + needed["optimizer"] + needed.get("average", 0) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
     n = min(config.keep_last + 2, -(-n_step // interval))  # the best one, and the one that is being written
     message = ""

@@ -15,6 +15,7 @@ from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
+from txl.training.average import WeightAverage
 from txl.training.optim import Optimizers, Plateau, learning_rate
 
 
@@ -82,6 +83,7 @@ class TrainState:
         if ranks.world > 1:
             self._settle_order_of_summation()
         self.optimizers = Optimizers(model.named_parameters(), config)
+        self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
@@ -135,6 +137,7 @@ class TrainState:
             self.scaler.update()
         self.optimizers.zero_grad()
         self.progress.step += 1
+        self.average.update(self.progress.step)
         self.progress.batch += 1
         return nll_BT
 
@@ -173,7 +176,10 @@ class TrainState:
         rng = {"cpu": torch.get_rng_state()}
         if self.ranks.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
-        return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
+        optimizer = self.optimizers.state()
+        if self.average.is_kept:  # which is what the model's file holds
+            optimizer |= {f"{name}:trained": p.detach() for name, p in self.model.named_parameters()}
+        return Snapshot(progress, optimizer, memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on where a snapshot was taken. The weights are restored elsewhere."""
@@ -184,7 +190,12 @@ class TrainState:
             self.scaler.load_state_dict(scaler)
         saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
         self.progress = Progress(**saved)
-        self.optimizers.load(snapshot.optimizer)
+        optimizer = dict(snapshot.optimizer)
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if (trained := optimizer.pop(f"{name}:trained", None)) is not None:
+                    p.copy_(trained)
+        self.optimizers.load(optimizer)
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
             parts = zip(
