@@ -1,6 +1,7 @@
 """Multi-head attention over [memory, segment]. Knows neither which encoding nor which attention rule it joins."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.attention_rules import build_attention_rule
@@ -20,7 +21,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropatt: float = 0.0) -> None:
         super().__init__()
-        self.head_shape = (config.n_head, config.d_head)
+        self.n_head = config.n_head
         self.pos = pos
         self.kernel = build_attention_rule(config, dropatt=dropatt)
         inner = config.n_head * config.d_head
@@ -64,10 +65,10 @@ class Attention(nn.Module):
         if not self.kernel.shared_qk:
             q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
         out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=place, span=span)
-        return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
+        return self.o_net(rearrange(out_BNTH, "b n t h -> b t (n h)"))
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
-        return x_BLE.unflatten(-1, self.head_shape).transpose(1, 2)
+        return rearrange(x_BLE, "b l (n h) -> b n l h", n=self.n_head)
 
 
 def _joined(mem_BME: Tensor, x_BTE: Tensor) -> Tensor:
