@@ -5,13 +5,14 @@ are trained. Those of eval.py and generate.py are in `txl.evaluation.config` and
 turns the fields into flags.
 """
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin
 
 
 class UsageError(ValueError):
@@ -27,41 +28,43 @@ DTYPE_HELP = (
     "number type of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and "
     "less exact"
 )
-SIZE = {"minimum": 1, "below": 2**31}
+SIZE: "Limits" = {"minimum": 1, "below": 2**31}
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: a GPU that CUDA knows, else the CPU"
-LENGTH = {"minimum": 0, "below": 2**31}
-"""Bounds of lengths in tokens."""
-CLAMP = {"minimum": -1, "below": 2**31}
+LENGTH: "Limits" = {"minimum": 0, "below": 2**31}
+CLAMP: "Limits" = {"minimum": -1, "below": 2**31}
 ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
-SEED = {"minimum": 0, "below": 2**32}
+SEED: "Limits" = {"minimum": 0, "below": 2**32}
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The range of a value; None: no bound."""
+class Limits(TypedDict, total=False):
+    """The range of a value, which is finite unless said otherwise."""
 
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
-    finite: bool = True
-
-    def refusal(self, value: float) -> str:
-        """What a value must be that it is not; empty if it is in range. NaN never is."""
-        rules = [
-            (self.minimum is None or value >= self.minimum, "at least", self.minimum),
-            (self.above is None or value > self.above, "above", self.above),
-            (self.maximum is None or value <= self.maximum, "at most", self.maximum),
-            (self.below is None or value < self.below, "below", self.below),
-        ]
-        finite = not self.finite or isfinite(value)
-        if finite and value == value and all(is_met for is_met, *_ in rules):
-            return ""
-        parts = [f"{word} {_number(bound)}" for _, word, bound in rules if bound is not None]
-        return " and ".join(parts if finite else [*parts, "finite"])
+    minimum: float
+    above: float
+    maximum: float
+    below: float
+    finite: bool
 
 
-def _number(bound: float) -> str:
+_RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "maximum": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+def _refusal(value: float, limits: Limits) -> str:
+    """What a value must be that it is not; empty if it is in range. NaN never is."""
+    rules = [(*_RULES[name], bound) for name, bound in limits.items() if name in _RULES]
+    finite = isfinite(value) or (value == inf and not limits.get("finite", True))
+    if finite and all(holds(value, bound) for _, holds, bound in rules):
+        return ""
+    parts = [f"{word} {_number(bound)}" for word, _, bound in rules]
+    return " and ".join(parts if finite else [*parts, "finite"])
+
+
+def _number(bound: Any) -> str:
     return f"2^{log2(bound):.0f}" if bound > 2**20 and log2(bound).is_integer() else f"{bound:g}"
 
 
@@ -72,7 +75,7 @@ def option(
     flag: bool = True,
     section: str = "",
     needs: tuple[str, ...] = (),
-    **bounds: float | bool,
+    **bounds: Unpack[Limits],
 ) -> Any:
     """A dataclass field with its help text and its bounds.
 
@@ -80,9 +83,9 @@ def option(
         flag: False keeps it off the command line.
         section: a title in --help for this field and those after it.
         needs: (another field, values of it): with other values this one has no effect.
-        bounds: of numbers, see `Bounds`; they hold for each value of a tuple, and not for None.
+        bounds: of numbers; they hold for each value of a tuple, and not for None.
     """
-    metadata = {"help": help, "flag": flag, "section": section, "needs": needs, "bounds": Bounds(**bounds)}
+    metadata = {"help": help, "flag": flag, "section": section, "needs": needs, "bounds": bounds}
     return field(default=default, metadata=metadata)
 
 
@@ -97,7 +100,7 @@ def read_from(path: Path) -> Iterator[None]:
     """Let errors about values name the file they were read from instead of flags that nobody typed."""
     try:
         yield
-    except UsageError as error:
+    except (TypeError, ValueError) as error:  # a value of another type, or a field that another version wrote
         what = str(error).replace("--", "")
         raise UsageError(f"{path}: {what}; use another checkpoint of the run, or train again") from None
 
@@ -120,7 +123,7 @@ def _check(f: Field, value: Any) -> None:
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(get_args(f.type))}")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        refusal = f.metadata["bounds"].refusal(value)
+        refusal = _refusal(value, f.metadata["bounds"])
         require(not refusal, f"--{f.name} {value}: must be {refusal}")
 
 

@@ -17,7 +17,7 @@ def launch(name: str) -> NoReturn:
     run = import_module("txl.cli").run
     expected = import_module("txl.data_utils.files").DataError
     signal.signal(signal.SIGINT, before)
-    run(main, expected)
+    sys.exit(run(main, expected))
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

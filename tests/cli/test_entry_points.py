@@ -106,7 +106,7 @@ def test_a_sample_of_text_changes_nothing(call: Call, training: list[str], tmp_p
 def test_tensorboard_gets_the_pictures_of_an_evaluation(call: Call, run_folder: Path, text: Path) -> None:
     assert call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--mem_len", 0, 8).status == 0
     events = EventAccumulator(str(run_folder / "tensorboard")).Reload()
-    (image,) = events.Images("evaluation/context")
+    (image,) = events.Images("pictures/context")
     assert image.encoded_image_string.startswith(b"\x89PNG")
 
 

@@ -96,7 +96,7 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     )
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"]), splits))
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, source=source, **saved["data"]), splits))
     shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ def _kept_bytes(
 
 
 def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
-    layer = model.layers[0]
+    layer: Any = model.layers[0]
     layer.ff.chunk = config.ff_chunk
     weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -39,6 +39,11 @@ _TOGETHER = {
     }
 }
 """Curves that the tab of custom scalars shows in one chart."""
+_HYPERPARAMETERS = (
+    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "position", "attention", "tgt_len", "mem_len"),
+    *("batch_size", "optim", "lr", "scheduler", "warmup_step", "max_step", "dropout", "dropatt", "weight_decay"),
+    *("clip", "ema", "dtype", "seed"),
+)
 RECORDS, CURVES = "metrics.jsonl", "tensorboard"
 """A file and a folder in a run's folder."""
 
@@ -70,9 +75,8 @@ class Metrics:
         if self._curves is not None:
             from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-            configs = (what.get("model", {}), what.get("context", {}), what.get("train", {}))
-            values = {name: value for config in configs for name, value in config.items()}
-            shown = {name: v if isinstance(v, int | float | str) else str(v) for name, v in values.items()}
+            values = {**what.get("model", {}), **what.get("context", {}), **what.get("train", {})}
+            shown = {name: values[name] for name in _HYPERPARAMETERS if values.get(name) is not None}
             for summary in (*hparams(shown, {"perplexity/valid": 0, "perplexity/test": 0}), custom_scalars(_TOGETHER)):
                 self._event(summary=summary)
 
@@ -95,7 +99,9 @@ class Metrics:
         if self._curves is not None:
             from torch.utils.tensorboard.summary import text as summary
 
-            self._event(step=step, summary=summary(name, text.replace("\n", "  \n")))  # line breaks of Markdown
+            self._event(
+                step=step, summary=summary(name, "    " + text.replace("\n", "\n    "))
+            )  # as it is, in Markdown
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
@@ -131,7 +137,7 @@ def show_pictures(work_dir: Path, pictures: Iterable[Path]) -> None:
     folder = work_dir / CURVES
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return
-    images = [Summary.Value(tag=f"evaluation/{p.stem}", image=_image(p)) for p in pictures if p.suffix == ".png"]
+    images = [Summary.Value(tag=f"pictures/{p.stem}", image=_image(p)) for p in pictures if p.suffix == ".png"]
     if images:
         name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}.pictures"
         with (folder / name).open("ab") as file:
