@@ -13,12 +13,10 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from txl.config import UsageError, read_from, require
+from txl.config import UsageError, require
 from txl.legacy_flags import add_legacy_flags, answer_legacy_flags
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
@@ -71,16 +69,9 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def build(cls: type, typed: Typed, *, source: Path | None = None, **base: Any) -> Any:
-    """An instance of a configuration: the typed flags over `base` over its defaults.
-
-    Args:
-        source: the file that `base` was read from, which is named if its values are wrong.
-    """
+def build(cls: type, typed: Typed, **base: Any) -> Any:
+    """An instance of a configuration: the typed flags over `base` over its defaults."""
     names = {f.name for f in fields(cls)}
-    with read_from(source) if source else nullcontext():
-        if source:
-            cls(**base)
     return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
 
 
@@ -191,6 +182,10 @@ def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: 
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
     given: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f)}
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
+    if hint == bool | int:
+        group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
+        group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
+        return
     if isinstance(hint, types.UnionType):
         hint, args = args[0], list(typing.get_args(args[0]))
     if f.name in _REGISTRIES:

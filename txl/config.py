@@ -6,12 +6,10 @@ turns the fields into flags.
 """
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin
 
 
@@ -93,16 +91,6 @@ def require(condition: bool, message: str) -> None:
     """Raise `UsageError` with `message` unless `condition` holds."""
     if not condition:
         raise UsageError(message)
-
-
-@contextmanager
-def read_from(path: Path) -> Iterator[None]:
-    """Let errors about values name the file they were read from instead of flags that nobody typed."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:  # a value of another type, or a field that another version wrote
-        what = str(error).replace("--", "")
-        raise UsageError(f"{path}: {what}; use another checkpoint of the run, or train again") from None
 
 
 class Checked:
@@ -261,11 +249,13 @@ class TrainConfig(Checked):
     """
 
     work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
-    resume: bool = option(False, "continue from the last checkpoint in --work_dir, if there is one")
+    resume: bool | int = option(
+        False, "continue from the last whole checkpoint in --work_dir, if there is one; with a number, from that step's"
+    )
     overwrite: bool = option(False, "start anew in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
-    max_hours: float | None = option(None, "save and stop after this many hours", above=0)
+    max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
     log_interval: int = option(200, "updates between two log lines", minimum=1)
     save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)", minimum=1)
     keep_last: int = option(1, "checkpoints kept besides the best one", minimum=1)
@@ -298,7 +288,7 @@ class TrainConfig(Checked):
         minimum=0,
         below=1,
     )
-    clip: float = option(0.25, "largest norm of the gradient (0: no clipping)", minimum=0, finite=False)
+    clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False)
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(
         10, "updates in a row that are skipped at most", needs=("on_nonfinite", "skip"), minimum=1
@@ -381,6 +371,7 @@ class TrainConfig(Checked):
         super().__post_init__()
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
+        require(self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: no step; count them from 1")
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start anew; drop one of them"
         )

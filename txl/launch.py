@@ -10,6 +10,9 @@ from typing import NoReturn
 
 def launch(name: str) -> NoReturn:
     """Import `txl.commands.<name>` and run it with the arguments of the command line; never returns."""
+    if name == "train":
+        # asks a run to save and stop: it waits until the training listens, where it would kill what is starting up
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a shell has told us to ignore it
         signal.signal(signal.SIGINT, _end)

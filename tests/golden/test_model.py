@@ -87,7 +87,7 @@ def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
     model, context = golden.model()
     model = model.float()
     for layer in model.layers:  # use_attention would ask for a GPU
-        layer.attn.kernel.impl = "fused"
+        layer.attn.rule.impl = "fused"
     memory = None
     for i in range(3):
         data_BT, target_BT, loss_BT = (x[:1] for x in golden.segment(i))

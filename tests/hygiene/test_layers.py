@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    {"config", "files"},
+    {"config", "files", "records"},
     {"runtime", "ops", "memory", "legacy_flags"},
     {"positions"},
     {"attention_rules"},

@@ -13,7 +13,7 @@ from txl.memory import Span
 from txl.positions import PositionEncoding
 
 
-class LshKernel(nn.Module):
+class LshAttention(nn.Module):
     """Softmax attention over the keys that share a bucket with the query in one of several rounds (Reformer).
 
     out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
@@ -47,6 +47,10 @@ class LshKernel(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the rotations anew, the same from the same generator on every device."""
         self.rotation_RHK.copy_(torch.randn(self.rotation_RHK.shape, generator=generator))
+
+    def path(self, pos: PositionEncoding) -> str:
+        """See `AttentionRule.path`."""
+        return "lsh"
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

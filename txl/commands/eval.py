@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
+from txl.checkpoint import Checkpoint, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags
+from txl.commands.trained_text import data_settings, vocabulary_of
 from txl.config import Context, UsageError, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams, window_streams
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
@@ -169,7 +169,7 @@ def score_file(
     name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
 ) -> None:
     """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    vocab = vocabulary_of(checkpoint)
     before = [vocab.index[EOS]]
     if config.context is not None:
         before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
@@ -248,13 +248,9 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     Raises:
         UsageError: if the text has a vocabulary of its own and it is another one.
     """
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    try:
-        trained_on = DataConfig(**checkpoint.record["data"])
-    except (KeyError, TypeError, DataError):
-        raise damaged(checkpoint.folder / "config.json") from None
-    as_trained = dataclasses.asdict(trained_on)
-    if typed.get("dataset", trained_on.dataset) != trained_on.dataset:  # its own rules, not those of the run
+    vocab = vocabulary_of(checkpoint)
+    as_trained = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
+    if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own rules, not those of the run
         del as_trained["min_freq"], as_trained["max_size"]
     corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
     if corpus.defines_vocabulary:

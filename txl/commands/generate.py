@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags
+from txl.commands.trained_text import vocabulary_of
 from txl.config import UsageError
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
@@ -25,8 +26,8 @@ def main(argv: Sequence[str]) -> None:
     checkpoint = open_checkpoint(Path(config.work_dir))
     shape = checkpoint.model_config
     require_read(typed, position=shape.position, attention=shape.attention)
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
+    vocab = vocabulary_of(checkpoint)
+    prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + config.length)
     model = load_model(checkpoint).to(device_of(config.device))

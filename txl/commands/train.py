@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
+from txl.checkpoint import Checkpoint, Snapshot, as_json, load_model, load_snapshot, save_checkpoint
 from txl.cli import Typed, build, read_flags, require_effect
 from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
+from txl.commands.trained_text import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
@@ -27,19 +28,10 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.loop import Outcome, train
-from txl.training.metrics import Metrics, provenance
-from txl.training.run import (
-    begin_anew,
-    conclude,
-    describe,
-    describe_bytes,
-    device_name,
-    open_run,
-    refusing,
-    require_disk,
-    require_shares,
-)
+from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
+from txl.training.loop import Outcome, Watched, train
+from txl.training.metrics import Metrics, finite_or_none, provenance
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
 from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
@@ -58,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
         build(TrainConfig, typed)  # bad values are named as they were typed
         _settle_batch_size(typed, ranks)
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
-        with refusing(run_folder, ranks):
-            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks))
+        with claimed(run_folder, ranks) as restarted:
+            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
 
 
 def _settle_batch_size(typed: Typed, ranks: Ranks) -> None:
@@ -79,16 +71,13 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     shape = checkpoint.model_config if checkpoint else ModelConfig
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
-    saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
-    of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
-    source = checkpoint.folder / "config.json" if checkpoint else None
-    config = build(TrainConfig, typed, source=source, **of_the_run)
+    config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
     require_effect(config, typed)
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    context = build(Context, typed, source=source, **saved["context"])
+    context = build(Context, typed, **(as_dict(checkpoint.context) if checkpoint else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     require(
         "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
@@ -96,7 +85,8 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     )
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, source=source, **saved["data"]), splits))
+    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits))
     shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
@@ -127,9 +117,11 @@ def run_training(
         "texts": {split: corpus.fingerprint(split) for split in ("train", "valid")},
     }
 
-    def validate() -> Score:
+    as_json(record)  # what cannot be saved is known before anything is removed
+
+    def validate(watched: Watched) -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
-        segments = itertools.islice(valid_stream, limit)
+        segments = watched(itertools.islice(valid_stream, limit))
         return evaluate(model, segments, eval_context, sizes=corpus.vocab.sizes).over(ranks)
 
     def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
@@ -139,7 +131,7 @@ def run_training(
             context,
             step=step,
             best=best,
-            record=record | {"valid_nats_per_token": valid_nats},
+            record=record | {"valid_nats_per_token": finite_or_none(valid_nats)},
             attachments={"vocab.txt": corpus.vocab.to_text()},
             snapshot=snapshot,
             streams=stream.columns,
@@ -147,20 +139,21 @@ def run_training(
             keep_last=config.keep_last,
         )
 
-    dtype = autocast_dtype(config, ranks.device)
-    seen = within(context, len(corpus.split("train")) // config.batch_size)
-    needed = training_bytes(model, config, seen, ranks, dtype)
-    require_memory(needed, ranks)
-    n_done = checkpoint.record["step"] if checkpoint else 0
-    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
+    needed = resources(model, corpus, config, context, ranks, run_folder, checkpoint)
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, record["texts"])
         state.restore(load_snapshot(checkpoint, stream.columns))
+        go_on(run_folder, checkpoint, ranks)
     else:
-        begin_anew(run_folder, ranks)
+        begin_anew(run_folder, ranks, overwrite=config.overwrite)
         torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
-    with Metrics(run_folder if ranks.is_main else None) as metrics:
+    metrics_of = Metrics(
+        run_folder if ranks.is_main else None,
+        resumed_from=state.progress.step if checkpoint else None,
+        owes_evaluation=state.progress.owes_evaluation,
+    )
+    with metrics_of as metrics:
         if ranks.is_main:
             say(describe(model, ranks, len(stream)))
             say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
@@ -180,6 +173,24 @@ def run_training(
         if config.eval_test and outcome.reason is None:
             evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
         return outcome
+
+
+def resources(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: TrainConfig,
+    context: Context,
+    ranks: Ranks,
+    run_folder: Path,
+    checkpoint: Checkpoint | None,
+) -> dict[str, int]:
+    """The bytes that a process needs, see `training_bytes`; raises `UsageError` if memory or disk space lacks."""
+    of_a_stream = within(context, len(corpus.split("train")) // config.batch_size)
+    needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
+    require_memory(needed, ranks)
+    n_done = checkpoint.record["step"] if checkpoint else 0
+    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
+    return needed
 
 
 def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
@@ -225,9 +236,9 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -
 
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
     """Raise `UsageError` if a text is no longer what it was."""
-    for split, fingerprint in checkpoint.record["texts"].items():
+    for split, fingerprint in checkpoint.record.get("texts", {}).items():
         require(
-            texts[split] == fingerprint,
+            texts.get(split) == fingerprint,
             f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
             f"another --work_dir",
         )

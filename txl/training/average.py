@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from txl.model.transformer import TransformerXL
 
@@ -20,9 +21,24 @@ class WeightAverage:
         self._model, self._decay = model, decay
         self._average = [p.detach().clone() for p in model.parameters()] if decay else []
 
-    @property
-    def is_kept(self) -> bool:
-        return bool(self._average)
+    def trained(self) -> dict[str, Tensor]:
+        """The weights themselves, where a checkpoint's model is their average; by names of the optimizer's state."""
+        return {f"{name}:trained": p.detach() for name, p in self._model.named_parameters() if self._average}
+
+    def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put these weights back into the model; the state without them.
+
+        Raises:
+            ValueError: if there are others than the model's.
+        """
+        trained = {key.removesuffix(":trained"): x for key, x in state.items() if key.endswith(":trained")}
+        own = dict(self._model.named_parameters())
+        if trained and {name: x.shape for name, x in trained.items()} != {name: p.shape for name, p in own.items()}:
+            raise ValueError("holds weights that are not those of the model")
+        with torch.no_grad():
+            for name, x in trained.items():
+                own[name].copy_(x)
+        return {key: x for key, x in state.items() if not key.endswith(":trained")}
 
     def update(self, n_update: int) -> None:
         """Take in the weights after so many updates."""
