@@ -31,7 +31,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     """
     path = checkpoint.folder / WEIGHTS
     require_weights(checkpoint)
-    saved = _load(path)
+    saved = {_name_today(name): tensor for name, tensor in _load(path).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
@@ -141,11 +141,16 @@ def require_weights(checkpoint: Checkpoint) -> None:
         raise wrong from None
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / RECORD, error) from None
-    if expected != {name: shape for name, (shape, _) in header.items()}:
+    if expected != {_name_today(name): shape for name, (shape, _) in header.items()}:
         raise wrong
     if any(kind not in _FLOATS for _, kind in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
     checkpoint.require_digest(path)
+
+
+def _name_today(name: str) -> str:
+    """The name of a weight that version 0.1 saved under another one."""
+    return name.replace(".attn.kernel.", ".attn.rule.")
 
 
 def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
