@@ -1,9 +1,7 @@
 #!/usr/bin/env python
 """Evaluate a trained Transformer-XL; see txl/commands/eval.py."""
 
-from txl.cli import run
-from txl.commands.eval import main
-from txl.data_utils.files import DataError
+from txl.launch import launch
 
 if __name__ == "__main__":
-    run(main, DataError)
+    launch("eval")

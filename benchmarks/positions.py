@@ -21,7 +21,8 @@ from txl.config import UsageError, require
 from txl.files import written_whole
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.runtime.log import RECORDS, perplexity, provenance
+from txl.runtime.log import perplexity
+from txl.training.metrics import RECORDS, provenance
 
 ROOT = Path(__file__).parents[1]
 TIMES = (1, 2, 4, 8, 16)

@@ -2,6 +2,8 @@
 
 import sys
 
+from txl.launch import launch
+
 COMMANDS = ("train", "eval", "generate")
 
 
@@ -17,13 +19,7 @@ def main() -> None:
         )
         sys.exit(0 if asks else 2)
     sys.argv[:2] = [f"txl {name}"]
-
-    from importlib import import_module
-
-    from txl.cli import run
-    from txl.data_utils.files import DataError
-
-    run(import_module(f"txl.commands.{name}").main, DataError)
+    launch(name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Flags from dataclasses, the flags of 2019, and errors in one line.
+"""Flags from dataclasses, and errors in one line.
 
 The fields of a configuration are its flags. Only what was typed is returned, so that a typed flag wins over a
 checkpoint, and a checkpoint over the defaults.
@@ -6,7 +6,9 @@ checkpoint, and a checkpoint over the defaults.
 
 import argparse
 import difflib
+import errno
 import os
+import re
 import sys
 import types
 import typing
@@ -14,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
-from txl.config import UsageError
+from txl.config import UsageError, require
+from txl.legacy_flags import add_legacy_flags, answer_legacy_flags
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
@@ -23,50 +26,31 @@ from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
 
-
-class Retired(typing.NamedTuple):
-    """A flag of 2019 that has no meaning today."""
-
-    n_value: int | str
-    advice: str
-
-
-_NO_EFFECT = {
-    "cuda": Retired(0, "a GPU is used where there is one"),
-    "multi_gpu": Retired("?", "start one process per GPU with: torchrun --nproc_per_node=N train.py"),
-    "gpu0_bsz": Retired(1, "all devices get equal shares"),
-    "emb_init": Retired(1, "the original never used it; --init covers the embeddings"),
-    "emb_init_range": Retired(1, "the original never used it; --init_range covers the embeddings"),
-    "clip_nonemb": Retired(0, "the original never used it; --clip covers all weights"),
-    "debug": Retired(0, "the run's folder is always written"),
-    "no_log": Retired(0, "evaluation writes a file only with --json"),
-    "static_loss_scale": Retired(1, "--dtype float16 finds its scale itself"),
-    "dynamic_loss_scale": Retired(0, "--dtype float16 finds its scale itself"),
-}
-_REFUSED = {
-    "sample_softmax": Retired(1, "it never worked in the original; use --adaptive"),
-    "finetune_v2": Retired(0, "it did nothing in the original"),
-    "finetune_v3": Retired(0, "it did nothing in the original"),
-    "restart": Retired("?", "use --resume, which goes on exactly where the run in --work_dir was saved"),
-    "restart_dir": Retired(1, "use --resume, which goes on exactly where the run in --work_dir was saved"),
-    "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
-}
-_HARMLESS = {"sample_softmax": "-1", "restart_dir": ""}
-"""Values of refused flags that ask for what is done anyway."""
 _REGISTRIES = {"position": POSITION_ENCODINGS}
 """Fields whose values are the names in a registry."""
-_ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
-"""What the numbers of --attn_type are called now."""
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
+    **dict.fromkeys((errno.ENOENT, errno.EISDIR), "check the name"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EROFS, errno.EEXIST), "name a folder that can be written"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"),
+    errno.EIO: "the disk fails; use another",
+}
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I)
 
 
-def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
+def read_flags(argv: Sequence[str], *classes: type, description: str, first: Sequence[str] = ()) -> Typed:
     """The flags in `argv` as {field: value}, fields that were not typed being absent.
 
     Dashes and underscores in flag names are the same. A bool field `x` makes --x and --no_x.
 
+    Args:
+        first: the most used fields, which --help lists before the others.
     Raises:
         UsageError: on flags that are misspelt or refused, and on values of the wrong type.
     """
+    for word in argv:
+        shown = word.encode(errors="backslashreplace").decode()
+        require(shown == word, f"{shown}: not UTF-8; rename it, or set the locale that its name is written in")
     parser = _Parser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,28 +58,14 @@ def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
         add_help=False,
         usage="%(prog)s [--flag value] ...",
     )
-    parser.add_argument("--help", "-h", action="help", help="show this text and exit")
-    for cls in classes:
-        group = parser.add_argument_group(cls.__name__, (cls.__doc__ or "").split("\n\n")[0])
-        hints = typing.get_type_hints(cls)
-        for f in fields(cls):
-            if f.metadata.get("flag", True):
-                _add_flag(group, f, hints[f.name])
-    for name, retired in {**_NO_EFFECT, **_REFUSED}.items():
-        if not parser.knows(name):
-            given: dict[str, Any] = {"action": "store_true"} if retired.n_value == 0 else {"nargs": retired.n_value}
-            if retired.n_value == "?":
-                given["const"] = ""
-            parser.add_argument(f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given)
-    if parser.knows("position"):
-        parser.add_argument("--attn_type", choices=_ATTN_TYPE, help=argparse.SUPPRESS, default=None)
+    _add_flags(parser, classes, first)
+    known = set(parser.names())
+    add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
-        raise UsageError(_unknown_message(unknown[0], parser.names()))
+        raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
-    retired = {key.removeprefix("retired "): values.pop(key) for key in list(values) if key.startswith("retired ")}
-    _answer_retired({name: value for name, value in retired.items() if value is not None})
-    _translate_attn_type(values)
+    answer_legacy_flags(values)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -103,6 +73,18 @@ def build(cls: type, typed: Typed, **base: Any) -> Any:
     """An instance of a configuration: the typed flags over `base` over its defaults."""
     names = {f.name for f in fields(cls)}
     return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
+
+
+def require_effect(config: Any, typed: Typed) -> None:
+    """Raise `UsageError` if a flag was typed that has no effect beside the others; its default is let pass."""
+    for f in fields(config):
+        other, *values = f.metadata.get("needs") or (None,)
+        if other is None or f.name not in typed or getattr(config, other) in values or typed[f.name] == f.default:
+            continue
+        raise UsageError(
+            f"--{f.name} {typed[f.name]}: has no effect with --{other} {getattr(config, other)}, only with "
+            f"{' or '.join(values)}; leave it out"
+        )
 
 
 def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception]) -> NoReturn:
@@ -124,11 +106,14 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        name = error.filename2 or error.filename or "writing"
-        status = _complain(f"{name}: {error.strerror or error}; make room, or name a folder that can be written", 2)
+        status = _complain(_of_the_system(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        status = _complain(_of_memory(error), 2)
     except KeyboardInterrupt:
         status = _complain("interrupted; nothing was left half written", 130)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         # torn down by the interpreter, what is left of a process group now and then aborts, and the status is lost
         sys.stdout.flush()
         sys.stderr.flush()
@@ -141,15 +126,33 @@ def _complain(message: str, status: int) -> int:
     return status
 
 
+def _of_the_system(error: OSError) -> str:
+    name = error.filename2 or error.filename or "writing"
+    remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
+    return f"{name}: {error.strerror or error}; {remedy}"
+
+
+def _of_memory(error: Exception) -> str:
+    size = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", str(error), re.I)
+    return (
+        f"out of memory{f' (allocating {size[1]})' if size else ''}: use a smaller --batch_size, shorter lengths or a "
+        f"smaller model, or a machine with more memory"
+    )
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
-    def knows(self, name: str) -> bool:
-        return f"--{name}" in self._option_string_actions
-
     def names(self) -> list[str]:
         return [option for option in self._option_string_actions if option.startswith("--")]
+
+
+class _Switch(argparse.Action):
+    """--x and --no_x."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, option_string == f"--{self.dest}")
 
 
 def _underscored(word: str) -> str:
@@ -157,6 +160,23 @@ def _underscored(word: str) -> str:
         return word
     name, equals, value = word[2:].partition("=")
     return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]) -> None:
+    """A flag for each field, in groups: the `first` ones, then by the sections of the classes."""
+    parser.add_argument("--help", "-h", action="help", help="show this text and exit")
+    groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
+    for cls in classes:
+        section, hints = (cls.__doc__ or "").partition(".")[0], typing.get_type_hints(cls)
+        for f in fields(cls):
+            section = f.metadata.get("section") or section
+            if f.metadata.get("flag", True):
+                groups.setdefault("most used" if f.name in first else section, []).append((f, hints[f.name]))
+    groups["most used"].sort(key=lambda one: first.index(one[0].name))
+    for title, members in groups.items():
+        group = parser.add_argument_group(title)
+        for f, hint in members:
+            _add_flag(group, f, hint)
 
 
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
@@ -171,8 +191,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     if f.name in _REGISTRIES:
         group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
     elif hint is bool:
-        group.add_argument(f"--{f.name}", action="store_true", **given)
-        group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
+        group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
         group.add_argument(f"--{f.name}", choices=args, **given)
     elif typing.get_origin(hint) is tuple:
@@ -182,43 +201,22 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
 
 
 def _help(f: Field) -> str:
-    who = [name for names in readers(f.name) for name in names]
+    who = [name for names in readers(f.name) for name in names] or f.metadata.get("needs", ())[1:]
     text = (f"{', '.join(who)}: " if who else "") + f.metadata["help"].replace("%", "%%")
-    silent = f.default in (None, False, (), MISSING)
+    silent = f.default is None or f.default is False or f.default in ((), MISSING)
     return text if silent else f"{text} [{f.default}]"
 
 
-def _unknown_message(word: str, known: Sequence[str]) -> str:
-    name = word.partition("=")[0]
-    if not name.startswith("--"):
-        return f"{word}: not a flag, and no flag before it takes it as a value; quote values with spaces; see --help"
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{name}: no such flag; " + (f"did you mean {close[0]}?" if close else "see --help")
-
-
-def _translate_attn_type(values: dict[str, Any]) -> None:
-    """Put the encoding's name where its number of 2019 was typed."""
-    number = values.pop("attn_type", None)
-    if number is None:
-        return
-    name = _ATTN_TYPE[number]
-    if values.setdefault("position", name) != name:
-        raise UsageError(
-            f"--attn_type {number}: means --position {name}, but --position {values['position']} is asked for too; "
-            f"drop one of them"
+def _unknown_message(words: Sequence[str], known: set[str]) -> str:
+    """Of all unknown flags, with the known ones that look alike; words after them are taken for their values."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if not words[0].startswith("--"):
+        return (
+            f"{words[0]}: not a flag, and no flag before it takes it as a value; quote values with spaces; see --help"
         )
-    if number in "23":
-        print(
-            f"note: --attn_type {number} is --position {name}: remembered tokens get their positions once, where the "
-            f"original added them again at each segment",
-            file=sys.stderr,
-        )
-
-
-def _answer_retired(typed: dict[str, Any]) -> None:
-    for name, value in typed.items():
-        value = value[0] if isinstance(value, list) else value
-        if name in _REFUSED and _HARMLESS.get(name) != value:
-            raise UsageError(f"--{name}: {_REFUSED[name].advice}")
-        if name in _NO_EFFECT:
-            print(f"note: --{name} has no effect: {_NO_EFFECT[name].advice}", file=sys.stderr)
+    bare = {name.removeprefix("--"): name for name in known}
+    close = [difflib.get_close_matches(name.removeprefix("--"), bare, n=1, cutoff=0.75) for name in names]
+    if len(names) == 1:
+        return f"{names[0]}: no such flag; " + (f"did you mean --{close[0][0]}?" if close[0] else "see --help")
+    hints = [f"{name} (did you mean --{c[0]}?)" if c else name for name, c in zip(names, close, strict=True)]
+    return f"{', '.join(hints)}: no such flags; see --help"

@@ -14,11 +14,11 @@ from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
 from txl.cli import build, read_flags, run
-from txl.config import ModelConfig, option, require, require_at_least, require_seed
+from txl.config import SEED, Checked, ModelConfig, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Lesson(Checked):
     """What is learnt, how, and how it is asked for.
 
     Raises:
@@ -26,18 +26,13 @@ class Lesson:
     """
 
     task: Literal["copy", "reverse"] = option("copy", "what the target is of the source")
-    n_word: int = option(20, "words of the language")
-    max_len: int = option(10, "longest sequence, in words")
-    n_update: int = option(1000, "updates, each on 64 new sequences")
-    warmup_step: int = option(200, "updates over which the learning rate rises")
-    smoothing: float = option(0.1, "share of the target given to all words alike")
-    width: int = option(4, "hypotheses of the beam search")
-    seed: int = option(1, "random seed")
-
-    def __post_init__(self) -> None:
-        require_at_least(self, 1, "n_word", "max_len", "n_update", "warmup_step", "width")
-        require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: must be at least 0 and below 1")
-        require_seed(self.seed)
+    n_word: int = option(20, "words of the language", minimum=1, maximum=10**6)
+    max_len: int = option(10, "longest sequence, in words", minimum=1, maximum=10**4)
+    n_update: int = option(1000, "updates, each on 64 new sequences", minimum=1)
+    warmup_step: int = option(200, "updates over which the learning rate rises", minimum=1)
+    smoothing: float = option(0.1, "share of the target given to all words alike", minimum=0, below=1)
+    width: int = option(4, "hypotheses of the beam search", minimum=1, maximum=10**4)
+    seed: int = option(1, "random seed", **SEED)
 
 
 def main(argv: Sequence[str]) -> None:

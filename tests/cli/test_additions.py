@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Outcome, change_weights
-from txl.config import CacheConfig, DynamicConfig, EvalConfig, UsageError
+from txl.config import UsageError
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig
 from txl.evaluation.test_time import Additions
 
 Call = Callable[..., Outcome]

@@ -188,6 +188,15 @@ TRAIN_VALUES = [
     ("--resume --overwrite", "--resume and --overwrite", "drop one of them"),
     ("--lr nan", "--lr nan", "above 0"),
     ("--clip -1", "--clip -1.0", "at least 0"),
+    ("--lr inf", "--lr inf", "above 0 and finite"),
+    ("--max_hours inf", "--max_hours inf", "finite"),
+    ("--max_eval_steps -7", "--max_eval_steps -7", "at least -1"),
+    ("--decay_rate 2", "--decay_rate 2.0", "above 0 and at most 1"),
+    ("--optim sgd --mom 5", "--mom 5.0", "at least 0 and below 1"),
+    ("--mom 0.5", "--mom 0.5: has no effect with --optim adam, only with sgd", "leave it out"),
+    ("--scheduler constant --eta_min 1e-9", "--eta_min 1e-09: has no effect with --scheduler constant", "leave it out"),
+    ("--eta_min 1", "--eta_min 1.0", "at most --lr 0.00025"),
+    ("--local_batch_size 2 --batch_size 4", "--batch_size 4 and --local_batch_size 2", "drop one of them"),
     ("--eta_min -1", "--eta_min -1.0", "at least 0"),
     ("--dropout 1.5", "--dropout 1.5", "below 1"),
     ("--dropout -0.1", "--dropout -0.1", "at least 0"),
@@ -214,6 +223,8 @@ TRAIN_VALUES = [
     ("--no_overwrit", "--no_overwrit: no such flag", "did you mean --no_overwrite?"),
     ("--n_lay 2", "--n_lay: no such flag", "did you mean --n_layer?"),
     ("--xyzzy", "--xyzzy: no such flag", "see --help"),
+    ("--amp", "--amp: no such flag", "; see --help"),
+    ("--amp 1 --n_layr 2 --x=3", "--amp, --n_layr (did you mean --n_layer?), --x: no such flags", "see --help"),
     ("stray", "stray: not a flag", "see --help"),
 ]
 
@@ -244,8 +255,8 @@ EVAL_VALUES = [
     ("--batch_size 0", "--batch_size 0", "at least 1"),
     ("--split train", "--split: invalid choice: 'train'", "valid"),
     ("--splits valid", "--splits: no such flag", "did you mean --split?"),
-    ("--clamp_len 99999999999999999999", "--clamp_len 99999999999999999999: beyond any text", "below 2^31"),
-    ("--mem_len 0 2147483648", "--mem_len 2147483648: beyond any text", "below 2^31"),
+    ("--clamp_len 99999999999999999999", "--clamp_len 99999999999999999999", "below 2^31"),
+    ("--mem_len 0 2147483648", "--mem_len 2147483648", "below 2^31"),
     ("--convention ours", "--convention: invalid choice: 'ours'", "huggingface"),
     ("--convention nvidia --reset document", "--reset document", "drop one of the two"),
     ("--convention huggingface --ext_len 2", "--ext_len 2", "needs --ext_len 0"),
@@ -320,8 +331,8 @@ def test_a_split_of_one_token_is_named(refused: Refused, run_folder: Path, text:
 
 
 GENERATE_VALUES = [
-    ("--temperature -1", "--temperature -1.0", "must not be negative"),
-    ("--temperature nan", "--temperature nan", "must not be negative"),
+    ("--temperature -1", "--temperature -1.0", "at least 0"),
+    ("--temperature nan", "--temperature nan", "at least 0 and finite"),
     ("--top_p 0", "--top_p 0.0", "above 0"),
     ("--top_p 1.5", "--top_p 1.5", "at most 1"),
     ("--top_k -1", "--top_k -1", "at least 0"),

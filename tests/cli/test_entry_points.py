@@ -73,12 +73,100 @@ def test_a_checkpoint_carries_its_vocabulary(trained: Any) -> None:
 
 def test_tensorboard_gets_the_curves_of_the_training(trained: Any) -> None:
     events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
-    assert [point.step for point in events.Scalars("train/nll_nats")] == [2, 4]
+    assert [point.step for point in events.Scalars("loss/train_nats_per_token")] == [2, 4]
 
 
 def test_tensorboard_gets_the_curves_of_the_validation(trained: Any) -> None:
     events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
-    assert [point.step for point in events.Scalars("valid/ppl")] == [1, 2, 3, 4]
+    assert [point.step for point in events.Scalars("perplexity/valid")] == [1, 2, 3, 4]
+
+
+def test_tensorboard_shows_first_what_people_look_for(trained: Any) -> None:
+    events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
+    curves = events.Tags()["scalars"]
+    groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(curves)))
+    assert groups == ["loss", "perplexity", "rate_and_gradient", "speed_and_memory"]
+    assert {"loss/valid_bits_per_character", "perplexity/train", "rate_and_gradient/learning_rate"} <= set(curves)
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
+
+
+def test_tensorboard_gets_a_sample_of_text_at_each_evaluation(trained: Any) -> None:
+    events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
+    samples = events.Tensors("sample/text_summary")
+    assert [sample.step for sample in samples] == [1, 2, 3, 4]
+    words = samples[-1].tensor_proto.string_val[0].decode().split()
+    assert 0 < len(words) <= 50
+    assert set(words) <= {"<eos>", *(trained.text / "train.txt").read_text().split()}
+
+
+def test_a_sample_of_text_changes_nothing(call: Call, training: list[str], tmp_path: Path) -> None:
+    for name, length in (("with", 20), ("without", 0)):
+        call("train", *training, "--dropout", 0.3, "--work_dir", tmp_path / name, "--sample_length", length)
+    assert weights(tmp_path / "with") == weights(tmp_path / "without")
+
+
+def test_tensorboard_gets_the_pictures_of_an_evaluation(call: Call, run_folder: Path, text: Path) -> None:
+    assert call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--mem_len", 0, 8).status == 0
+    events = EventAccumulator(str(run_folder / "tensorboard")).Reload()
+    (image,) = events.Images("pictures/context")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(
+    call: Call, training: list[str], tmp_path: Path
+) -> None:
+    """Those that eval.py gives, in one table, and the last line of the 2019 code."""
+    run = tmp_path / "new_run"
+    out = call("train", *training, "--eval_test", "--ema", 0.9).out
+    call("eval", "--work_dir", run, "--json", tmp_path / "all.json")
+    rows = {row["split"]: row for row in json.loads((tmp_path / "all.json").read_text())["rows"]}
+    for split in ("valid", "test"):
+        (line,) = re.findall(rf"^{split} +8 +8 +(\d+) +(\S+) +(\S+) ", out, flags=re.MULTILINE)
+        row = rows[split]
+        assert line == (str(row["tokens"]), f"{row['nats_per_token']:.4f}", f"{row['perplexity']:.3f}")
+    test = f"test loss {row['nats_per_token']:5.2f} | test ppl {row['perplexity']:9.3f}"
+    assert f"| End of training | {test}" in out
+    record = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (record["kind"], record["test/ppl"]) == ("test", pytest.approx(rows["test"]["perplexity"]))
+
+
+def test_a_missing_test_split_is_named_before_training(
+    refused: Callable[..., str], training: list[str], text: Path
+) -> None:
+    (text / "test.txt").unlink()
+    assert "test.txt" in refused("train", *training, "--eval_test")
+
+
+def test_evaluations_read_segments_as_long_as_training_does_unless_told_otherwise(
+    call: Call, refused: Callable[..., str], training: list[str], tmp_path: Path
+) -> None:
+    flags = [word for word in training if word != "--eval_tgt_len"]
+    del flags[flags.index("--max_step") - 1]  # its value
+    assert call("train", *flags, "--same_length", "--max_step", 1).status == 0
+    record = json.loads((pointed(tmp_path / "new_run", "latest") / "config.json").read_text())
+    assert record["train"]["eval_tgt_len"] == 8
+    assert "--eval_tgt_len 50: longer than --tgt_len 8" in refused(
+        "train", *training, "--eval_tgt_len", 50, "--overwrite"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "complaint"), [("gpu", "no such kind of device"), ("cuda:99", "this machine has"), ("cpu:1", "has 1")]
+)
+@pytest.mark.parametrize("entry", ["train", "eval", "generate"])
+def test_a_device_that_is_not_there_is_refused(
+    refused: Callable[..., str], training: list[str], run_folder: Path, entry: str, device: str, complaint: str
+) -> None:
+    flags = training if entry == "train" else ["--work_dir", str(run_folder)]
+    line = refused(entry, *flags, "--device", device)
+    assert f"--device {device}: " in line
+    assert complaint in line
+
+
+@pytest.mark.parametrize("entry", ["train", "eval", "generate"])
+def test_the_cpu_can_be_named(call: Call, training: list[str], run_folder: Path, entry: str) -> None:
+    flags = training if entry == "train" else ["--work_dir", str(run_folder)]
+    assert call(entry, *flags, "--device", "cpu").status == 0
 
 
 def test_the_console_line_is_that_of_2019(trained: Any) -> None:

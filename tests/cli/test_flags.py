@@ -11,19 +11,10 @@ from typing import Any
 import pytest
 
 from txl.cli import build, read_flags
-from txl.config import (
-    CacheConfig,
-    Context,
-    DynamicConfig,
-    EvalConfig,
-    GenerateConfig,
-    KnnConfig,
-    ModelConfig,
-    StudyConfig,
-    TrainConfig,
-    UsageError,
-)
+from txl.config import Context, ModelConfig, TrainConfig, UsageError
 from txl.data_utils.corpus import DataConfig
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.generation.config import GenerateConfig
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
@@ -289,7 +280,7 @@ def test_an_attn_type_and_another_position_encoding_are_refused(
     refused: Callable[..., str], training: list[str]
 ) -> None:
     line = refused("train", *training, "--attn_type", "1", "--position", "alibi")
-    assert "--attn_type 1: means --position learned_relative, but --position alibi is asked for too" in line
+    assert "--attn_type 1: means --position learned_relative, but --position alibi is given too" in line
 
 
 def test_an_attn_type_that_never_was_is_refused(refused: Callable[..., str], training: list[str]) -> None:
@@ -425,3 +416,21 @@ def test_help_says_what_the_program_is_for(
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_wins_over_a_mistake(call: Callable[..., Any], word: str) -> None:
     assert call("train", word, "--n_layr", "3").status == 0
+
+
+def test_help_shows_defaults_that_are_0_and_how_to_turn_switches_off(call: Callable[..., Any]) -> None:
+    text = " ".join(call("train", "--help").out.split())
+    assert "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
+    assert "--tf32, --no_tf32 float32 products" in text
+    assert "--mom float sgd: momentum [0.0]" in text
+
+
+@pytest.mark.parametrize("entry", CLASSES)
+def test_help_begins_with_the_flags_used_most(call: Callable[..., Any], entry: str) -> None:
+    groups = re.findall(r"^(\S.*):\n  --", call(entry, "--help").out, flags=re.MULTILINE)
+    assert groups[:2] == ["options", "most used"]
+    assert len(groups) == len(set(groups))
+
+
+def test_no_clipping_has_two_spellings() -> None:
+    assert build(TrainConfig, {"clip": float("inf")}).clip == build(TrainConfig, {"clip": 0.0}).clip == 0.0

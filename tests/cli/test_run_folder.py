@@ -276,7 +276,7 @@ def test_tensorboard_is_told_which_points_are_made_anew(call: Call, training: li
     assert call("train", *training, "--resume").status == 0
     assert all(path.name.endswith(".txl") for path in (long_run / "tensorboard").iterdir())
     events = EventAccumulator(str(long_run / "tensorboard")).Reload()
-    assert [point.step for point in events.Scalars("valid/ppl")] == [1, 2, 3, 4]
+    assert [point.step for point in events.Scalars("perplexity/valid")] == [1, 2, 3, 4]
 
 
 def test_a_full_disk_leaves_no_half_record(call: Call, training: list[str], tmp_path: Path, full_disk: Any) -> None:

@@ -10,8 +10,8 @@ import torch
 from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
-from txl.config import EvalConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     {"config", "files", "records"},
-    {"runtime", "ops", "memory"},
+    {"runtime", "ops", "memory", "legacy_flags"},
     {"positions"},
     {"attention_rules"},
     {"model"},
@@ -19,6 +19,7 @@ ROOMS = [
     {"training"},
     {"cli"},
     {"commands"},
+    {"launch"},
 ]
 """The rooms of txl, from the lowest: modules and folders at its top level."""
 FLOOR = {name: i for i, rooms in enumerate(ROOMS) for name in rooms}

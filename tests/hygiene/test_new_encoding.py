@@ -45,7 +45,7 @@ def test_a_line_in_the_registry_makes_it_a_flag(capsys: pytest.CaptureFixture[st
 def test_what_it_declares_makes_help_and_refusals_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train.main(["--help"])
-    assert "t5, shaw, deberta, toy: distances from" in " ".join(capsys.readouterr().out.split())
+    assert "t5, shaw, deberta, toy: largest distance" in " ".join(capsys.readouterr().out.split())
     require_read({"max_distance": 3, "untie_r": True}, position="toy", attention="softmax")
     with pytest.raises(UsageError, match="t5, shaw, deberta and toy do; leave it out"):
         require_read({"max_distance": 3}, position="rotary", attention="softmax")
@@ -81,7 +81,7 @@ TINY = (
     "--tgt_len 4 --mem_len 4 --eval_tgt_len 4 --max_step 3 --log_interval 1 --lr 0.1"
 ).split()
 SESSION = f"""
-import sys, train, eval
+from txl.commands import eval, train
 tiny = {TINY}
 train.main([*tiny, "--position", "toy", "--toy_reach", "3"])
 eval.main(["--work_dir", "run", "--split", "test", "--mem_len", "0", "20", "--json", "run/lengths.json"])
@@ -147,8 +147,8 @@ def naming(name: str, root: Path) -> list[str]:
 def test_no_other_file_names_an_encoding(name: str) -> None:
     """Not in a help text nor in a message either.
 
-    Those of the 2019 code are also in `txl.convert` and `txl.cli`, which know what they were called, and the default is
-    in `txl.config`. "none" means other things elsewhere.
+    Those of the 2019 code are also in `txl.convert` and `txl.legacy_flags`, which know their old names, and the default
+    is in `txl.config`. "none" means other things elsewhere.
     """
     assert (ROOT / "txl" / "positions" / f"{name}.py").is_file()
     assert set(naming(name, ROOT)) - {f"txl/positions/{name}.py"} == {"txl/positions/__init__.py"}
@@ -156,7 +156,7 @@ def test_no_other_file_names_an_encoding(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTN_TYPES)
 def test_those_of_2019_are_named_where_2019_is_spoken_of(name: str) -> None:
-    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/cli.py", "txl/legacy_flags.py"}
+    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/legacy_flags.py"}
     allowed |= {"txl/convert/kimiyoung.py", "txl/convert/kimiyoung_names.py"}
     allowed |= {"txl/config.py"} if name == ModelConfig.position else set()
     assert set(naming(name, ROOT)) <= allowed

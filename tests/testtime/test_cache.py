@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
-from txl.config import CacheConfig, UsageError
+from txl.config import UsageError
 from txl.data_utils.stream import ScoringStream
+from txl.evaluation.config import CacheConfig
 from txl.evaluation.score import Score, evaluate, warmup_segments
 from txl.evaluation.test_time import Additions, ContinuousCache, Mixture
 
@@ -137,7 +138,7 @@ def test_it_helps_where_words_come_again() -> None:
     [
         ({"cache_size": -1}, "--cache_size -1: must be at least 0"),
         ({"cache_theta": -0.1}, "--cache_theta -0.1: must be at least 0"),
-        ({"cache_theta": math.inf}, "--cache_theta inf: must be finite"),
+        ({"cache_theta": math.inf}, "--cache_theta inf: must be at least 0 and finite"),
         ({"cache_lambda": 1.0}, "--cache_lambda 1.0: must be above 0 and below 1"),
         ({"cache_lambda": 0.0}, "--cache_lambda 0.0: must be above 0 and below 1"),
     ],

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
-from txl.config import DynamicConfig, UsageError
+from txl.config import UsageError
+from txl.evaluation.config import DynamicConfig
 from txl.evaluation.score import Segments, evaluate
 from txl.evaluation.test_time import DynamicEvaluation, gradient_statistics
 
@@ -233,10 +234,10 @@ def test_the_rule_rms_needs_statistics() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"dynamic_lr": 0.0}, "--dynamic_lr 0: must be above 0"),
-        ({"dynamic_lr": math.nan}, "--dynamic_lr nan: must be above 0"),
+        ({"dynamic_lr": 0.0}, "--dynamic_lr 0.0: must be above 0"),
+        ({"dynamic_lr": math.nan}, "--dynamic_lr nan: must be above 0 and finite"),
         ({"dynamic_decay": 1.5}, "--dynamic_decay 1.5: must be at least 0 and at most 1"),
-        ({"dynamic_epsilon": 0.0}, "--dynamic_epsilon 0: must be above 0"),
+        ({"dynamic_epsilon": 0.0}, "--dynamic_epsilon 0.0: must be above 0"),
         ({"dynamic_segments": 0}, "--dynamic_segments 0: must be at least 1"),
     ],
 )

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
-from txl.config import KnnConfig, UsageError
+from txl.config import UsageError
 from txl.data_utils.stream import ScoringStream
+from txl.evaluation.config import KnnConfig
 from txl.evaluation.score import Score, evaluate, warmup_segments
 from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, store
 from txl.evaluation.test_time.store import Store, build_store, open_store
@@ -232,8 +233,8 @@ def test_faiss_finds_the_same_in_a_small_store(tmp_path: Path, model: Transforme
         ({"knn_k": 0}, "--knn_k 0: must be at least 1"),
         ({"knn_tokens": 0}, "--knn_tokens 0: must be at least 1"),
         ({"knn_lambda": 1.0}, "--knn_lambda 1.0: must be above 0 and below 1"),
-        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be above 0, and must be finite"),
-        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be above 0, and must be finite"),
+        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be above 0"),
+        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be above 0 and finite"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:

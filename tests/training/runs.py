@@ -21,8 +21,8 @@ from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
 from txl.model.init import init_weights
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import Metrics
 from txl.training.loop import Outcome, train
+from txl.training.metrics import Metrics
 from txl.training.step import TrainState
 
 N_TOKEN = 40

@@ -64,3 +64,12 @@ def test_optimizers_are_fused_where_pytorch_has_them(optim: str, kinds: set[type
     built = Optimizers(named, TrainConfig(optim=optim, mom=0.9))._all
     assert {type(each) for each in built} == kinds
     assert all(each.defaults["fused"] for each in built if type(each) is not torch.optim.Muon)
+
+
+@pytest.mark.parametrize("optim", ["adam", "adamw", "lamb", "muon"])
+def test_betas_and_epsilon_reach_the_optimizer(optim: str) -> None:
+    named = [("layers.0.q_net.weight", nn.Parameter(torch.ones(2, 2))), ("bias", nn.Parameter(torch.ones(2)))]
+    for flags, expected in (({}, (0.9, 0.999)), ({"beta1": 0.5, "beta2": 0.6, "epsilon": 1e-3}, (0.5, 0.6))):
+        *_, optimizer = Optimizers(named, TrainConfig(optim=optim, **flags))._all
+        assert optimizer.defaults["betas"] == expected
+        assert optimizer.defaults["eps"] == flags.get("epsilon", 1e-6 if optim == "lamb" else 1e-8)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.training.runs import Run, config
+from txl.checkpoint import last_checkpoint, load_model
 from txl.config import TrainConfig
 
 HINTS = get_type_hints(TrainConfig)
@@ -77,3 +78,38 @@ def test_without_its_memory_a_run_would_go_on_differently(tmp_path: Path) -> Non
     second.state.memories = [None]
     second.train()
     assert not torch.equal(second.losses[0], whole.losses[2])
+
+
+@pytest.mark.parametrize("stop_at", [1, 3])
+def test_averaged_weights_go_on_as_if_never_stopped(tmp_path: Path, stop_at: int) -> None:
+    settings = {"ema": 0.9, "dropout": 0.2, "eval_interval": 2}
+    assert_resuming_changes_nothing(tmp_path / "whole", stop_at, **settings)
+    averages = []
+    for name, stops in (("never", [6]), ("stopped", [stop_at, 6])):
+        for stop in stops:
+            run = Run(config(**settings | {"max_step": stop}), folder=tmp_path / name)
+            (run.begin() if stop == stops[0] else run.resume()).train()
+        with run.state.average.in_use():
+            averages.append(run.weights())
+    assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
+
+
+def test_a_checkpoint_holds_the_average_of_the_weights(tmp_path: Path) -> None:
+    """d = min(0.5, (1 + n) / (10 + n)) is 2/11, 3/12, ... after the first updates."""
+    run = Run(config(ema=0.5, max_step=3), folder=tmp_path).begin()
+    average = run.weights()
+    step = run.state.step
+
+    def watched(*batch: torch.Tensor) -> torch.Tensor:
+        nll_BT = step(*batch)
+        d = (1 + run.state.progress.step) / (10 + run.state.progress.step)
+        for name, weight in run.weights().items():
+            average[name] = d * average[name] + (1 - d) * weight
+        return nll_BT
+
+    run.state.step = watched  # type: ignore[method-assign]
+    run.train()
+    saved = dict(load_model(last_checkpoint(tmp_path)).named_parameters())
+    for name, value in average.items():
+        torch.testing.assert_close(saved[name].detach(), value)
+    assert any(not torch.equal(saved[name], weight) for name, weight in run.weights().items())

@@ -92,7 +92,7 @@ def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageE
     Args:
         why: an error may speak of a flag and of what to do about it, but nobody has typed it.
     """
-    reason = str(why).removeprefix("--").partition(";")[0]
+    reason = str(why).replace("--", "").partition(";")[0]
     return UsageError(f"{path}: {reason}; use another checkpoint of the run, or train again")
 
 

@@ -19,21 +19,13 @@ import numpy as np
 from txl.checkpoint import Checkpoint, load_model, open_checkpoint
 from txl.cli import Typed, build, read_flags
 from txl.commands.trained_text import data_settings, vocabulary_of
-from txl.config import (
-    CacheConfig,
-    Context,
-    DynamicConfig,
-    EvalConfig,
-    KnnConfig,
-    StudyConfig,
-    UsageError,
-    require,
-)
+from txl.config import Context, UsageError, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams, window_streams
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.conventions import Reading, reading_of
 from txl.evaluation.plots import pictures_of, plot_recl, write_pictures
 from txl.evaluation.report import (
@@ -57,14 +49,16 @@ from txl.model.settings import require_read, require_read_by_one
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
+from txl.training.metrics import show_pictures
 
+MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
 NOTHING, NO_STUDY = Additions(), StudyConfig()
 
 
 def main(argv: Sequence[str]) -> None:
     configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
-    typed = read_flags(argv, *configs, description=__doc__ or "")
-    with joined(timeout_s=3600) as ranks:
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    with joined(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
         else:
@@ -130,6 +124,7 @@ def score_splits(
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
         write_pictures(rows, pictures_of(config, study))
+        show_pictures(Path(config.work_dir), pictures_of(config, study))
 
 
 def score(

@@ -4,24 +4,24 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags
 from txl.commands.trained_text import vocabulary_of
-from txl.config import GenerateConfig, UsageError
+from txl.config import UsageError
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
 from txl.evaluation.score import within
+from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
 from txl.model.autocast import narrowed
 from txl.model.settings import require_read
+from txl.runtime.distributed import device_of
 
 _LOG = logging.getLogger("txl.generate")
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, GenerateConfig, description=__doc__ or "")
+    typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     shape = checkpoint.model_config
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + config.length)
-    model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(checkpoint).to(device_of(config.device))
     model.use_attention(config.attn_impl)
 
     banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []

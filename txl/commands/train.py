@@ -4,6 +4,7 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,39 +13,57 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Checkpoint, Snapshot, as_json, load_model, load_snapshot, save_checkpoint
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, build, read_flags, require_effect
+from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
 from txl.commands.trained_text import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.stream import ScoringStream, SegmentStream
-from txl.evaluation.score import Score, evaluate, evaluation_context, warmup_segments
+from txl.data_utils.stream import SegmentStream
+from txl.evaluation.score import Score, evaluate, evaluation_context, within
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import Metrics, finite_or_none, provenance, say
-from txl.training.estimate import training_bytes
+from txl.runtime.log import say
+from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
 from txl.training.loop import Outcome, Watched, train
-from txl.training.run import conclude, describe, describe_bytes, device_name, require_shares
-from txl.training.step import TrainState
+from txl.training.metrics import Metrics, finite_or_none, provenance
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.step import TrainState, autocast_dtype
 
+MOST_USED = (
+    *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
+    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
+)
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 
 
 def main(argv: Sequence[str]) -> int:
-    typed = read_flags(argv, TrainConfig, ModelConfig, Context, DataConfig, description=__doc__ or "")
+    configs = (DataConfig, TrainConfig, ModelConfig, Context)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     keep_freed_memory()
-    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s)) as ranks:
+    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")) as ranks:
         build(TrainConfig, typed)  # bad values are named as they were typed
-        if "local_batch_size" in typed:
-            typed["batch_size"] = typed["local_batch_size"] * ranks.world
+        _settle_batch_size(typed, ranks)
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
         with claimed(run_folder, ranks) as restarted:
             return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
+
+
+def _settle_batch_size(typed: Typed, ranks: Ranks) -> None:
+    """Put what --local_batch_size says into `batch_size`."""
+    if "local_batch_size" in typed:
+        local = typed["local_batch_size"]
+        require(
+            typed.get("batch_size", local * ranks.world) == local * ranks.world,
+            f"--batch_size {typed.get('batch_size')} and --local_batch_size {local}: over {ranks.world} process(es) "
+            f"they differ; drop one of them",
+        )
+        typed["batch_size"] = local * ranks.world
 
 
 def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
@@ -53,12 +72,24 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
-    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
+    require_effect(config, typed)
+    for name in ("eta_min", "lr_min"):
+        lowest = getattr(config, name)
+        require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
     context = build(Context, typed, **(as_dict(checkpoint.context) if checkpoint else {}))
+    eval_tgt_len = config.eval_tgt_len or context.tgt_len
+    require(
+        "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
+        f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}, at the cost of the memory; lower it",
+    )
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     trained_on = data_settings(checkpoint, typed) if checkpoint else {}
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on)))
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits))
+    shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
+    require_room_for_weights(shape, config, ranks)
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
@@ -76,9 +107,10 @@ def run_training(
     checkpoint: Checkpoint | None,
 ) -> Outcome:
     """Join the streams, the evaluation and the checkpoints to the training loop."""
-    eval_context = evaluation_context(context, config.eval_tgt_len)
+    eval_context = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
+    eval_context = within(eval_context, len(corpus.split("valid")))
     stream = training_stream(corpus, config, context, ranks)
-    valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
+    valid_stream = scoring_stream(corpus, "valid", config, eval_context, model.config.n_layer, ranks)
     record = {
         "train": as_dict(config),
         "data": as_dict(corpus.config),
@@ -89,7 +121,8 @@ def run_training(
 
     def validate(watched: Watched) -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
-        return evaluate(model, watched(itertools.islice(valid_stream, limit)), eval_context).over(ranks)
+        segments = watched(itertools.islice(valid_stream, limit))
+        return evaluate(model, segments, eval_context, sizes=corpus.vocab.sizes).over(ranks)
 
     def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
         return save_checkpoint(
@@ -106,6 +139,7 @@ def run_training(
             keep_last=config.keep_last,
         )
 
+    needed = resources(model, corpus, config, context, ranks, run_folder, checkpoint)
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, record["texts"])
@@ -121,10 +155,9 @@ def run_training(
     )
     with metrics_of as metrics:
         if ranks.is_main:
-            n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
             say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
-            say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
+            say(describe_bytes(needed))
             metrics.start(
                 **provenance(),
                 device=device_name(ranks.device),
@@ -135,7 +168,29 @@ def run_training(
                 context=as_dict(context),
                 **record,
             )
-        return train(state, stream, validate=validate, save=save, metrics=metrics)
+        sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
+        outcome = train(state, stream, validate=validate, save=save, metrics=metrics, sample=sample)
+        if config.eval_test and outcome.reason is None:
+            evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
+        return outcome
+
+
+def resources(
+    model: TransformerXL,
+    corpus: Corpus,
+    config: TrainConfig,
+    context: Context,
+    ranks: Ranks,
+    run_folder: Path,
+    checkpoint: Checkpoint | None,
+) -> dict[str, int]:
+    """The bytes that a process needs, see `training_bytes`; raises `UsageError` if memory or disk space lacks."""
+    of_a_stream = within(context, len(corpus.split("train")) // config.batch_size)
+    needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
+    require_memory(needed, ranks)
+    n_done = checkpoint.record["step"] if checkpoint else 0
+    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
+    return needed
 
 
 def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
@@ -152,34 +207,19 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
     )
 
 
-def validation_stream(
-    corpus: Corpus, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
-) -> ScoringStream:
-    """This process's share of the valid split."""
-    return ScoringStream(
-        corpus.split("valid"),
-        batch_size=config.eval_batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=warmup_segments(n_layer, context),
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-
-
-def open_corpus(config: DataConfig) -> Corpus:
+def open_corpus(config: DataConfig, splits: Sequence[str]) -> Corpus:
     """The text as token files, made where they are missing or stale."""
     corpus = Corpus(config)
-    corpus.require_splits("train", "valid")
-    for split in ("train", "valid"):
+    corpus.require_splits(*splits)
+    for split in splits:
         corpus.split(split)
     return corpus
 
 
-def new_model(typed: Typed, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks."""
     torch.manual_seed(config.seed)
-    model = TransformerXL(shape_of_model(typed, corpus), dropout=config.dropout, dropatt=config.dropatt)
+    model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
     init_weights(model, config)
     return model
 

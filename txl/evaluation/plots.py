@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl.config import EvalConfig, StudyConfig
+from txl.evaluation.config import EvalConfig, StudyConfig
 from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
 from txl.evaluation.study.recl import Recl

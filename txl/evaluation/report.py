@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.config import EvalConfig
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
 from txl.files import naming, written_whole
 from txl.runtime.log import perplexity, say

@@ -14,6 +14,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.model.cuda_graph import Graphed
 from txl.model.transformer import TransformerXL
+from txl.ops.numbers import wide_sum
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity
 
@@ -132,11 +133,11 @@ def evaluate(
         observe: is given the nats of each segment's targets that count (N,), row by row, before the next is read.
     """
     sizes = sizes or {}
-    nats = torch.zeros((), dtype=torch.float64, device=_device(model))
+    nats = wide_sum(torch.zeros(1, device=_device(model)))
     tokens = 0
     counts = Counter(dict.fromkeys(sizes, 0))
     for target_N, nll_N in scored(model, segments, context, predictor=predictor):
-        nats += nll_N.double().sum()
+        nats += wide_sum(nll_N)
         tokens += len(nll_N)
         if observe is not None:
             observe(nll_N)

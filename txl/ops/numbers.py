@@ -10,3 +10,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
         return x.dtype
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def wide_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum in float64; on the CPU where the device has no such numbers."""
+    return (x.cpu() if x.device.type == "mps" else x).double().sum()

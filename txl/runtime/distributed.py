@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from txl.config import require
+
 T = TypeVar("T")
 
 
@@ -89,22 +91,31 @@ _count = [0]
 
 
 @contextmanager
-def joined(*, timeout_s: float) -> Iterator[Ranks]:
+def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs. Once in a process.
 
     Args:
         timeout_s: seconds after which a process that does not answer is given up.
+        device: see `device_of`; for several processes without a number.
     Raises:
         LostContactError: if the others cannot be reached.
+        UsageError: if what torchrun sets in the environment is incomplete.
     """
-    on_gpu = torch.cuda.is_available()
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
-        yield Ranks(0, 1, torch.device("cuda" if on_gpu else "cpu"))
+    chosen = device_of(device)
+    world = _from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
+    if world == 1:
+        yield Ranks(0, 1, chosen)
         return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    require(chosen.index is None, f"--device {device}: {world} processes would share it; give cuda without a number")
+    require(chosen.type != "mps", f"--device {device}: works in one process only; give cpu")
+    on_gpu = chosen.type == "cuda"
+    rank = _from_environment("RANK")
+    require(0 <= rank < world, f"RANK={rank}: must be from 0 to WORLD_SIZE - 1 ({world - 1}); {_USE_TORCHRUN}")
+    require("MASTER_ADDR" in os.environ, f"WORLD_SIZE={world}, but MASTER_ADDR is not set; {_USE_TORCHRUN}")
+    _from_environment("MASTER_PORT")
     if on_gpu:
-        torch.cuda.set_device(device)
+        chosen = device_of(f"cuda:{_from_environment('LOCAL_RANK')}")
+        torch.cuda.set_device(chosen)
     timeout = timedelta(seconds=timeout_s)
     with telling_lost_contact(rank):
         store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=timeout)))
@@ -113,9 +124,34 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout)
     with telling_lost_contact(rank):
-        yield Ranks(rank, world, device, control)
+        yield Ranks(rank, world, chosen, control)
         dist.barrier(group=control)  # nobody hangs up while another still listens
     # the group is left to the end of the process: taken apart, it waits for peers that are gone, or aborts
+
+
+def device_of(name: str) -> torch.device:
+    """The device of this name; auto: a GPU that CUDA knows, else the CPU.
+
+    Raises:
+        UsageError: if there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    known = kind in there and (not number or number.isdigit())
+    require(known, f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
+    require(int(number or 0) < there[kind], f"--device {name}: this machine has {there[kind]} of this kind; give cpu")
+    return torch.device(name)
+
+
+_USE_TORCHRUN = "start the processes with torchrun, or unset WORLD_SIZE for a single one"
+
+
+def _from_environment(name: str) -> int:
+    value = os.environ.get(name, "")
+    require(value.isascii() and value.isdigit(), f"{name}={value}: must be a whole number; {_USE_TORCHRUN}")
+    return int(value)
 
 
 def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:

@@ -54,7 +54,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         try:
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # train.py puts SIGUSR1 off until now
+            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py puts SIGUSR1 off until now
         except ValueError:  # not in the main thread, where signals do not arrive
             self._before = {}
         return self

@@ -1,43 +1,145 @@
 """What a training step will take, before it is taken: memory and floating-point operations."""
 
+import dataclasses
+import os
 import time
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, TrainConfig
+from txl.config import Context, ModelConfig, TrainConfig, require
+from txl.memory import Span
 from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+from txl.runtime.resources import available_bytes, resident_bytes
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
+_LOGITS = {"cpu": 2**22, "cuda": 2**26}
+"""The most logits that the softmax holds at once."""
+_LIBRARIES = 40 * 2**20
+"""Bytes of work space that libraries for matrix products take on a CPU."""
 
 
 def training_bytes(
-    model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int, dtype: torch.dtype
+    model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
 ) -> dict[str, int]:
-    """An estimate of the bytes a process needs, by what they are for. Activations are rough: the largest tensors only.
+    """An estimate of the most bytes that a process holds in a training step, by what they are for.
 
     Args:
-        n_stream: streams that this process computes at a time, a chunk of its share of the batch.
+        context: with no length beyond the text of a stream.
         dtype: of the matrix products.
     """
-    shape = model.config
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    n_token, n_key = n_stream * context.tgt_len, context.tgt_len + context.ext_len + context.mem_len
-    size = dtype.itemsize
-    inner = shape.n_head * shape.d_head
-    n_inner = 3 * shape.d_inner * min(1.0, (config.ff_chunk or context.tgt_len) / context.tgt_len)
-    per_layer = n_token * (6 * shape.d_model + 3 * inner + n_inner + 5 * shape.n_head * _pairs(shape, n_key))
-    per_layer += n_stream * n_key * (shape.d_model + 2 * inner)
-    layers = per_layer if config.recompute or shape.reversible else shape.n_layer * per_layer
-    head = 3 * n_token * (shape.cluster_sizes[0] + len(shape.cutoffs))
-    copies = _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
-    remembered = config.batch_chunk * n_stream * context.mem_len
-    return {
+    shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
+    n_token = n_stream * (context.tgt_len + context.ext_len)
+    weights = weight_bytes(model)
+    table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
+    memory = config.batch_chunk * n_stream * context.mem_len * shape.d_model * shape.n_layer * 4
+    needed = {
         "weights": weights,
-        "gradients": weights,
-        "optimizer": copies * weights,
-        "memory": 0 if config.swap_mem else remembered * shape.d_model * shape.n_layer * 4,
-        "activations": int(layers + head) * size,
+        "optimizer": optimizer_copies(config) * weights,
+        "memory": 0 if config.swap_mem else 2 * memory,  # that of this segment and that of the next
     }
+    if config.ema:
+        needed["average"] = weights
+    on_cpu = ranks.device.type == "cpu"
+    if on_cpu:
+        needed["program"] = max(0, resident_bytes() - weights) + _LIBRARIES
+    require_memory(needed, ranks)  # or what follows would fail
+    layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
+    state = n_token * shape.d_model * dtype.itemsize
+    layers = shape.n_layer * layer
+    if config.recompute or shape.reversible:
+        layers = layer + state * (shape.n_layer if config.recompute else 2)
+    n_logit = min(_LOGITS["cpu" if on_cpu else "cuda"], n_token * max(shape.cluster_sizes))
+    activations = layers + layer + 4 * state + 2 * n_logit * dtype.itemsize  # a layer's gradients are on their way
+    if dtype != torch.float32:
+        activations += weights * dtype.itemsize // 4  # autocast keeps what it made of the weights
+    if config.batch_chunk == 1 and ranks.world == 1:  # gradients come as activations go
+        needed["activations and gradients"] = max(activations + table, layer + weights + table)
+    else:
+        needed["activations and gradients"] = activations + weights + table
+    return needed
+
+
+def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
+    """Raise `UsageError` if weights of this shape are too large to be trained here; none is made to find out."""
+    with torch.device("meta"):
+        one, two = (weight_bytes(TransformerXL(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
+    weights = one + (shape.n_layer - 1) * (two - one)
+    require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
+
+
+def optimizer_copies(config: TrainConfig) -> int:
+    """Numbers that the optimizer keeps per weight."""
+    return _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters, tied ones once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _kept_bytes(
+    model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int, dtype: torch.dtype
+) -> int:
+    """Bytes that a layer keeps for the backward pass: counted with one stream and with two, and continued."""
+    one = _count_kept(model, config, context, 1, dtype)
+    if n_stream == 1:
+        return one
+    return one + (n_stream - 1) * (_count_kept(model, config, context, 2, dtype) - one)
+
+
+def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
+    layer: Any = model.layers[0]
+    layer.ff.chunk = config.ff_chunk
+    weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def count(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    width = model.config.d_model
+    h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if model.config.reversible else width, requires_grad=True)
+    mem_BMD = weight.new_zeros(n_stream, context.mem_len, width)
+    own.add(mem_BMD.untyped_storage().data_ptr())
+    span, was_training = Span.of(context, n_mem=context.mem_len, n_new=n_new), model.training
+    device = weight.device
+    model.train()
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),  # the training's own must not be touched
+        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(count, lambda x: x),
+    ):
+        layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
+    model.train(was_training)
+    return sum(kept.values())
+
+
+def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
+    """Raise `UsageError`, on all ranks, where one lacks the memory that is needed for sure.
+
+    Args:
+        needed: see `training_bytes`; of activations and gradients a third may be too much.
+    """
+    unsure = needed.get("activations and gradients", 0) // 3
+    least = sum(needed.values()) - unsure
+    has = available_bytes(ranks.device)
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.device.type == "cpu" else 1
+    held = resident_bytes() if ranks.device.type == "cpu" else torch.cuda.memory_allocated(ranks.device)
+    message = ""
+    if has is not None and least > has // n_local + held:
+        largest = max(needed, key=lambda name: needed[name])
+        message = (
+            f"out of memory before the first step: a process needs about {sum(needed.values()) / 2**30:.1f} GiB, most "
+            f"of it for {largest}, and {(has // n_local + held) / 2**30:.1f} GiB are there; lower --batch_size, "
+            f"--mem_len, --tgt_len or the model's sizes, or see --batch_chunk, --recompute and --swap_mem"
+        )
+    for other in ranks.gathered(message):
+        require(not other, other)
 
 
 def _pairs(shape: ModelConfig, n_key: int) -> int:

@@ -25,8 +25,8 @@ from txl.config import TrainConfig, UsageError, require
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks
 from txl.runtime.lock import Lock
-from txl.runtime.log import remove_records, require_own_records
 from txl.training.finite import NonFiniteError
+from txl.training.metrics import remove_records, require_own_records
 
 T = TypeVar("T")
 _LOG = logging.getLogger("txl.training")
@@ -37,7 +37,8 @@ FREE_WHEN_RESUMING = {
     *OF_ONE_START,
     *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
     *("max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput", "timeout_s"),
-    *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "local_batch_size", "data", "cache_dir"),
+    *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "device", "local_batch_size", "data", "cache_dir"),
+    *("eval_test", "sample_length"),
 }
 LOCK = ".accepted"
 """Lies in the run's folder, locked, while a launch is at work in it; where it lies unlocked, one was cut short."""

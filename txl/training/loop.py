@@ -1,5 +1,6 @@
 """The training loop."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from tqdm import tqdm
 from txl.checkpoint import Snapshot
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, Vote
-from txl.runtime.log import Metrics, eval_line, perplexity, say, train_line
+from txl.runtime.log import eval_line, perplexity, say, train_line
 from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_asked
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter, Reading
+from txl.training.metrics import Metrics
 from txl.training.step import TrainState
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ def train(
     validate: Callable[[Watched], Score],
     save: Save,
     metrics: Metrics,
+    sample: Callable[[], str] | None = None,
 ) -> Outcome:
     """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
 
@@ -72,6 +75,7 @@ def train(
         validate: scores the valid split with the model as it is, the same on all ranks; the segments it reads, it
             reads through its argument.
         save: called before every evaluation and after it, every save_interval, and when someone asks for the end.
+        sample: generates a text with the model as it is, for people to look at after each evaluation.
     Raises:
         NonFiniteError: see `TrainState.step`; also if a weight is not finite where it would be saved.
     """
@@ -83,7 +87,7 @@ def train(
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
     with StopRequest(config.max_hours) as request, bar:
         if progress.owes_evaluation:
-            asked = _evaluate(state, validate, metrics, request)
+            asked = _evaluate(state, validate, metrics, request, sample)
             where = _save(state, save)
         for input_BT, target_BT, *_ in () if asked else _remaining(stream, state):
             meter.add(state.step(input_BT, target_BT))
@@ -99,7 +103,7 @@ def train(
                     progress.owes_evaluation = is_due
                     where = _save(state, save)  # first: an evaluation may be killed
                     if is_due and not asked:
-                        asked = _evaluate(state, validate, metrics, request)
+                        asked = _evaluate(state, validate, metrics, request, sample)
                         if not progress.owes_evaluation:
                             where = _save(state, save)
                 asked = vote.now(request.noted) or asked
@@ -134,6 +138,7 @@ def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) ->
     bar.set_postfix_str(f"loss {reading.nats:.2f}, ppl {perplexity(reading.nats):.1f}, {reading.tok_per_s:.0f} tok/s")
     values = {
         "train/nll_nats": reading.nats,
+        "train/ppl": perplexity(reading.nats),
         "train/lr": state.lr,
         "train/grad_norm": float(state.grad_norm),
         "speed/tok_per_s": reading.tok_per_s,
@@ -164,18 +169,29 @@ def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
         state.next_epoch()
 
 
-def _evaluate(state: TrainState, validate: Callable[[Watched], Score], metrics: Metrics, request: StopRequest) -> int:
+def _evaluate(
+    state: TrainState,
+    validate: Callable[[Watched], Score],
+    metrics: Metrics,
+    request: StopRequest,
+    sample: Callable[[], str] | None,
+) -> int:
     """Note the loss of the valid split, unless asked to stop meanwhile; what was asked, 0: nothing."""
     progress = state.progress
     start = time.perf_counter()
-    try:
-        request.at_once = state.ranks.world == 1
-        nats = validate(lambda segments: until_asked(segments, request, state.ranks)).nats_per_token
-        request.at_once = False
-    except StopNow as stop:
-        return stop.args[0]
-    finally:
-        state.model.train()
+    with state.average.in_use():
+        try:
+            request.at_once = state.ranks.world == 1  # only here: an exchange of weights must not be cut short
+            score = validate(lambda segments: until_asked(segments, request, state.ranks))
+            request.at_once = False
+        except StopNow as stop:
+            return stop.args[0]
+        finally:
+            state.model.train()
+        nats, seconds = score.nats_per_token, time.perf_counter() - start
+        if sample is not None and state.ranks.is_main and math.isfinite(nats):
+            metrics.add_text("sample", progress.step, sample())
+            state.model.train()
     progress.owes_evaluation = False
     progress.n_eval += 1
     state.valid_nats = nats
@@ -183,9 +199,11 @@ def _evaluate(state: TrainState, validate: Callable[[Watched], Score], metrics: 
         progress.best_nats = nats
     state.plateau.see(nats)
     if state.ranks.is_main:
-        seconds = time.perf_counter() - start
         say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
-        metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}, **progress.place)
+        values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}
+        if score.characters and score.unknown <= 0.01 * score.tokens:  # else they would count as the word <unk>
+            values["valid/bits_per_character"] = score.bits_per_character
+        metrics.add("valid", progress.step, values, **progress.place)
     return 0
 
 
@@ -194,4 +212,6 @@ def _save(state: TrainState, save: Save) -> object:
     require_finite_weights(state.model, state.ranks, state.progress.step)
     nats, state.valid_nats = state.valid_nats, None
     best = nats is not None and nats == state.progress.best_nats
-    return save(state.snapshot(), step=state.progress.step, valid_nats=nats, best=best)
+    snapshot = state.snapshot()
+    with state.average.in_use():
+        return save(snapshot, step=state.progress.step, valid_nats=nats, best=best)

@@ -157,24 +157,26 @@ def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
 
 def _build(names: dict[nn.Parameter, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
     every, lr, decay = list(names), config.lr, config.weight_decay
+    adam = {"betas": (config.beta1, config.beta2), "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8)}
     match config.optim:
         case "adam":
-            yield torch.optim.Adam(every, lr=lr, weight_decay=decay, fused=True)
+            yield torch.optim.Adam(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "adamw":
-            yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True)
+            yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "sgd":
             yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=True)
         case "adagrad":
             yield torch.optim.Adagrad(every, lr=lr, weight_decay=decay)
         case "lamb":
-            yield Lamb(every, lr=lr, weight_decay=decay)
+            yield Lamb(every, lr=lr, weight_decay=decay, **adam)
         case "muon":
             matrices = [p for p in every if names[p].startswith("layers.") and names[p].endswith("net.weight")]
             matrices += [p for p in every if ".ff." in names[p] and p.ndim == 2]
             chosen = set(matrices)
             # its step is scaled to the size of AdamW's, so that one learning rate serves both
             yield torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-            yield torch.optim.AdamW([p for p in every if p not in chosen], lr=lr, weight_decay=decay, fused=True)
+            others = [p for p in every if p not in chosen]
+            yield torch.optim.AdamW(others, lr=lr, weight_decay=decay, fused=True, **adam)
 
 
 def learning_rate(update: int, config: TrainConfig) -> float:

@@ -1,5 +1,6 @@
 """What a run says at its beginning and at its end."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -9,6 +10,29 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import complain, perplexity, say
 from txl.training.loop import Outcome
+
+
+def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_step: int, ranks: Ranks) -> None:
+    """Raise `UsageError`, on all ranks, if the disk lacks room for the checkpoints.
+
+    Args:
+        needed: see `training_bytes`.
+        n_step: updates that are still to be made.
+    """
+    one = needed["weights"] + needed["optimizer"] + needed.get("average", 0) + needed["memory"] // 2 * ranks.world
+    interval = min(config.eval_interval, config.save_interval or config.eval_interval)
+    n = min(config.keep_last + 2, -(-n_step // interval))  # the best one, and the one that is being written
+    message = ""
+    if ranks.is_main:
+        held = sum(path.stat().st_size for path in folder.glob("step_*/*"))
+        free = shutil.disk_usage(folder).free
+        if n * one > free + held:
+            message = (
+                f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its disk, where "
+                f"{free / 2**30:.2f} GiB are free; make room, name a folder on another disk, or lower --keep_last"
+            )
+    message = ranks.gathered(message)[0]
+    require(not message, message)
 
 
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:

@@ -17,6 +17,7 @@ from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
+from txl.training.average import WeightAverage
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.optim import Optimizers, Plateau, learning_rate
 
@@ -88,6 +89,7 @@ class TrainState:
         if ranks.world > 1:
             self._settle_order_of_summation()
         self.optimizers = Optimizers(model.named_parameters(), config)
+        self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
@@ -141,6 +143,7 @@ class TrainState:
             self.scaler.update()
         self.optimizers.zero_grad()
         self.progress.step += 1
+        self.average.update(self.progress.step)
         self.progress.batch += 1
         self.progress.n_token += target_BT.numel() * self.ranks.world
         return nll_BT
@@ -180,7 +183,8 @@ class TrainState:
         rng = {"cpu": torch.get_rng_state()}
         if self.ranks.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
-        return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
+        optimizer = self.optimizers.state() | self.average.trained()
+        return Snapshot(progress, optimizer, memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on where a snapshot was taken. The weights are restored elsewhere.
@@ -194,8 +198,9 @@ class TrainState:
             raise damaged(snapshot.folder / PROGRESS, error) from None
         try:
             never_updated = self.scaler is not None or self.progress.n_skipped >= self.progress.step
-            if snapshot.optimizer or not never_updated:
-                self.optimizers.load(snapshot.optimizer)
+            optimizer = self.average.take_trained(snapshot.optimizer)
+            if optimizer or not never_updated:
+                self.optimizers.load(optimizer)
         except ValueError as error:
             raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:

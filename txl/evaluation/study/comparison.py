@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from txl.checkpoint import Checkpoint, open_checkpoint
-from txl.config import Context, EvalConfig, StudyConfig, UsageError, require
+from txl.config import Context, UsageError, require
+from txl.evaluation.config import EvalConfig, StudyConfig
 from txl.evaluation.score import Stream
 from txl.evaluation.study.recl import losses_by_context
 from txl.model.autocast import require_in_range

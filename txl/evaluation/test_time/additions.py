@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from txl.config import CacheConfig, Context, DynamicConfig, EvalConfig, KnnConfig, UsageError, require
+from txl.config import Context, UsageError, require
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
 from txl.evaluation.score import Predictor
 from txl.evaluation.test_time.cache import ContinuousCache
 from txl.evaluation.test_time.dynamic import DynamicEvaluation, Weights

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from txl.config import CacheConfig
+from txl.evaluation.config import CacheConfig
 from txl.evaluation.test_time.mixture import mixed_nll
 from txl.model.transformer import TransformerXL
 

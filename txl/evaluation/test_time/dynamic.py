@@ -25,7 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from txl.config import Context, DynamicConfig, UsageError
+from txl.config import Context, UsageError
+from txl.evaluation.config import DynamicConfig
 from txl.evaluation.score import Segments
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL

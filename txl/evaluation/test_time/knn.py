@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import KnnConfig, UsageError
+from txl.config import UsageError
+from txl.evaluation.config import KnnConfig
 from txl.evaluation.test_time.mixture import mixed_nll
 from txl.evaluation.test_time.store import Store
 from txl.files import written_whole

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from txl.checkpoint import Checkpoint
-from txl.config import Context, KnnConfig
+from txl.config import Context
+from txl.evaluation.config import KnnConfig
 from txl.evaluation.score import Predictor, Stream, warmup_segments, within
 from txl.evaluation.test_time.additions import Additions
 from txl.evaluation.test_time.dynamic import gradient_statistics

@@ -1,0 +1,78 @@
+"""Prints, a line a configuration, what two training steps took at most and what was estimated, in MiB.
+
+A program of its own, which forks for each configuration: what one has left in the process must not count for the next.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from txl import Context, ModelConfig, TransformerXL
+from txl.config import TrainConfig
+from txl.model.init import init_weights
+from txl.runtime.allocator import keep_freed_memory
+from txl.runtime.distributed import Ranks
+from txl.training.estimate import training_bytes
+from txl.training.step import TrainState
+
+SMALL = {"n_token": 2000, "n_layer": 4, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512}
+WIDE = {"d_model": 512, "d_inner": 2048, "n_head": 8, "d_head": 64}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # shape, training, streams, tgt, mem
+    "small": ({}, {}, 8, 128, 128),
+    "wide": (WIDE, {}, 2, 16, 16),
+    "words": ({"n_token": 60000}, {}, 4, 64, 64),
+    "clusters": ({"n_token": 90000, "cutoffs": (2000, 20000), "div_val": 2, "d_model": 256}, {}, 4, 64, 64),
+    "dense": ({}, {"dropout": 0.1, "dropatt": 0.1}, 16, 128, 128),
+    "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
+    "naive": ({}, {"attn_impl": "naive"}, 8, 128, 128),
+    "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
+    "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 16, 1024),
+    "alibi": ({"position": "alibi", "activation": "swiglu"}, {}, 16, 128, 128),
+}
+CPU = Ranks(0, 1, torch.device("cpu"))
+
+
+def resident(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
+    """Train until the memory is full; the estimate, without the program itself."""
+    model = TransformerXL(ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0))
+    config = TrainConfig(**training, batch_size=n_stream)
+    context = Context(tgt_len=tgt_len, mem_len=mem_len)
+    init_weights(model, config)
+    model.use_attention(config.attn_impl)
+    needed = training_bytes(model, config, context, CPU, torch.float32)
+    state = TrainState(model, config, context, CPU)
+    model.train()
+    for _ in range(2 + mem_len // tgt_len):
+        ids = (model.config.n_token ** torch.rand(n_stream, tgt_len + 1)).long() - 1  # frequent words come first
+        state.step(ids[:, :-1], ids[:, 1:])
+    return sum(needed.values()) - needed["program"]
+
+
+def measure(name: str) -> None:
+    shape, training, *sizes = CASES[name]
+    tiny = {"n_token": 50, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4}
+    steps(tiny | {k: v for k, v in shape.items() if k in ("position", "activation")}, training, 2, 4, 4)  # libraries
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    needed = steps(SMALL | shape, training, *sizes)
+    print(name, (resident("VmHWM") - before) >> 20, (needed >> 20) + 40, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    for case in CASES:
+        child = os.fork()
+        if not child:
+            measure(case)
+            os._exit(0)
+        os.waitpid(child, 0)

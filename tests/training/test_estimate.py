@@ -1,0 +1,99 @@
+"""What a training needs is known before its first step: memory, and room for checkpoints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from txl import Context, ModelConfig, TransformerXL
+from txl.config import TrainConfig, UsageError
+from txl.runtime import resources
+from txl.runtime.distributed import Ranks
+from txl.training import estimate
+from txl.training.run import require_disk
+
+ROOT = Path(__file__).parents[2]
+CPU = Ranks(0, 1, torch.device("cpu"))
+SHAPE = ModelConfig(n_token=50, n_layer=2, n_head=2, d_head=4, d_model=8, d_inner=16)
+
+
+def can_measure() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_measure(), reason="the peak of a part of a program cannot be measured here")
+def test_the_estimate_of_memory_is_within_a_third() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(Path(__file__).with_name("memory_peaks.py"))]
+    out = subprocess.run(program, env=environment, capture_output=True, text=True, check=True).stdout
+    rows = {name: (int(peak), int(estimated)) for name, peak, estimated in map(str.split, out.splitlines())}
+    assert len(rows) == 10
+    assert {name: row for name, row in rows.items() if not 2 / 3 < row[1] / row[0] < 4 / 3} == {}
+
+
+def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
+    model = TransformerXL(SHAPE, dropout=0.5).eval()
+    before = torch.get_rng_state()
+    config = TrainConfig(batch_size=4, batch_chunk=2)
+    needed = estimate.training_bytes(model, config, Context(tgt_len=4, mem_len=4), CPU, torch.float32)
+    assert set(needed) == {"weights", "optimizer", "memory", "program", "activations and gradients"}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.training
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "shaw", "learned_absolute", "none"])
+def test_weights_that_do_not_fit_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, position: str
+) -> None:
+    monkeypatch.setattr(estimate, "available_bytes", lambda device: 2**34)
+    shape = ModelConfig(n_token=50, n_layer=9, n_position=8, position=position, d_model=10**6)
+    with pytest.raises(UsageError, match=r"out of memory before the first step: .* 16.* GiB are there; lower"):
+        estimate.require_room_for_weights(shape, TrainConfig(), CPU)
+    estimate.require_room_for_weights(SHAPE, TrainConfig(), CPU)
+
+
+def test_what_surely_does_not_fit_is_refused_and_what_may_fit_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(estimate, "available_bytes", lambda device: 100)
+    estimate.require_memory({"weights": 10, "activations and gradients": 130}, CPU)
+    with pytest.raises(UsageError, match="most of it for activations and gradients"):
+        estimate.require_memory({"weights": 40, "activations and gradients": 120}, CPU)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError):
+        estimate.require_memory({"weights": 60}, CPU)
+
+
+def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "max").write_text("1000000\n")
+    (tmp_path / "current").write_text("800000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 100000\n")
+    files = (str(tmp_path / "max"), str(tmp_path / "current"), "inactive_file")
+    monkeypatch.setattr(resources, "_CGROUPS", (files,))
+    assert resources.available_bytes(CPU.device) == 300_000
+    (tmp_path / "max").write_text("max\n")
+    assert (resources.available_bytes(CPU.device) or 2**40) > 10**6
+
+
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {"weights": 1000, "optimizer": 2000, "memory": 200}
+    config = TrainConfig(eval_interval=10)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: _Usage)
+    require_disk(tmp_path, config, needed, 20, CPU)  # two are written
+    with pytest.raises(UsageError, match=r"--work_dir .*: 3 checkpoint\(s\) .* make room"):
+        require_disk(tmp_path, config, needed, 1000, CPU)
+    (tmp_path / "step_00000010").mkdir()
+    (tmp_path / "step_00000010" / "model.safetensors").write_bytes(b"x" * 4000)
+    require_disk(tmp_path, config, needed, 1000, CPU)
+
+
+class _Usage:
+    free = 7000

@@ -1,0 +1,29 @@
+"""Start a program. Ctrl-C ends it in one line from the first moment on, while libraries are being imported too."""
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import NoReturn
+
+
+def launch(name: str) -> NoReturn:
+    """Import `txl.commands.<name>` and run it with the arguments of the command line; never returns."""
+    if name == "train":
+        # asks a run to save and stop: it waits until the training listens, where it would kill what is starting up
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else a shell has told us to ignore it
+        signal.signal(signal.SIGINT, _end)
+    main = import_module(f"txl.commands.{name}").main
+    run = import_module("txl.cli").run
+    expected = import_module("txl.data_utils.files").DataError
+    signal.signal(signal.SIGINT, before)
+    sys.exit(run(main, expected))
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """At once: libraries that are half imported catch exceptions, or turn them into others."""
+    os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
+    os._exit(130)

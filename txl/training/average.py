@@ -1,0 +1,61 @@
+"""An exponential moving average of the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from txl.model.transformer import TransformerXL
+
+
+class WeightAverage:
+    """average <- d average + (1 - d) weights after each update; after n of them d = min(decay, (1 + n) / (10 + n)),
+    so that the first weights, which are random, are soon forgotten. It begins as the weights of the model.
+
+    Args:
+        decay: 0 keeps no average.
+    """
+
+    def __init__(self, model: TransformerXL, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self._average = [p.detach().clone() for p in model.parameters()] if decay else []
+
+    def trained(self) -> dict[str, Tensor]:
+        """The weights themselves, where a checkpoint's model is their average; by names of the optimizer's state."""
+        return {f"{name}:trained": p.detach() for name, p in self._model.named_parameters() if self._average}
+
+    def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put these weights back into the model; the state without them.
+
+        Raises:
+            ValueError: if there are others than the model's.
+        """
+        trained = {key.removesuffix(":trained"): x for key, x in state.items() if key.endswith(":trained")}
+        own = dict(self._model.named_parameters())
+        if trained and {name: x.shape for name, x in trained.items()} != {name: p.shape for name, p in own.items()}:
+            raise ValueError("holds weights that are not those of the model")
+        with torch.no_grad():
+            for name, x in trained.items():
+                own[name].copy_(x)
+        return {key: x for key, x in state.items() if not key.endswith(":trained")}
+
+    def update(self, n_update: int) -> None:
+        """Take in the weights after so many updates."""
+        if self._average:
+            decay = min(self._decay, (1 + n_update) / (10 + n_update))
+            torch._foreach_lerp_(self._average, [p.detach() for p in self._model.parameters()], 1 - decay)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model has the averaged weights meanwhile, if an average is kept."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        if self._average:
+            for i, p in enumerate(self._model.parameters()):
+                p.data, self._average[i] = self._average[i], p.data
