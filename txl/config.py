@@ -310,15 +310,22 @@ class EvalConfig:
     reset: Literal["never", "document"] = option(
         "never", "document: each article, known by a heading like = Title =, is read with an empty memory"
     )
-    batch_size: int = option(10, "streams read side by side; with --convention txl the result does not depend on it")
+    batch_size: int = option(
+        10,
+        "streams read side by side, at least one for each process unless given; with --convention txl the result does "
+        "not depend on it, and where it would, with --recurrence same and --dynamic, it is 1 unless given",
+    )
     tgt_len: tuple[int, ...] = option(
         (), "tokens to predict in a segment; several values are tried with each --mem_len"
     )
-    mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and a plot, context.png")
+    mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and context.png")
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
     clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
+    pictures: str | None = option(
+        None, "folder for pictures (not given: that of --json; without --json that of the run)"
+    )
     text: str | None = option(None, "score this file instead of a split, from its first token on (-: standard input)")
     context: str | None = option(None, "--text: a file that is read before it and not scored")
     tokenise: bool = option(False, "--text: running text, written as WikiText is before it is read: ends . like this .")
@@ -330,6 +337,8 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "batch_size")
+        for name in ("json", "pictures"):
+            require(getattr(self, name) != "", f"--{name} is empty: give it a name, or leave the flag out")
         self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",
@@ -378,15 +387,14 @@ class StudyConfig:
     """
 
     loss_by_position: bool = option(
-        False, "loss by position in the segment and since the document began; tables and position.png in --work_dir"
+        False, "loss by position in the segment and since the document began; tables and position.png"
     )
     attention_by_distance: bool = option(
-        False, "read the text once more for how far back each head looks; attention.png in --work_dir"
+        False, "read the text once more for how far back each head looks; attention.png"
     )
     recl: tuple[str, ...] = option(
         (),
-        "runs, or checkpoints, whose relative effective context lengths are measured on one split; a table, and "
-        "recl.png in the first",
+        "runs or checkpoints whose relative effective context lengths are measured on one split; a table and recl.png",
     )
     recl_step: int = option(100, "the context grows by so many tokens at a time, from so many on")
     recl_longest: int = option(1000, "the longest context that is tried")
@@ -505,8 +513,9 @@ class GenerateConfig:
     """
 
     work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
-    prompt: str | None = option(None, "text to go on from (not given: the beginning of a line)")
+    prompt: str | None = option(None, "text to go on from (-: standard input; not given: the beginning of a line)")
     length: int = option(200, "tokens to generate")
+    finish_line: bool = option(False, "go on to the end of the paragraph, by at most --length tokens more")
     temperature: float = option(1.0, "below 1 the likely words become likelier; 0 always takes the likeliest")
     top_k: int = option(0, "draw from the k likeliest words only (0: off)")
     top_p: float = option(1.0, "draw from the likeliest words that together hold this probability")

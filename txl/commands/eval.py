@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,19 +36,19 @@ from txl.data_utils.stream import RowStream, ScoringStream, document_streams, eq
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.conventions import Reading, reading_of
-from txl.evaluation.plots import pictures_of, plot_recl, write_pictures
+from txl.evaluation.plots import drawable, picture_folder, pictures_of, plot_recl, write_pictures
 from txl.evaluation.report import (
+    Token,
     as_tsv,
     require_outputs,
     show,
     tell,
-    tokens_of,
     write_results,
     write_text,
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
-from txl.evaluation.score import Predictor
+from txl.evaluation.score import Predictor, within
 from txl.evaluation.study import recl
 from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
 from txl.evaluation.study.loss_by_position import LossByPosition
@@ -74,20 +75,49 @@ def main(argv: Sequence[str]) -> None:
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Score splits or a text at the look-backs asked for."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
-    one_stream = {"batch_size": 1} if additions.dynamic.dynamic != "off" else {}
-    config, study = build(EvalConfig, typed, **one_stream), build(StudyConfig, typed)
+    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
     additions.require_sense(typed, config, ranks.world)
+    require_recl(typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
     contexts = config.look_backs(checkpoint.context)
-    if config.text is None:
-        score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
+    if config.text is not None:
+        require_reads_text(typed, additions)
+        if ranks.is_main:  # it is one stream
+            score_file(typed, config.text, config, additions, checkpoint, contexts, ranks)
         return
-    require(not additions.name, f"--text: {additions.name} reads splits only; drop one of the two")
+    if "batch_size" not in typed:
+        n_stream = default_streams(config, additions, checkpoint, ranks)
+        config = dataclasses.replace(config, batch_size=n_stream)
+    score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
+
+
+def require_recl(typed: Typed) -> None:
+    """Raise `UsageError` if something is asked for that only --recl reads."""
+    for name in ("recl_step", "recl_longest", "recl_every"):
+        require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
+
+
+def require_reads_text(typed: Typed, additions: Additions) -> None:
+    """Raise `UsageError` if something is asked for that a text of its own has no use for."""
     for name in ("loss_by_position", "attention_by_distance"):
-        require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
-    if ranks.is_main:  # it is one stream
-        score_file(config.text, config, checkpoint, contexts, ranks)
+        require(not typed.get(name), f"--{name} and --text: it is measured on splits; drop one of the two")
+    of_splits = ["split", "batch_size", "pictures"]
+    of_training_text = [f.name for f in dataclasses.fields(DataConfig)]
+    for name in of_splits + ([] if additions.read_training_text else of_training_text):
+        require(name not in typed, f"--{name} has no effect with --text, which is one stream of its own; leave it out")
+
+
+def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks) -> int:
+    """Streams to read side by side where --batch_size is not given: one where the result depends on their number, else
+    at least one for each process."""
+    if config.convention != "txl":
+        return config.batch_size
+    if checkpoint.model_config.recurrence == "same" and config.reset == "never":
+        if ranks.is_main:
+            say("| --recurrence same looks back without limit: read in one stream, on which the result depends")
+        return 1
+    return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 
 
 def score_splits(
@@ -103,8 +133,10 @@ def score_splits(
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
+    pictures = pictures_of(config, study)
     if ranks.is_main:
-        require_outputs(config, pictures_of(config, study))
+        require_outputs(config)
+        pictures = drawable(pictures, config)
     rows = []
     with loaded(checkpoint, config, ranks) as model:
 
@@ -115,13 +147,15 @@ def score_splits(
 
         for split in splits:
             ids = ranks.main_first(lambda split=split: corpus.split(split))
+            sizes = corpus.sizes(split)
             for context in contexts:
                 text = (model, corpus.vocab, ids, split, context, config, ranks)
                 if not additions.name:
-                    new = [score(*text, study)]
+                    new = [score(*text, study, sizes=sizes)]
                 else:  # the predictor first: what is wrong with a store is known before the text is read
                     predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
-                    new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
+                    added = score(*text, sizes=sizes, additions=additions, predictor=predictor)
+                    new = [score(*text, study, sizes=sizes), added]
                 rows += new
                 if ranks.is_main:
                     for row in new:
@@ -129,7 +163,7 @@ def score_splits(
     if ranks.is_main:
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
-        write_pictures(rows, pictures_of(config, study))
+        write_pictures(rows, pictures)
 
 
 def score(
@@ -142,6 +176,7 @@ def score(
     ranks: Ranks,
     study: StudyConfig = NO_STUDY,
     *,
+    sizes: Mapping[str, np.ndarray],
     additions: Additions = NOTHING,
     predictor: Predictor | None = None,
 ) -> Row:
@@ -149,6 +184,7 @@ def score(
 
     Args:
         study: what else is measured of it.
+        sizes: what each token of the split stands for.
         predictor: the model with `additions`; not given: the model.
     """
     reading = reading_of(config.convention, model, context, n_token=len(ids))
@@ -158,36 +194,55 @@ def score(
     watch = None
     if study.loss_by_position:
         watch = LossByPosition(reading.context, n_token=len(ids), starts=starts_where_known(ids, vocab))
+    streams = cut(ids, vocab, reading, config, ranks)
     return row_of_split(
         split,
-        cut(ids, vocab, reading, config, ranks),
+        streams,
         reading,
         model,
         ranks,
-        sizes=vocab.sizes,
+        counts=sum((stream.sums(sizes) for stream in streams), Counter()),
         watch=watch,
         with_attention=study.attention_by_distance,
     )
 
 
 def score_file(
-    name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+    typed: Typed,
+    name: str,
+    config: EvalConfig,
+    additions: Additions,
+    checkpoint: Checkpoint,
+    contexts: Sequence[Context],
+    ranks: Ranks,
 ) -> None:
     """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
     vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
     before = [vocab.index[EOS]]
     if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
-    ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise).ids
+    text = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
     require_outputs(config)
-    text = np.array(before + ids)
+    training = training_text(open_corpus(typed, checkpoint), ranks) if additions.read_training_text else None
+    counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
+    ids = np.array(before + text.ids)
     rows, nats = [], []
     with loaded(checkpoint, config, ranks) as model:
         for context in contexts:
-            row, nll_N = row_of_text(text, context, model, ranks, first=len(before), sizes=vocab.sizes)
-            rows.append(row)
-            nats = nll_N.tolist()
-    tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
+            predictors: list[tuple[str, Predictor]] = [("", model)]
+            if additions.name:
+                added = prepared(additions, model, checkpoint, training, context, batch_size=1, ranks=ranks)
+                predictors.append((additions.name, added))
+            for name_of_added, predictor in predictors:
+                reading = Reading(context, within(context, len(ids)), 0, predictor, name_of_added)
+                row, nll_N = row_of_text(ids, reading, model, ranks, first=len(before), counts=counts)
+                rows.append(row)
+                nats = nll_N.tolist()  # those of the last row are written token by token
+    columns = zip(vocab.decode(text.ids), text.ids, nats, text.offsets, text.surfaces, strict=True)
+    tokens = [
+        Token(place, word, i, nat, i == vocab.index.get(UNK), offset, surface)
+        for place, (word, i, nat, offset, surface) in enumerate(columns)
+    ]
     if config.per_token == "-":
         sys.stdout.write(as_tsv(tokens))
     else:
@@ -205,15 +260,17 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
     ids = ranks.main_first(lambda: corpus.split(config.split))
     require_long_enough(len(ids), config, study)
-    picture = Path(study.recl[0]) / "recl.png"
+    pictures = []
     if ranks.is_main:
-        require_outputs(config, [picture])
+        require_outputs(config)
+        pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
     nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
     if ranks.is_main:
         result = recl.recl(nats_MCP, study.context_lengths)
         say(recl.table(result, study.recl))
-        plot_recl(picture, result, study.recl)
-        say(f"| picture: {picture}")
+        for picture in pictures:
+            plot_recl(picture, result, study.recl)
+            say(f"| picture: {picture}")
         if config.json:
             content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
             write_text(Path(config.json), json.dumps(content, indent=1) + "\n")

@@ -1,5 +1,6 @@
 """Pictures of evaluations, written whole or not at all. Importing this does not import matplotlib."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from txl.config import EvalConfig, StudyConfig
 from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
 from txl.evaluation.study.recl import Recl
-from txl.files import written_whole
+from txl.files import require_writable, written_whole
 from txl.runtime.log import perplexity, say
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIZE = (6.0, 4.0)
+_LOG = logging.getLogger(__name__)
 
 
 def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
@@ -29,7 +31,34 @@ def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
         "position.png": study.loss_by_position,
         "attention.png": study.attention_by_distance,
     }
-    return [Path(config.work_dir) / name for name, is_wanted in wanted.items() if is_wanted]
+    folder = picture_folder(config, Path(config.work_dir))
+    return [folder / name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def picture_folder(config: EvalConfig, run: Path) -> Path:
+    """Where pictures go: to --pictures, else beside the file of --json, else into the run's folder."""
+    if config.pictures is not None:
+        return Path(config.pictures)
+    if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):  # /dev/stdout
+        return run
+    return Path(config.json).parent
+
+
+def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
+    """The pictures that can be written; none, with a notice, where nobody named their folder and it is read-only.
+
+    Raises:
+        OSError: if a folder that was named cannot be written to.
+    """
+    for path in paths:
+        try:
+            require_writable(path)
+        except OSError as error:
+            if config.pictures is not None or config.json is not None:
+                raise
+            _LOG.warning("%s: %s; no picture is drawn, name a folder with --pictures", path, error.strerror)
+            return []
+    return list(paths)
 
 
 def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:

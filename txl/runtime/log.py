@@ -26,6 +26,8 @@ RECORDS, CURVES = "metrics.jsonl", "tensorboard"
 
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
+            return  # all ranks read the same text, one tells what there is to tell
         tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
 
 
