@@ -97,6 +97,8 @@ def read_flags(argv: Sequence[str], *classes: type, description: str) -> Typed:
     retired = {key.removeprefix("retired "): values.pop(key) for key in list(values) if key.startswith("retired ")}
     _answer_retired({name: value for name, value in retired.items() if value is not None})
     _translate_attn_type(values)
+    if values.get("clamp_len") == 0:
+        print("note: --clamp_len 0 is off, as in the code of 2019", file=sys.stderr)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 

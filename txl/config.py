@@ -19,6 +19,9 @@ ATTN_IMPL_HELP = (
     "keeps the probabilities; blockwise: in memory that grows with the length alone; fused: a GPU kernel (Triton)"
 )
 
+TINY = 1e-30
+"""The smallest temperature or probability that single precision still divides by."""
+
 DTYPE_HELP = (
     "numbers of the matrix products; the weights, and what is summed, stay in float32; half as many bits are fast on a "
     "GPU and no longer exact"
@@ -177,7 +180,7 @@ class Context:
     mem_len: int = option(0, "tokens of the segments before that are remembered")
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered")
     same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")
-    clamp_len: int = option(-1, "distances beyond this one share its position encoding (-1: off); masks nothing")
+    clamp_len: int = option(-1, "distances beyond this one share its position encoding (-1 or 0: off); masks nothing")
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tgt_len")
@@ -320,7 +323,7 @@ class EvalConfig:
     )
     mem_len: tuple[int, ...] = option((), "tokens of memory; several values make a table and context.png")
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered")
-    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
+    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1 or 0: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
     pictures: str | None = option(
@@ -471,7 +474,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "cache_size", "cache_theta")
-        require(self.cache_theta < inf, f"--cache_theta {self.cache_theta}: must be finite")
+        require(self.cache_theta <= 1e30, f"--cache_theta {self.cache_theta}: must be at most 1e+30")
         _require_share(self, "cache_lambda")
 
 
@@ -499,8 +502,8 @@ class KnnConfig:
         require(self.knn_tokens is None or self.knn_tokens > 0, f"--knn_tokens {self.knn_tokens}: must be at least 1")
         _require_share(self, "knn_lambda")
         require(
-            0 < self.knn_temperature < inf,
-            f"--knn_temperature {self.knn_temperature}: must be above 0, and must be finite",
+            TINY <= self.knn_temperature < inf,
+            f"--knn_temperature {self.knn_temperature}: must be above 0 (at least {TINY:g}), and must be finite",
         )
 
 
@@ -522,7 +525,7 @@ class GenerateConfig:
     no_unk: bool = option(False, "never generate <unk>")
     seed: int = option(1111, "random seed")
     mem_len: int | None = option(None, "tokens of memory (not given: as in training)")
-    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1: off)")
+    clamp_len: int | None = option(None, "distances beyond this one share its position encoding (-1 or 0: off)")
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     attn_impl: Literal["auto", "naive", "dense", "blockwise", "fused"] = option("auto", ATTN_IMPL_HELP)
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
@@ -532,9 +535,10 @@ class GenerateConfig:
         require_at_least(self, 0, "top_k")
         require_seed(self.seed)
         require(
-            0 <= self.temperature < inf, f"--temperature {self.temperature}: must not be negative, and must be finite"
+            self.temperature == 0 or TINY <= self.temperature < inf,
+            f"--temperature {self.temperature}: must not be negative, must be 0 or at least {TINY:g}, and finite",
         )
-        require(0 < self.top_p <= 1, f"--top_p {self.top_p}: must be above 0 and at most 1")
+        require(TINY <= self.top_p <= 1, f"--top_p {self.top_p}: must be above 0 (at least {TINY:g}) and at most 1")
         require(
             self.prompt is None or bool(self.prompt.strip()),
             "--prompt is empty: give some text, or leave the flag out to begin a new line",

@@ -360,7 +360,9 @@ def test_a_split_of_one_token_is_named(refused: Refused, run_folder: Path, text:
 GENERATE_VALUES = [
     ("--temperature -1", "--temperature -1.0", "must not be negative"),
     ("--temperature nan", "--temperature nan", "must not be negative"),
+    ("--temperature 1e-320", "--temperature 1e-320", "must not be negative, must be 0 or at least 1e-30"),
     ("--top_p 0", "--top_p 0.0", "above 0"),
+    ("--top_p 1e-320", "--top_p 1e-320", "above 0 (at least 1e-30)"),
     ("--top_p 1.5", "--top_p 1.5", "at most 1"),
     ("--top_k -1", "--top_k -1", "at least 0"),
     ("--top_k few", "--top_k", "int"),

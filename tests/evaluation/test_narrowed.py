@@ -44,6 +44,17 @@ def test_the_loss_is_nearly_that_of_float32(position: str, dtype: str) -> None:
     assert 0 < abs(half - full) < HALVES[dtype]
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("impl", ["naive", "dense", "blockwise"])
+def test_so_it_is_with_every_way_to_compute_attention(impl: str, dtype: str) -> None:
+    model = model_of()
+    full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
+    model.use_attention(impl)
+    with narrowed(model, dtype):
+        assert 0 < abs(evaluate(model, SEGMENTS, CONTEXT).nats_per_token - full) < HALVES[dtype]
+        assert len(list(generate(model, [1, 2], CONTEXT, length=3, seed=0))) == 3
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -8,7 +8,6 @@ python eval.py --recl RUN RUN ... --split test
 
 import dataclasses
 import functools
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,8 +42,8 @@ from txl.evaluation.report import (
     require_outputs,
     show,
     tell,
+    write_json,
     write_results,
-    write_text,
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
@@ -273,7 +272,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
             say(f"| picture: {picture}")
         if config.json:
             content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
-            write_text(Path(config.json), json.dumps(content, indent=1) + "\n")
+            write_json(Path(config.json), content)
 
 
 def context_losses(

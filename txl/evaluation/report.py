@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
         results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
-        write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
+        write_json(Path(config.json), results)
 
 
 def require_outputs(config: EvalConfig) -> None:
@@ -132,10 +133,22 @@ def as_tsv(tokens: Sequence[Token]) -> str:
 def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
     """The tokens in the format that the name of the file ends in: `.json`, or else TSV."""
     if path.suffix == ".json":
-        text = json.dumps({**extra, "tokens": [token._asdict() for token in tokens]}, ensure_ascii=False, indent=1)
-        write_text(path, text + "\n")
+        write_json(path, {**extra, "tokens": [token._asdict() for token in tokens]})
     else:
         write_text(path, as_tsv(tokens))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """As `write_text`; numbers that JSON has no word for, such as an infinite perplexity, are null."""
+    write_text(path, json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def write_text(path: Path, text: str) -> None:

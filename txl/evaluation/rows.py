@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.evaluation.conventions import Reading
-from txl.evaluation.score import Score, Stream, evaluate, score_text
+from txl.evaluation.score import Score, Stream, evaluate, require_finite, score_text
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.study.peak_memory import PeakMemory
@@ -107,12 +107,14 @@ def row_of_split(
             shares.append(evaluate(model, segments, context, predictor=reading.predictor, observe=observe))
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
+    require_finite(score.nats, split)
     seconds = time.perf_counter() - start
     peaks = ranks.gathered(peak.bytes())
     attention = None
     if with_attention:
         with progress(f"{split} attention", n_segment, shown=ranks.is_main) as bar:
-            mine = attention_by_distance(model, (ticking(stream, bar) for stream in streams), context)
+            segments = (ticking(stream, bar) for stream in streams)
+            mine = attention_by_distance(model, segments, context, predictor=reading.predictor)
         attention = mine.over(ranks)
     return Row(
         split,
@@ -145,4 +147,5 @@ def row_of_text(
     require_in_range(nll_N, ranks.device)
     seconds = time.perf_counter() - start
     score = Score(float(nll_N.double().sum()), len(nll_N), **counts)
+    require_finite(score.nats, "text")
     return Row("text", reading.asked, score, seconds, peak.bytes(), added=reading.added), nll_N

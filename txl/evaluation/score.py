@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import Context
+from txl.config import Context, require
 from txl.model.cuda_graph import Graphed
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -192,6 +192,15 @@ def score_text(
 
     nll_S = torch.cat([nll_N.cpu() for nll_N in scored(model, segments(), context, predictor=predictor)])
     return nll_S[first - 1 :]
+
+
+def require_finite(nats: float, name: str) -> None:
+    """Raise `UsageError` where the loss of what `name` says is not a number or infinite."""
+    require(
+        math.isfinite(nats),
+        f"{name}: its loss is {nats}; the weights are not finite, or a flag is beyond the range of the numbers; "
+        f"use another checkpoint, or milder values",
+    )
 
 
 def within(context: Context, n_token: int) -> Context:
