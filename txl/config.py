@@ -264,7 +264,11 @@ class TrainConfig:
     save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)")
     keep_last: int = option(1, "checkpoints kept besides the best one")
     eval_tgt_len: int = option(50, "tgt_len of the evaluations; the memory is longer by what it is shorter")
-    eval_batch_size: int = option(10, "streams of the evaluations; their result does not depend on it")
+    eval_batch_size: int | None = option(
+        None,
+        "streams of the evaluations, whose result does not depend on it but with --recurrence same (not given: 10, at "
+        "least one for each process; 1 with --recurrence same)",
+    )
     max_eval_steps: int = option(
         -1, "segments of the evaluations at most, those read to warm up included (-1: the whole split)"
     )
@@ -274,13 +278,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "batch_size", "batch_chunk", "max_step", "log_interval", "eval_interval")
-        require_at_least(self, 1, "eval_tgt_len", "eval_batch_size", "keep_last", "max_nonfinite")
+        require_at_least(self, 1, "eval_tgt_len", "keep_last", "max_nonfinite")
         require_at_least(
             self, 0, "warmup_step", "redraw_interval", "ff_chunk", "eta_min", "patience", "lr_min", "weight_decay"
         )
         require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
         require_seed(self.seed)
-        for name in ("local_batch_size", "max_step_scheduler", "save_interval"):
+        for name in ("local_batch_size", "max_step_scheduler", "save_interval", "eval_batch_size"):
             if getattr(self, name) is not None:
                 require_at_least(self, 1, name)
         for name in ("lr", "clip", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):

@@ -3,6 +3,7 @@
 python -m examples.seq2seq --task reverse
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
 from txl.cli import build, read_flags, run
 from txl.config import ModelConfig, option, require, require_at_least, require_seed
+
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +41,28 @@ class Lesson:
         require_at_least(self, 1, "n_word", "max_len", "n_update", "warmup_step", "width")
         require(0 <= self.smoothing < 1, f"--smoothing {self.smoothing}: must be at least 0 and below 1")
         require_seed(self.seed)
+        for name in ("n_word", "max_len", "n_update", "warmup_step", "width"):
+            require(getattr(self, name) < 2**31, f"--{name} {getattr(self, name)}: must be below 2^31")
+        needed, there = self.bytes_needed(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        require(
+            needed < there,
+            f"--n_word {self.n_word} --max_len {self.max_len} --width {self.width}: take {needed / 2**30:.0f} GiB, "
+            f"and this machine has {there / 2**30:.0f}; use smaller ones",
+        )
+
+    def bytes_needed(self) -> int:
+        """About what training and decoding take: logits, attention probabilities, and four numbers a weight."""
+        length, n_word = self.max_len + 1, N_SPECIAL + self.n_word
+        training = 3 * BATCH_SIZE * length * n_word + 3 * 6 * 4 * BATCH_SIZE * length**2
+        decoding = 3 * BATCH_SIZE * self.width * (n_word + length)
+        return 4 * (max(training, decoding) + 4 * 64 * n_word)
 
 
 def main(argv: Sequence[str]) -> None:
     lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__))
     torch.manual_seed(lesson.seed)
     model = Seq2Seq(small_config(lesson.n_word), dropout=0.1)
-    sizes = {"n_word": lesson.n_word, "batch_size": 64, "min_len": 1, "max_len": lesson.max_len}
+    sizes = {"n_word": lesson.n_word, "batch_size": BATCH_SIZE, "min_len": 1, "max_len": lesson.max_len}
     losses = train(
         model,
         pairs(lesson.task, seed=lesson.seed, **sizes),

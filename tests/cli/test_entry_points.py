@@ -266,6 +266,24 @@ def test_unknown_words_of_such_a_text_are_counted_in_a_notice(call: Call, run_fo
     ]
 
 
+def test_recurrence_without_limit_is_read_in_one_stream_unless_told_otherwise(
+    call: Call, training: list[str], text: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "new_run"
+    told = call("train", *training, "--recurrence", "same", "--n_layer", 1).out
+    assert "| --recurrence same: evaluations read one stream, " in told
+
+    def nats(*flags: object) -> tuple[list[float], str]:
+        out = call("eval", "--work_dir", run, "--split", "valid", "--json", tmp_path / "r.json", *flags).out
+        return [row["nats"] for row in json.loads((tmp_path / "r.json").read_text())["rows"]], out
+
+    default, one, ten = nats(), nats("--batch_size", 1), nats("--batch_size", 10)
+    assert default[0] == one[0] != pytest.approx(ten[0], rel=1e-6)
+    assert ["read in one stream" in out for _, out in (default, one, ten)] == [True, False, False]
+    record = json.loads((pointed(run, "best") / "config.json").read_text())
+    assert default[0][0] / 131 == pytest.approx(record["valid_nats_per_token"], rel=1e-5)
+
+
 # eval: conventions and documents
 
 
@@ -324,15 +342,16 @@ def test_what_was_counted_is_said(call: Call, run_folder: Path, tmp_path: Path) 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "test.txt").write_text(" bab \u00fcnheard bad \n \n")
     flags = ["--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test"]
-    *_, counted, rates = call("eval", *flags, "--json", tmp_path / "r.json").out.splitlines()
+    *_, counted, names, rates, note = call("eval", *flags, "--json", tmp_path / "r.json").out.splitlines()
     assert counted == "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 16 characters, 17 bytes"
     (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
-    note = "25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, character and byte are "
-    assert rates == (
-        f"test, tgt_len 8, mem_len 8: perplexity per word and line end {row['perplexity']:.3f}, "
-        f"{row['nats'] / math.log(2) / 16:.4f} bits per character, {row['bits_per_byte']:.4f} per byte; {note}too low"
-    )
-    assert row["note"] in rates
+    assert names.split() == ["split", "tgt_len", "mem_len", "ppl/word", "bits/char", "bits/byte"]
+    assert rates.split() == [
+        *("test", "8", "8", f"{row['perplexity']:.3f}"),
+        *(f"{row['nats'] / math.log(2) / 16:.4f}", f"{row['nats'] / math.log(2) / 17:.4f}"),
+    ]
+    assert note == f"test: {row['note']}"
+    assert note.startswith("test: 25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, ")
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+
+from txl.evaluation.plots import _apart, run_names
 
 Call = Callable[..., Any]
 Refused = Callable[..., str]
@@ -71,6 +74,20 @@ def test_each_row_has_its_speed_and_its_peak_memory(study: Study) -> None:
         assert row["peak_bytes"] is None or row["peak_bytes"] > 2**20
 
 
+def test_labels_of_close_lengths_do_not_touch() -> None:
+    axes = Figure(figsize=(6, 4)).subplots()
+    lengths = [0, 64, 65, 128, 640]
+    axes.set_xscale("symlog", linthresh=64)
+    axes.plot(lengths, lengths)
+    assert _apart(axes, lengths) == [0, 65, 128, 640]
+
+
+def test_runs_are_named_by_what_tells_them_apart() -> None:
+    assert run_names(["runs/a", "/x/b"]) == ["a", "b"]
+    assert run_names(["runs/a/step_1", "runs/b/step_1"]) == ["a/step_1", "b/step_1"]
+    assert run_names(["runs/a", "runs/a"]) == ["a", "a"]
+
+
 # losses by position
 
 
@@ -107,8 +124,8 @@ def test_pictures_that_are_not_asked_for_are_not_drawn(study: Study, run_folder:
 
 
 def test_attention_by_distance_is_drawn_and_written(study: Study, tmp_path: Path) -> None:
-    rows = study("--attention_by_distance", "--mem_len", 0, 5)["rows"]
-    assert imread(tmp_path / "attention.png").size > 0
+    rows = study("--attention_by_distance", "--mem_len", 0, 5, 6, 7)["rows"]
+    assert max(imread(tmp_path / "attention.png").shape) <= 2400
     for row in rows:
         shown = row["attention_by_distance"]
         assert shown["tokens"] == row["tokens"]

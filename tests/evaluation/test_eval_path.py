@@ -1,6 +1,7 @@
 """Law 9 on the way that eval.py goes: its own cutting, its own look-back, its own counts."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TypeVar
 
 import numpy as np
@@ -10,13 +11,16 @@ import torch
 from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
-from txl.config import EvalConfig
+from txl.commands import train as train_command
+from txl.config import EvalConfig, ModelConfig, TrainConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.evaluation.score import Score
+from txl.evaluation.test_time import Additions
 from txl.runtime.distributed import Ranks
 
 T = TypeVar("T")
 VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
+torch.manual_seed(0)  # the seed of a test comes too late for what is made here
 MODEL = build("adaptive", n_layer=2)
 
 
@@ -106,3 +110,17 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     together = score(context, reset="document", batch_size=3)
     assert together.nats == pytest.approx(sum(row.score.nats for row in alone), rel=1e-9)
     assert together.nats != pytest.approx(score(context, batch_size=3).nats, rel=1e-4)
+
+
+def test_every_process_has_a_stream_unless_told_otherwise() -> None:
+    checkpoint = SimpleNamespace(model_config=ModelConfig(n_token=5))
+    many = OneOfMany(0, 16, torch.device("cpu"))
+    streams = {
+        convention: eval_command.default_streams(EvalConfig(convention=convention), Additions(), checkpoint, many)
+        for convention in ("txl", "original")
+    }
+    assert streams == {"txl": 16, "original": 10}
+    corpus = SimpleNamespace(split=lambda name: np.arange(10_000))
+    for n, expected in ((None, 16), (4, 4)):
+        asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config, many
+        assert train_command.validation_stream(corpus, *asked).batch_size == expected

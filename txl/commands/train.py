@@ -86,7 +86,7 @@ def run_training(
     """Join the streams, the evaluation and the checkpoints to the training loop."""
     eval_context = evaluation_context(context, config.eval_tgt_len)
     stream = training_stream(corpus, config, context, ranks)
-    valid_stream = validation_stream(corpus, config, eval_context, model.config.n_layer, ranks)
+    valid_stream = validation_stream(corpus, config, eval_context, model.config, ranks)
     record = {
         "train": as_dict(config),
         "data": as_dict(corpus.config),
@@ -124,6 +124,8 @@ def run_training(
             n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
             say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
+            if model.config.recurrence == "same" and config.eval_batch_size is None:
+                say("| --recurrence same: evaluations read one stream, on whose number the result depends")
             say(describe_bytes(training_bytes(model, config, context, n_stream=n_stream, dtype=state.dtype)))
             metrics.start(
                 **provenance(),
@@ -153,15 +155,16 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
 
 
 def validation_stream(
-    corpus: Corpus, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
+    corpus: Corpus, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
 ) -> ScoringStream:
     """This process's share of the valid split."""
+    by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
     return ScoringStream(
         corpus.split("valid"),
-        batch_size=config.eval_batch_size,
+        batch_size=config.eval_batch_size or by_default,
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
-        n_warmup=warmup_segments(n_layer, context),
+        n_warmup=warmup_segments(shape.n_layer, context),
         rank=ranks.rank,
         world=ranks.world,
     )

@@ -55,13 +55,18 @@ def counted(row: Row) -> str:
     )
 
 
-def rates(row: Row) -> str:
-    """Figures by which models with different vocabularies are compared, in a line."""
-    score = row.score
-    text = f"{_name(row)}: perplexity per word and line end {score.word_perplexity:.3f}"
-    if score.bits_per_character is not None and score.bits_per_byte is not None:
-        text += f", {score.bits_per_character:.4f} bits per character, {score.bits_per_byte:.4f} per byte"
-    return "; ".join([text, *([note] if (note := row.note_of_unknown) else [])])
+def rates(rows: Sequence[Row]) -> str:
+    """Figures by which models with different vocabularies are compared, in columns; ppl/word: per word and line end."""
+    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}"]
+    for row in rows:
+        score, context = row.score, row.context
+        bits = ["-" if n is None else f"{n:.4f}" for n in (score.bits_per_character, score.bits_per_byte)]
+        line = (
+            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.word_perplexity:>11.3f} "
+            f"{bits[0]:>10} {bits[1]:>10}"
+        )
+        lines.append(f"{line}  {row.added}".rstrip())
+    return "\n".join(lines)
 
 
 def _name(row: Row) -> str:
@@ -86,8 +91,9 @@ def show(rows: Sequence[Row]) -> None:
         say(counted(row))
         if row.losses and "distance" not in row.losses:
             say(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
-    for row in rows:
-        say(rates(row))
+    say(rates(rows))
+    for row in {row.split: row for row in rows if row.note_of_unknown}.values():
+        say(f"{row.split}: {row.note_of_unknown}")
 
 
 def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
