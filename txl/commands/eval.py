@@ -10,14 +10,15 @@ import dataclasses
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from txl.checkpoint import Checkpoint, damaged, load_model, open_checkpoint
+from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import Typed, build, read_flags
+from txl.commands.opened import loaded, open_corpus, training_text
+from txl.commands.recl import compare_context_lengths
 from txl.config import (
     CacheConfig,
     Context,
@@ -25,35 +26,29 @@ from txl.config import (
     EvalConfig,
     KnnConfig,
     StudyConfig,
-    UsageError,
     require,
 )
-from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
+from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams, window_streams
+from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.conventions import Reading, reading_of
-from txl.evaluation.plots import drawable, picture_folder, pictures_of, plot_recl, write_pictures
+from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.report import (
     Token,
     as_tsv,
     require_outputs,
     show,
     tell,
-    write_json,
     write_results,
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
 from txl.evaluation.score import Predictor, within
-from txl.evaluation.study import recl
-from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
 from txl.evaluation.study.loss_by_position import LossByPosition
-from txl.evaluation.test_time import Additions, TrainingText, prepared
-from txl.model.autocast import narrowed
-from txl.model.settings import require_read, require_read_by_one
+from txl.evaluation.test_time import Additions, prepared
+from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
@@ -249,91 +244,6 @@ def score_file(
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
     write_results(rows, config, checkpoint=str(checkpoint.folder))
-
-
-def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
-    """The relative effective context length of several runs, on one split; rank 0 tells."""
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
-    checkpoints = comparable(typed, config, study)
-    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
-    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
-    ids = ranks.main_first(lambda: corpus.split(config.split))
-    require_long_enough(len(ids), config, study)
-    pictures = []
-    if ranks.is_main:
-        require_outputs(config)
-        pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
-    nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
-    if ranks.is_main:
-        result = recl.recl(nats_MCP, study.context_lengths)
-        say(recl.table(result, study.recl))
-        for picture in pictures:
-            plot_recl(picture, result, study.recl)
-            say(f"| picture: {picture}")
-        if config.json:
-            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
-            write_json(Path(config.json), content)
-
-
-def context_losses(
-    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
-) -> np.ndarray:
-    """Nats by context length and position, of one run; the windows are shared out over processes."""
-    (context,) = config.look_backs(checkpoint.context)
-    windows = window_streams(
-        ids,
-        length=study.context_lengths[-1],
-        every=study.recl_every,
-        batch_size=config.batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-    with loaded(checkpoint, config, ranks) as model:
-        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
-
-
-@contextmanager
-def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> Iterator[TransformerXL]:
-    """A checkpoint's model on this process's device, its attention and its products computed as asked for."""
-    model = load_model(checkpoint).to(ranks.device)
-    model.use_attention(config.attn_impl)
-    with narrowed(model, config.dtype):
-        yield model
-
-
-def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
-    """The text, read with the checkpoint's vocabulary.
-
-    Raises:
-        UsageError: if the text has a vocabulary of its own and it is another one.
-    """
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    try:
-        trained_on = DataConfig(**checkpoint.record["data"])
-    except (KeyError, TypeError, DataError):
-        raise damaged(checkpoint.folder / "config.json") from None
-    as_trained = dataclasses.asdict(trained_on)
-    if typed.get("dataset", trained_on.dataset) != trained_on.dataset:  # its own rules, not those of the run
-        del as_trained["min_freq"], as_trained["max_size"]
-    corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
-    if corpus.defines_vocabulary:
-        own = Corpus(corpus.config).vocab
-        if own.fingerprint() != vocab.fingerprint():
-            raise UsageError(
-                f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
-                f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
-                f"valid.txt and test.txt only"
-            )
-    return corpus
-
-
-def training_text(corpus: Corpus, ranks: Ranks) -> TrainingText:
-    """The text that what is added to a model is made from."""
-    ids = ranks.main_first(lambda: corpus.split("train"))
-    names = {"training_text": corpus.fingerprint("train"), "vocabulary": corpus.vocab.fingerprint()}
-    return TrainingText(ids, names, ScoringStream)
 
 
 def cut(ids: np.ndarray, vocab: Vocab, reading: Reading, config: EvalConfig, ranks: Ranks) -> list[RowStream]:

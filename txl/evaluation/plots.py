@@ -176,7 +176,7 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
 
 def run_names(paths: Sequence[str]) -> list[str]:
     """The last parts of paths, as many as tell them apart."""
-    parts = [Path(path).resolve().parts for path in paths]
+    names, parts = list(paths), [Path(path).resolve().parts for path in paths]
     for n in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-n:]) for one in parts]
         if len(set(names)) == len(set(parts)):
