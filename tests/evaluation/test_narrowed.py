@@ -127,7 +127,8 @@ def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
     for name in ("float32", "bfloat16"):
         with narrowed(model, name):
             build_store(tmp_path / name, model, SEGMENTS, CONTEXT, n_pair=3 * 64, source={})
-    one, other = (open_store(tmp_path / name, {}) for name in ("float32", "bfloat16"))
+    stores = (open_store(tmp_path / name, {}, model.config, n_pair=3 * 64) for name in ("float32", "bfloat16"))
+    one, other = stores
     assert one is not None
     assert other is not None
     np.testing.assert_array_equal(one.keys_ND, other.keys_ND)
