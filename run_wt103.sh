@@ -17,7 +17,18 @@ train uses all GPUs of the machine, or NPROC processes. On several hosts, start 
   NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
 and a run folder that all of them see. Processes that are lost are started again MAX_RESTARTS times (3).
 USAGE
+    exit "${1:-2}"
+}
+
+refuse() {
+    echo "run_wt103.sh: $*" >&2
     exit 2
+}
+
+# number NAME LEAST: the variable, if it is set, must be a whole number
+number() {
+    local value=${!1:-}
+    [[ -z $value || ($value =~ ^[0-9]{1,6}$ && 10#$value -ge $2) ]] || refuse "$1=$value: must be a number, at least $2"
 }
 
 # the hyper-parameters of kimiyoung/transformer-xl's run_wt103_base.sh and run_wt103_large.sh
@@ -34,9 +45,16 @@ generate_base=(--mem_len 640 --clamp_len 400 --same_length)
 generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
 
 demo() {
-    local run=$here/runs/demo
+    local run=$here/runs/demo own=(--overwrite) word next=false
+    for word in "$@"; do # the last folder named wins, as in train.py
+        case $next$word in
+        true*) run=$word own=() ;;
+        false--work_dir=* | false--work-dir=*) run=${word#*=} own=() ;;
+        esac
+        [[ $word = --work_dir || $word = --work-dir ]] && next=true || next=false
+    done
     local text=(--data "$here/data/pydoc" --dataset pydoc)
-    "$python" "$here/train.py" "${text[@]}" --work_dir "$run" --overwrite \
+    "$python" "$here/train.py" "${text[@]}" --work_dir "$run" "${own[@]}" \
         --n_layer 4 --d_model 128 --n_head 4 --d_head 32 --d_inner 512 --dropout 0.15 \
         --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
         --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
@@ -49,7 +67,14 @@ demo() {
 
 # exec the training: in this process, or in many under torchrun
 launch() {
+    number NNODES 1
+    number NPROC 1
+    number NODE_RANK 0
+    number MASTER_PORT 1
+    number MAX_RESTARTS 0
     local nnodes=${NNODES:-1} nproc=${NPROC:-}
+    # torchrun kills what has not ended 30 s after a signal, which is short for a large checkpoint (from PyTorch 2.12 on)
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
     [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
     [ "$nproc" -ge 1 ] || nproc=1
     if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
@@ -58,19 +83,26 @@ launch() {
     local rendezvous=(--standalone)
     if [ "$nnodes" -gt 1 ]; then
         local is_host=false
-        [ "${NODE_RANK:?NNODES is set: NODE_RANK must say which host this is}" -ne 0 ] || is_host=true
+        [ -n "${NODE_RANK:-}" ] || refuse "NODE_RANK: NNODES is set, so it must say which host this is, 0 on the first"
+        [ -n "${MASTER_ADDR:-}" ] || refuse "MASTER_ADDR: NNODES is set, so it must name the first host"
+        [ "$NODE_RANK" -lt "$nnodes" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((nnodes - 1))"
+        [ "$NODE_RANK" -ne 0 ] || is_host=true
         rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}" --rdzv_conf "is_host=$is_host"
-            --rdzv_endpoint "${MASTER_ADDR:?NNODES is set: MASTER_ADDR must name the first host}:${MASTER_PORT:-29500}")
+            --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
-        --max_restarts "${MAX_RESTARTS:-3}" "$@"
+        --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
 }
 
 what=${1:-}
 size=${2:-}
 case $what in
+-h | --help | help) usage 0 2>&1 ;;
 demo)
     shift
+    for word in "$@"; do
+        [[ $word != --help && $word != -h ]] || usage 0 2>&1
+    done
     txl_python "$here" requirements.txt
     demo "$@"
     ;;

@@ -98,18 +98,6 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
     return [report(*each) for each in _distinct(compiled)]
 
 
-def compile_loss(dtype: torch.dtype) -> list[Report]:
-    """The kernels of the loss, for a tile of logits two blocks wide."""
-    from txl.ops.linear_cross_entropy import fused as loss
-
-    T, U = 8192, 8192
-    logit_TU, target_T = torch.empty(T, U, dtype=dtype), torch.empty(T, dtype=torch.int64)
-    with compiling_only() as compiled:
-        loss.add_statistics(logit_TU, torch.empty(U), target_T, torch.empty(T), torch.empty(T))
-        loss.logit_gradient(logit_TU, torch.empty(U), target_T, torch.empty(T), torch.empty(T))
-    return [report(*each) for each in compiled]
-
-
 def _distinct(compiled: list[Any]) -> list[Any]:
     """One of each name: several tensors may have been copied by one kernel."""
     return list({name: (name, *rest) for name, *rest in reversed(compiled)}.values())[::-1]
@@ -174,8 +162,6 @@ def main() -> None:
             label = f"{dtype}, head {head}" + f", dropout {dropout}" * (dropout > 0)
             show(label, [r for r in reports if r not in seen], as_table=args.markdown)
             seen += reports
-    for dtype in args.dtype:
-        show(f"{dtype}, loss", compile_loss(getattr(torch, dtype)), as_table=args.markdown)
 
 
 def show(label: str, reports: list[Report], *, as_table: bool) -> None:

@@ -31,11 +31,15 @@ due=0 # seconds after the beginning at which the parts so far must be done
 n_failed=0
 summary=()
 mkdir -p "$out" || exit
-if compgen -G "$out/*.json" >/dev/null && [[ ! -e $out/table.txt ]]; then
-    echo "$out: holds JSON files that this script has not written; name another folder" >&2
-    exit 2
-fi
+written=$out/.written # the names of what this script has written: nothing else is removed
+for path in "$out"/*.log "$out"/*.json "$out/table.txt" "$out.tar.gz"; do
+    if [[ -e $path ]] && ! grep -qxF -- "$(basename "$path")" "$written" 2>/dev/null; then
+        echo "$path: not written by this script; name another folder, or move the file" >&2
+        exit 2
+    fi
+done
 rm -f "$out"/*.log "$out"/*.json
+printf '%s\n' table.txt "$(basename "$out").tar.gz" >"$written" || exit
 
 # planned SECONDS: add a share of 585, in proportion if the limit is another one, to `due`; the time until then in `left`
 planned() {
@@ -64,6 +68,7 @@ part() {
         summary+=("$(printf '%-18s         left out: no time' "$name")")
         return
     fi
+    printf '%s\n' "$name.json" "$name.log" >>"$written"
     echo "== $name, at most $left s: python -m $module $*"
     timeout --kill-after=5 "$left" "$python" -m "$module" "$@" --json "$out/$name.json" >"$out/$name.log" 2>&1
     code=$?
@@ -82,11 +87,13 @@ correctness() {
     shares=$((shares > 12 ? 12 : shares))
     echo "== correctness, at most $left s"
     for ((i = 0; i < shares; i++)); do
+        printf '%s\n' "check-$i.json" "check-$i.log" >>"$written"
         timeout --kill-after=5 "$left" "$python" -m benchmarks.gpu_check --share "$i" "$shares" \
             --json "$out/check-$i.json" >"$out/check-$i.log" 2>&1 &
         pids+=($!)
     done
     for shape in $shapes; do
+        echo "compile-$shape.log" >>"$written"
         timeout --kill-after=5 "$left" "$python" -m benchmarks.attention $fast --rounds 1 --only flex fused \
             --shapes "$shape" >"$out/compile-$shape.log" 2>&1 &
     done

@@ -1,6 +1,6 @@
 """Whether the fast paths are right on this GPU, and everything that runs on a CPU runs there.
 
-    python -m benchmarks.gpu_check [--share 0 1] [--only fused head] [--json FILE]
+    python -m benchmarks.gpu_check [--share 0 1] [--only fused graphed] [--json FILE]
 
 - fused attention, values and six gradients, with and without dropout, and the loss without logits, against their
   definitions in float64 (float32 where that takes too much memory), memory that nobody has written being NaN;
@@ -24,7 +24,6 @@ import torch
 from benchmarks.checks import models
 from benchmarks.checks.attention import DROPPED, ODD, SHAPES, dropout_errors, fused_errors
 from benchmarks.checks.errors import LIMITS, Check
-from benchmarks.checks.head import head_errors
 from benchmarks.checks.models import SMALL, TINY
 from benchmarks.checks.seq2seq import decoding_errors
 from benchmarks.peers import write_as_found
@@ -48,9 +47,6 @@ AS_TRAINED: list[dict[str, Any]] = [
 
 def operator_checks(device: str) -> Iterator[Check]:
     """Of the operators, beside their definitions."""
-    for dtype in NARROW:
-        kind, limit = getattr(torch, dtype), LIMITS[dtype]
-        yield Check("head", dtype, lambda kind=kind: head_errors(kind, device), limit)
     if device == "cpu":
         return
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]

@@ -52,7 +52,7 @@ def mark(state: TrainState, *, compiled: bool) -> None:
             continue
         layer.forward = scoped("layers", layer.forward)
         layer.attn.forward = scoped("projections", layer.attn.forward)
-        layer.attn.kernel.forward = scoped("attention", layer.attn.kernel.forward)
+        layer.attn.rule.forward = scoped("attention", layer.attn.rule.forward)
         layer.ff.forward = scoped("feed-forward", layer.ff.forward)
     model.word_emb.forward = scoped("embedding", model.word_emb.forward)
     model.softmax.nll = scoped("head", model.softmax.nll)

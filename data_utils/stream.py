@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from .files import DataError
@@ -320,7 +321,7 @@ def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> n
             f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
             f"use at most {max(1, len(ids) // shortest)}"
         )
-    return ids[: batch_size * n_step].reshape(batch_size, n_step)
+    return rearrange(ids[: batch_size * n_step], "(b t) -> b t", b=batch_size)
 
 
 def _share(n_row: int, rank: int, world: int) -> np.ndarray:

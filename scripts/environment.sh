@@ -7,6 +7,10 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 txl_python() {
     local here=$1 requirements=$2 venv=$1/.venv
+    if [ -n "${PYTHON:-}" ] && ! "$PYTHON" -c '' 2>/dev/null; then
+        echo "PYTHON=$PYTHON: no Python that runs; name another, or leave PYTHON out" >&2
+        exit 2
+    fi
     if [ -n "${PYTHON:-}" ] && "$PYTHON" -c 'import torch' 2>/dev/null; then
         python=$PYTHON
         return

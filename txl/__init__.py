@@ -4,5 +4,5 @@ from txl.config import Context, ModelConfig
 from txl.memory import Memory, Span
 from txl.model.transformer import TransformerXL
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Context", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__"]

@@ -177,6 +177,10 @@ def _underscored(word: str) -> str:
 def _add_flag(group: Any, f: Field, hint: Any) -> None:
     given: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f)}
     args = [a for a in typing.get_args(hint) if a is not types.NoneType]
+    if hint == bool | int:
+        group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
+        group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
+        return
     if isinstance(hint, types.UnionType):
         hint, args = args[0], list(typing.get_args(args[0]))
     if f.name in _REGISTRIES:

@@ -210,13 +210,15 @@ class TrainConfig:
 
     work_dir: str = option("runs/txl", "folder of the run, used as given: checkpoints and logs")
     overwrite: bool = option(False, "start anew in a folder that holds a run; its checkpoints are lost")
-    resume: bool = option(False, "go on from the last checkpoint in --work_dir, if there is one")
+    resume: bool | int = option(
+        False, "go on from the last whole checkpoint in --work_dir, if there is one; with a number, from that step's"
+    )
     batch_size: int = option(60, "streams of text read side by side, over all processes")
     local_batch_size: int | None = option(None, "streams per process; sets --batch_size to this times the processes")
     batch_chunk: int = option(1, "the batch is computed in so many parts, one after another, to save memory")
     max_step: int = option(100000, "number of updates")
     max_step_scheduler: int | None = option(None, "updates the schedule is made for (not given: --max_step)")
-    max_hours: float | None = option(None, "save and stop after so many hours")
+    max_hours: float | None = option(None, "save and stop so many hours after this start")
     varlen: bool = option(False, "segments of varying length, as the original draws them")
     roll: bool = option(False, "in every epoch each stream begins at another place, drawn from the seed")
     optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
@@ -234,7 +236,7 @@ class TrainConfig:
     decay_rate: float = option(0.5, "dev_perf: the learning rate is multiplied by this when validation stops improving")
     patience: int = option(0, "dev_perf: evaluations without improvement that are borne")
     lr_min: float = option(0.0, "dev_perf: the lowest learning rate")
-    clip: float = option(0.25, "largest norm of the gradient")
+    clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)")
     dropout: float = option(0.0, "dropout of embeddings, positions, sub-layer outputs and the last hidden states")
     dropatt: float = option(0.0, "dropout of the attention probabilities")
     label_smoothing: float = option(
@@ -282,17 +284,20 @@ class TrainConfig:
         require_at_least(
             self, 0, "warmup_step", "redraw_interval", "ff_chunk", "eta_min", "patience", "lr_min", "weight_decay"
         )
-        require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range")
+        require_at_least(self, 0, "mom", "init_std", "proj_init_std", "init_range", "clip")
+        if self.clip == inf:
+            object.__setattr__(self, "clip", 0.0)
         require_seed(self.seed)
         for name in ("local_batch_size", "max_step_scheduler", "save_interval", "eval_batch_size"):
             if getattr(self, name) is not None:
                 require_at_least(self, 1, name)
-        for name in ("lr", "clip", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):
+        for name in ("lr", "decay_rate", "timeout_s", "max_hours", "target_perplexity", "target_throughput"):
             value = getattr(self, name)
             require(value is None or value > 0, f"--{name} {value}: must be above 0")
         for name in ("dropout", "dropatt", "label_smoothing"):
             value = getattr(self, name)
             require(0 <= value < 1, f"--{name} {value}: must be at least 0 and below 1")
+        require(self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: no step; count them from 1")
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: go on, or start anew; drop one of them"
         )

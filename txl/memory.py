@@ -188,13 +188,13 @@ class KeyValueMemory:
     without gradients, and only for encodings that do not place hidden states (`PositionEncoding.places_hidden_states`).
 
     Attributes:
-        places: per layer what the encoding makes of distances (`PositionEncoding.project`), one row per distance,
+        feats: per layer what the encoding makes of distances (`PositionEncoding.project`), one row per distance,
             farthest first, for the longest span so far; shorter spans use the last rows.
-        clamp_len: the one that `places` was made with.
+        clamp_len: the one that `feats` was made with.
     """
 
     layers: tuple[KeyValue, ...]
-    places: tuple[Tensor, ...] = ()
+    feats: tuple[Tensor, ...] = ()
     clamp_len: int = -1
 
     @property
@@ -215,4 +215,4 @@ class KeyValueMemory:
         """
         end = self.length + max(0, n_new - ext_len)
         begin = max(0, end - mem_len)
-        return KeyValueMemory(tuple(both.between(begin, end) for both in seen), self.places, self.clamp_len)
+        return KeyValueMemory(tuple(both.between(begin, end) for both in seen), self.feats, self.clamp_len)

@@ -133,7 +133,7 @@ def _keeping(
     for layer, mem_BMD in zip(layers, memory, strict=True):
         read_BTD = x2_BTD
         x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
-        x2_BTD = x2_BTD + layer.fed(x1_BTD)
+        x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
         keep(read_BTD.detach(), x2_BTD.detach())
     return x1_BTD, x2_BTD
 

@@ -5,6 +5,7 @@ Models are read as they are: put them in `eval()` first, or dropout has a word i
 """
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from examples.seq2seq.model import BEGIN, END, PAD, Seq2Seq
@@ -67,7 +68,8 @@ def beam_search(
     length_BK = torch.zeros(B, K, dtype=torch.long, device=device)
     is_over_BK = torch.zeros(B, K, dtype=torch.bool, device=device)
     for _ in range(max_len):
-        step_BKV = next_words(model, token_BKT.flatten(0, 1), encoded, source).unflatten(0, (B, K))
+        step_BKV = next_words(model, rearrange(token_BKT, "b k t -> (b k) t"), encoded, source)
+        step_BKV = rearrange(step_BKV, "(b k) v -> b k v", k=K)
         V = step_BKV.shape[-1]
         waits_V = step_BKV.new_full((V,), -torch.inf)
         waits_V[PAD] = 0
@@ -75,9 +77,9 @@ def beam_search(
         length_BK = length_BK + ~is_over_BK
         total_BKV = logprob_BK[..., None] + step_BKV
         score_BKV = total_BKV / length_penalty(length_BK, alpha)[..., None]
-        best_BK = score_BKV.flatten(1).topk(K, dim=-1).indices
+        best_BK = rearrange(score_BKV, "b k v -> b (k v)").topk(K, dim=-1).indices
         parent_BK, word_BK = best_BK // V, best_BK % V
-        logprob_BK = total_BKV.flatten(1).gather(1, best_BK)
+        logprob_BK = rearrange(total_BKV, "b k v -> b (k v)").gather(1, best_BK)
         length_BK = length_BK.gather(1, parent_BK)
         token_BKT = token_BKT.gather(1, parent_BK[..., None].expand_as(token_BKT))
         token_BKT = torch.cat([token_BKT, word_BK[..., None]], dim=-1)

@@ -88,3 +88,18 @@ def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tm
     assert "stopped after 1 s" in table(out)["correctness"]
     _, out = run(tmp_path, "*) ;;", seconds=1)
     assert "left out: no time" in table(out)["attention"]
+
+
+def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
+    assert run(tmp_path, "*) ;;")[0] == 0
+    assert run(tmp_path, "*) ;;")[0] == 0  # its own may go
+    for name in ("out/mine.log", "out/mine.json", "out.tar.gz"):
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out.tar.gz").unlink(missing_ok=True)
+        (tmp_path / name).write_text("mine")
+        command = ["bash", str(SCRIPT), "out"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert done.returncode == 2
+        assert f"{name}: not written by this script" in done.stderr
+        assert (tmp_path / name).read_text() == "mine"

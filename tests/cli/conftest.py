@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import random
 import resource
 import shutil
@@ -13,8 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from txl.cli import run
 from txl.data_utils.files import DataError
@@ -28,6 +32,20 @@ TINY = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
     "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2"
 ).split()
+
+
+def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the weights of a run's checkpoints, which lose their checksums, as those of older versions have none."""
+    for path in run.glob("step_*/model.safetensors"):
+        save_file({name: change(weight) for name, weight in load_file(path).items()}, path)
+        change_record(path.parent, lambda record: record.pop("files", None))
+
+
+def change_record(checkpoint: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json") -> None:
+    """Change what a JSON file of a checkpoint says."""
+    record = json.loads((checkpoint / name).read_text())
+    change(record)
+    (checkpoint / name).write_text(json.dumps(record))
 
 
 @dataclass(frozen=True)

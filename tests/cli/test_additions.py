@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
-from tests.cli.conftest import Outcome
+from tests.cli.conftest import Outcome, change_weights
 from txl.config import CacheConfig, DynamicConfig, EvalConfig, UsageError
 from txl.evaluation.test_time import Additions
 
@@ -99,8 +98,7 @@ def test_a_store_of_another_checkpoint_is_refused(
     rows: Rows, refused: Refused, evaluation: list[str], run_folder: Path, tmp_path: Path
 ) -> None:
     rows(*flags_of("knn", tmp_path))
-    for path in run_folder.rglob("model.safetensors"):
-        save_file({name: tensor * 1.01 for name, tensor in load_file(path).items()}, path)
+    change_weights(run_folder, lambda weight: weight * 1.01)
     line = refused("eval", *evaluation, *flags_of("knn", tmp_path))
     assert f"--knn_store {tmp_path / 'store'}: made from another checkpoint" in line
 
@@ -183,8 +181,7 @@ def test_values_at_the_edge_give_finite_losses(rows: Rows, tmp_path: Path) -> No
 def test_a_loss_that_is_no_number_is_an_error(
     refused: Refused, evaluation: list[str], run_folder: Path, text: Path, flags: str
 ) -> None:
-    for path in run_folder.rglob("model.safetensors"):
-        save_file({name: tensor * 1e38 for name, tensor in load_file(path).items()}, path)
+    change_weights(run_folder, lambda weight: weight * 1e38)
     words = flags.replace("TEXT", str(text / "test.txt")).replace("RUN", str(run_folder)).split()
     where = {"": evaluation, "--text": evaluation[:2], "--recl": evaluation[2:]}[flags.partition(" ")[0]]
     assert "its loss is nan" in refused("eval", *where, *words)

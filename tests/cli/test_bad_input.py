@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from tests.cli.conftest import change_weights
 from txl.config import ModelConfig, UsageError
 
 ROOT = Path(__file__).parents[2]
 
 Refused = Callable[..., str]
+STRETCHED = ("--max_step_scheduler", 8)
 FullDisk = Callable[[int], AbstractContextManager[None]]
 
 
@@ -186,7 +187,7 @@ TRAIN_VALUES = [
     ("--weight_decay -1", "--weight_decay -1.0", "at least 0"),
     ("--resume --overwrite", "--resume and --overwrite", "drop one of them"),
     ("--lr nan", "--lr nan", "above 0"),
-    ("--clip 0", "--clip 0.0", "above 0"),
+    ("--clip -1", "--clip -1.0", "at least 0"),
     ("--eta_min -1", "--eta_min -1.0", "at least 0"),
     ("--dropout 1.5", "--dropout 1.5", "below 1"),
     ("--dropout -0.1", "--dropout -0.1", "at least 0"),
@@ -473,7 +474,7 @@ def test_a_pointer_to_no_checkpoint_is_passed_over(
 
 def test_weights_that_are_not_numbers_are_named(refused: Refused, run_folder: Path) -> None:
     path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
-    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}, path)
+    change_weights(run_folder, lambda weight: torch.full_like(weight, torch.nan))
     assert str(path.parent) in refused("generate", "--work_dir", run_folder)
 
 
@@ -524,7 +525,7 @@ def test_a_text_that_has_changed_since_the_run_to_go_on_with_is_named(
     refused: Refused, training: list[str], text: Path, run_folder: Path
 ) -> None:
     (text / "valid.txt").write_text("bab bad\n")
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
     assert "valid.txt has changed" in line
     assert "bring the text back, or start a new run" in line
 
@@ -533,7 +534,7 @@ def test_a_vocabulary_that_has_changed_since_the_run_to_go_on_with_is_named(
     refused: Refused, training: list[str], text: Path, run_folder: Path
 ) -> None:
     (text / "train.txt").write_text((text / "train.txt").read_text().replace("bab", "new"))
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
     assert f"{text}: its vocabulary is no longer the one" in line
     assert "bring the text back, or start a new run" in line
 
@@ -548,7 +549,7 @@ def test_a_truncated_checkpoint_to_go_on_from_is_named(
 ) -> None:
     (path,) = run_folder.glob(f"step_00000004/{name}")
     cut(path, keep=keep)
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8)
+    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
     assert str(path) in line
     assert "use another checkpoint" in line
 
@@ -783,7 +784,7 @@ def test_a_second_ctrl_c_does_not_stop_the_saving(
     call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
 ) -> None:
     press_at_call(2, "txl.training.loop.train_line")
-    press_at_call(1, "txl.checkpoint.save_file")
+    press_at_call(1, "txl.checkpoint.save.save_file")
     call("train", *training, "--log_interval", 1, "--eval_interval", 100)
     assert (tmp_path / "new_run" / "step_00000002" / "config.json").is_file()
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.cli.conftest import Outcome, Trained
+from tests.cli.conftest import Outcome, Trained, change_weights
 from txl.ops.few_rows import Linear
 
 Call = Callable[..., Outcome]
@@ -129,8 +128,3 @@ def test_losses_that_leave_it_are_not_taken_for_tokens_that_nobody_read(
     change_weights(run_folder, lambda weight: weight * 1e6)
     assert "--dtype float16: " in refused("eval", *recl_of(splits), "--dtype", "float16")
     assert not (run_folder / "recl.png").exists()
-
-
-def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for path in run.glob("step_*/*.safetensors"):
-        save_file({name: change(weight) for name, weight in load_file(path).items()}, path)

@@ -21,7 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
-LINE_2019 = re.compile(r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+")
+LINE_2019 = re.compile(
+    r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+ \| eta \d+:\d\d:\d\d"
+)
 
 Call = Callable[..., Any]
 
@@ -710,7 +712,7 @@ def test_every_position_encoding_trains_evaluates_at_length_and_writes(
 def test_a_position_encoding_goes_on_with_the_run(call: Call, training: list[str], tmp_path: Path) -> None:
     """A flag that was not typed is the checkpoint's, and so is the length of its table."""
     assert call("train", *training, "--attn_type", 3, "--max_step", 2).status == 0
-    assert call("train", *training, "--resume", "--max_step", 3).status == 0
+    assert call("train", *training, "--resume", "--max_step", 3, "--max_step_scheduler", 3).status == 0
     again = call("train", *training, "--resume", "--max_step", 4, "--position", "alibi")
     assert "--position alibi: the run in" in again.err
     assert "was started with learned_per_layer" in again.err

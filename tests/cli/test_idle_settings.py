@@ -51,7 +51,7 @@ def test_evaluation_and_generation_refuse_it_as_training_does(
     run, dense = ("--work_dir", tmp_path / "new_run"), ("--attn_impl", "dense")
     assert reason in refused("eval", *run, *dense)
     assert reason in refused("generate", *run, *dense)
-    assert reason in refused("train", *training, "--resume", "--max_step", 2, *dense)
+    assert reason in refused("train", *training, "--resume", "--max_step", 2, "--max_step_scheduler", 2, *dense)
     assert call("generate", *run, "--length", 1, "--attn_impl", "auto").status == 0
 
 

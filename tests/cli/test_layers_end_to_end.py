@@ -23,7 +23,7 @@ def test_a_run_goes_all_the_way(call: Callable[..., Outcome], text: Path, tmp_pa
     run = tmp_path / "run"
     training = ["train", "--data", text, "--work_dir", run, *TINY, *flags.split()]
     assert call(*training).status == 0
-    assert call(*training, "--resume", "--max_step", "6").status == 0
+    assert call(*training, "--resume", "--max_step", "6", "--max_step_scheduler", "6").status == 0
     evaluated = call("eval", "--work_dir", run, "--data", text)
     assert evaluated.status == 0
     assert "nan" not in evaluated.out

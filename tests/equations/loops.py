@@ -43,8 +43,10 @@ def by_loop(
         place: what is added at a position to what queries and keys are projected from, (D,).
         value: what is added to the value of key j that head n of query i gathers, (H,).
     """
-    n_head, d_head = attention.head_shape
-    W_q, W_k, W_v = (net.weight.view(n_head, d_head, -1) for net in (attention.q_net, attention.k_net, attention.v_net))
+    n_head = attention.n_head
+    W_q, W_k, W_v = (
+        net.weight.unflatten(0, (n_head, -1)) for net in (attention.q_net, attention.k_net, attention.v_net)
+    )
     placed = [x_D + place(p) if place else x_D for p, x_D in enumerate(x_SD)]
     rows = []
     for i in range(M, len(x_SD)):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.attention_rules.lsh import LshKernel, full_matrix, sorted_chunks
+from txl.attention_rules.lsh import LshAttention, full_matrix, sorted_chunks
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 B, N, H = 2, 2, 4
@@ -19,9 +19,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POSITION_ENCODINGS, "toy_none", PositionEncoding)
 
 
-def kernel_of(**settings: int) -> tuple[LshKernel, PositionEncoding]:
+def kernel_of(**settings: int) -> tuple[LshAttention, PositionEncoding]:
     config = ModelConfig(n_token=5, n_head=N, d_head=settings.pop("d_head", H), position="toy_none", **settings)
-    return LshKernel(config).double(), PositionEncoding(config)
+    return LshAttention(config).double(), PositionEncoding(config)
 
 
 def operands(span: Span, n_bucket: int, n_round: int) -> tuple[list[Tensor], Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from txl import ModelConfig, Span
 from txl.attention_rules.causal_ratio import BLOCK, _Blocks, causal_ratio
-from txl.attention_rules.performer import PerformerKernel, orthogonal_normal
+from txl.attention_rules.performer import PerformerAttention, orthogonal_normal
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 B, N, H = 2, 2, 4
@@ -20,9 +20,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POSITION_ENCODINGS, "toy_none", PositionEncoding)
 
 
-def kernel_of(n_feature: int, d_head: int = H) -> tuple[PerformerKernel, PositionEncoding]:
+def kernel_of(n_feature: int, d_head: int = H) -> tuple[PerformerAttention, PositionEncoding]:
     config = ModelConfig(n_token=5, n_head=N, d_head=d_head, n_feature=n_feature, position="toy_none")
-    return PerformerKernel(config), PositionEncoding(config)
+    return PerformerAttention(config), PositionEncoding(config)
 
 
 @pytest.mark.parametrize(("M", "T"), [(0, 1), (3, 4)])

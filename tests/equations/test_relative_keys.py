@@ -14,7 +14,7 @@ from txl import Span
 def test_attention_is_the_formula(M: int, T: int, clamp_len: int, n_position: int, impl: str) -> None:
     """A_ij = [q_i k_j + q_i W_r P_(i-j)] / sqrt(H), the last row of P for all distances beyond it."""
     attention, pos = attention_with("relative_keys", n_position=n_position)
-    attention.kernel.impl = impl
+    attention.rule.impl = impl
     W_r = pos.r_net.weight.view(N, H, D)
 
     def logit(n: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:

@@ -10,7 +10,8 @@ from torch import nn
 
 from txl import ModelConfig, TransformerXL
 from txl.config import TrainConfig
-from txl.convert import from_kimiyoung, to_kimiyoung
+from txl.convert import from_kimiyoung
+from txl.convert.kimiyoung import parameters_as_kimiyoung
 from txl.runtime.distributed import Ranks
 from txl.training.optim import Plateau, learning_rate
 from txl.training.step import TrainState
@@ -55,7 +56,7 @@ def test_twelve_updates(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.append(state.lr)
     for ours, theirs in ((losses, "loss"), (norms, "grad_norm"), (rates, "lr_used")):
         np.testing.assert_allclose(ours, file[theirs], rtol=0, atol=1e-9)
-    for name, weight in to_kimiyoung(model).items():
+    for name, weight in parameters_as_kimiyoung(model, dict(model.named_parameters())).items():
         np.testing.assert_allclose(weight.detach().numpy(), file[f"param12/{name}"], rtol=0, atol=1e-9)
 
 

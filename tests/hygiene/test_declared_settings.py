@@ -55,7 +55,7 @@ def test_ways_to_compute_are_those_of_relative_attention() -> None:
     for name in set(POSITION_ENCODINGS) - {"floater"}:
         sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4, "n_position": 4}
         model = TransformerXL(ModelConfig(n_token=5, position=name, **sizes))
-        model.layers[0].attn.kernel.impl = "no such way"
+        model.layers[0].attn.rule.impl = "no such way"
         try:
             model(torch.zeros(1, 2, dtype=torch.long), None, Context())
         except KeyError:

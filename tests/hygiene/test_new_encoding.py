@@ -17,7 +17,7 @@ from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
 from txl.commands import train
 from txl.config import TrainConfig, UsageError
-from txl.convert.kimiyoung import ATTN_TYPES
+from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.score import evaluate
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
@@ -156,7 +156,8 @@ def test_no_other_file_names_an_encoding(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTN_TYPES)
 def test_those_of_2019_are_named_where_2019_is_spoken_of(name: str) -> None:
-    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/convert/kimiyoung.py", "txl/cli.py"}
+    allowed = {"txl/positions/__init__.py", f"txl/positions/{name}.py", "txl/cli.py", "txl/legacy_flags.py"}
+    allowed |= {"txl/convert/kimiyoung.py", "txl/convert/kimiyoung_names.py"}
     allowed |= {"txl/config.py"} if name == ModelConfig.position else set()
     assert set(naming(name, ROOT)) <= allowed
 

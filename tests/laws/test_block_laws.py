@@ -30,7 +30,7 @@ def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span
     """The layers as they are defined, with all activations kept."""
     for layer, mem_BMD in zip(layers, memory, strict=True):
         x1 = x1 + layer.attended(x2, mem_BMD, feats, span)
-        x2 = x2 + layer.fed(x1)
+        x2 = x2 + layer.feed_forward(x1)
     return x1, x2
 
 

@@ -166,7 +166,7 @@ def test_what_is_drawn_is_the_same_in_every_call_until_it_is_drawn_anew(model: T
     assert not torch.allclose(one, other)
     redraw(model, torch.Generator().manual_seed(5))
     assert torch.equal(other, model(token_BT, None, FAR).hidden_BTD)
-    drawn = [b for name, b in model.named_buffers() if "kernel" in name]
+    drawn = [b for name, b in model.named_buffers() if "rule" in name]
     assert len({b.sum().item() for b in drawn}) == len(model.layers)
 
 

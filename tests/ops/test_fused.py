@@ -193,11 +193,11 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
 
     class Watched:
         def __init__(self, name: str) -> None:
-            self.name, self.kernel = name, getattr(kernels, name)
+            self.name, self.rule = name, getattr(kernels, name)
 
         def __getitem__(self, grid: tuple[int, ...]):
             launched.append((self.name, chosen == [True]))
-            return self.kernel[grid]
+            return self.rule[grid]
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(module, "KEYS_PER_SPLIT", 8)  # so that splits are joined

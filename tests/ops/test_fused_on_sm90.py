@@ -21,7 +21,6 @@ CASES = [
 ]
 KERNELS = {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
 KERNELS |= {"forward_split", "join"}  # of few queries over many keys
-KERNELS |= {"_add_statistics", "_logit_gradient"}  # of the loss
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from txl.ops.rel_attention import fastest, refusal, rel_attention
+from txl.ops.rel_attention import refusal, rel_attention, resolved
 
 MODULES = {name: sys.modules[f"txl.ops.rel_attention.{name}"] for name in ("dense", "blockwise")}
 FAST = ["dense", "blockwise"]
@@ -199,15 +199,15 @@ def test_blockwise_memory_grows_with_the_length_alone() -> None:
 def test_auto_is_linear_in_long_memories_without_gradients() -> None:
     cpu = torch.device("cpu")
     for dtype in (torch.float32, torch.bfloat16):
-        assert fastest(cpu, dtype, d_head=41, n_key=9000, needs_grad=False) == "blockwise"
-        assert fastest(cpu, dtype, d_head=41, n_key=500, needs_grad=False) == "dense"
+        assert resolved("auto", cpu, dtype, d_head=41, n_key=9000, needs_grad=False) == "blockwise"
+        assert resolved("auto", cpu, dtype, d_head=41, n_key=500, needs_grad=False) == "dense"
 
 
 def test_a_gpu_is_asked_for_what_it_is_good_at() -> None:
     pytest.importorskip("triton")
     gpu = torch.device("cuda")
-    assert fastest(gpu, torch.bfloat16, d_head=41, n_key=300, needs_grad=True) == "fused"
-    assert fastest(gpu, torch.float32, d_head=41, n_key=300, needs_grad=True) == "dense"
-    assert fastest(gpu, torch.bfloat16, d_head=129, n_key=300, needs_grad=True) == "dense"
+    assert resolved("auto", gpu, torch.bfloat16, d_head=41, n_key=300, needs_grad=True) == "fused"
+    assert resolved("auto", gpu, torch.float32, d_head=41, n_key=300, needs_grad=True) == "dense"
+    assert resolved("auto", gpu, torch.bfloat16, d_head=129, n_key=300, needs_grad=True) == "dense"
     assert "needs a GPU" in (refusal("fused", torch.device("cpu"), d_head=41) or "")
     assert "up to 128" in (refusal("fused", gpu, d_head=129) or "")

@@ -171,6 +171,11 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
 
 
+def trained_steps(run: Path) -> list[int]:
+    """Steps that were logged, in the order of the file."""
+    return [record["step"] for record in records(run) if record["kind"] == "train"]
+
+
 def evaluations(run: Path) -> list[tuple[int, float]]:
     """Steps and losses on the valid split."""
     return [(record["step"], record["valid/nll_nats"]) for record in records(run) if record["kind"] == "valid"]

@@ -2,18 +2,22 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.resume.runs import (
+    ENVIRONMENT,
+    ROOT,
     Starts,
     command,
     evaluations,
     hidden,
     last_step,
-    records,
     torchrun,
+    trained_steps,
     wait_until,
     weights,
     workers,
@@ -23,10 +27,6 @@ pytestmark = pytest.mark.slow
 
 ASKED_IN = 31  # no step of an evaluation or of a checkpoint that is due anyway
 RARELY = ("--save_interval", "20")
-
-
-def trained_steps(run: Path) -> list[int]:
-    return [record["step"] for record in records(run) if record["kind"] == "train"]
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
@@ -89,6 +89,41 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
     ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     assert weights(run) == weights(pair)
+
+
+def test_a_signal_during_an_evaluation_of_two_ranks_stops_both_and_it_is_made_when_the_run_goes_on(
+    starts: Starts, text: Path, pair: Path, tmp_path: Path
+) -> None:
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    trap = {"signal_in_evaluation": (signal.SIGTERM, 3)}
+    ranks = starts.pair(command(text, run, *RARELY), logs, trap_of_1=trap)
+    assert [rank.wait() for rank in ranks] == [143, 143], [rank.log.read_text() for rank in ranks]
+    assert last_step(run) == 60
+    assert [step for step, _ in evaluations(run)] == [20, 40]
+    ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    assert weights(run) == weights(pair)
+    assert evaluations(run) == evaluations(pair)
+
+
+def test_a_run_killed_in_an_evaluation_loses_no_step(starts: Starts, text: Path, alone: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    trap = {"signal_in_evaluation": (signal.SIGKILL, 3)}
+    assert starts(command(text, run, *RARELY), log, **trap).wait() == -signal.SIGKILL
+    assert last_step(run) == 60
+    assert starts(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
+    assert evaluations(run) == evaluations(alone)
+    assert weights(run) == weights(alone)
+
+
+def test_a_request_while_the_program_starts_up_is_kept_until_it_can_be_answered(text: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    words = [sys.executable, "train.py", *command(text, run)]
+    with log.open("w") as out, subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=out, stderr=out) as process:
+        wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), 30, log)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(timeout=60) == 0, log.read_text()
+    assert "stopped by SIGUSR1 after step 1; saved in" in log.read_text()
 
 
 @pytest.mark.parametrize("to", ["agent", "worker"])

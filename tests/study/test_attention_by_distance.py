@@ -40,7 +40,7 @@ def test_probabilities_are_those_the_layer_attends_with(model: TransformerXL, wi
     span = Span(7, 5, clamp_len=6 if attention.pos.clamps else -1, window=window)
     feats = attention.pos.prepare(span, like=x_BTD)
     prob_BNTS = probabilities(attention, x_BTD, mem_BMD, feats, span)
-    v_BNSH = attention.v_net(torch.cat([mem_BMD, x_BTD], dim=1)).unflatten(-1, attention.head_shape).transpose(1, 2)
+    v_BNSH = attention.v_net(torch.cat([mem_BMD, x_BTD], dim=1)).unflatten(-1, (attention.n_head, -1)).transpose(1, 2)
     out_BNTH = prob_BNTS @ v_BNSH
     if (term := attention.pos.value(prob_BNTS, attention.pos.project(feats), span)) is not None:
         out_BNTH = out_BNTH + term

@@ -1,11 +1,13 @@
 """Attention rules that hold something at random, and reversible layers, in training."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import txl.model.transformer
@@ -30,7 +32,7 @@ def shape_of(rule: str) -> dict[str, Any]:
 
 
 def drawn(run: Run) -> list[Tensor]:
-    return [b.clone() for name, b in run.state.model.named_buffers() if "kernel" in name]
+    return [b.clone() for name, b in run.state.model.named_buffers() if "rule" in name]
 
 
 @pytest.mark.parametrize("rule", ["performer", "lsh"])
@@ -80,6 +82,18 @@ def test_a_checkpoint_computes_what_the_model_computed(tmp_path: Path, rule: str
     ids = torch.randint(0, 40, (2, 9))
     hidden = [m.eval()(ids, None, Context()).hidden_BTD for m in (run.state.model, model)]
     assert torch.equal(*hidden)
+
+
+def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
+    """It has other names for what a rule draws at random, and no checksums."""
+    Run(config(max_step=2), shape=shape_of("performer"), folder=tmp_path).begin().train()
+    checkpoint = last_checkpoint(tmp_path)
+    weights, record = checkpoint.folder / "model.safetensors", checkpoint.folder / "config.json"
+    model = load_model(checkpoint)
+    save_file({k.replace(".rule.", ".kernel."): v for k, v in load_file(weights).items()}, weights)
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "files"}))
+    again = load_model(last_checkpoint(tmp_path)).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("settings", [{}, {"dropout": 0.3}, {"batch_chunk": 2}, {"recompute": True}], ids=str)

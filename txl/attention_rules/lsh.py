@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
@@ -12,7 +13,7 @@ from txl.memory import Span
 from txl.positions import PositionEncoding
 
 
-class LshKernel(nn.Module):
+class LshAttention(nn.Module):
     """Softmax attention over the keys that share a bucket with the query in one of several rounds (Reformer).
 
     out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
@@ -46,6 +47,10 @@ class LshKernel(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the rotations anew, the same from the same generator on every device."""
         self.rotation_RHK.copy_(torch.randn(self.rotation_RHK.shape, generator=generator))
+
+    def path(self, pos: PositionEncoding) -> str:
+        """See `AttentionRule.path`."""
+        return "lsh"
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
@@ -111,8 +116,8 @@ def sorted_chunks(
         logsum_BNJC = logit_BNJCK.logsumexp(-1)
         prob_BNJCK = (logit_BNJCK - logsum_BNJC[..., None]).exp().to(v_BNSH.dtype)
         out_BNJCH = prob_BNJCK @ mine.chunked_keys(v_BNSH)
-        outs.append(mine.unsorted(out_BNJCH.flatten(2, 3)))
-        logsums.append(mine.unsorted(logsum_BNJC.flatten(2, 3)[..., None]))
+        outs.append(mine.unsorted(rearrange(out_BNJCH, "b n j c h -> b n (j c) h")))
+        logsums.append(mine.unsorted(rearrange(logsum_BNJC, "b n j c -> b n (j c) 1")))
     weight_RBNT1 = torch.stack(logsums)[..., span.n_mem :, :].softmax(0)
     out_RBNTH = torch.stack(outs)[..., span.n_mem :, :]
     return (weight_RBNT1.to(v_BNSH.dtype) * out_RBNTH).sum(0)
@@ -185,7 +190,8 @@ class _Round(NamedTuple):
     def _cut(self, x_BNSH: Tensor, *, fill: int) -> Tensor:
         n_key = x_BNSH.shape[-2]
         size = min(self.reach, n_key)
-        return F.pad(x_BNSH, (0, 0, 0, -n_key % size), value=fill).unflatten(-2, (-1, size))
+        x_BNPH = F.pad(x_BNSH, (0, 0, 0, -n_key % size), value=fill)
+        return rearrange(x_BNPH, "b n (j c) h -> b n j c h", c=size)
 
 
 def _with_chunk_before(x_BNJCH: Tensor, *, fill: int) -> Tensor:

@@ -10,7 +10,7 @@ from txl.memory import Span
 from txl.positions import PositionEncoding
 
 
-class PerformerKernel(nn.Module):
+class PerformerAttention(nn.Module):
     """Softmax attention with its exponential replaced by an unbiased estimate that factors (FAVOR+).
 
     out_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts,   w_ts = phi(x_t) . phi(y_s),   x = sqrt(scale) q,  y = sqrt(scale) k
@@ -42,6 +42,10 @@ class PerformerKernel(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the features anew, the same from the same generator on every device."""
         self.omega_FH.copy_(orthogonal_normal(*self.omega_FH.shape, generator=generator))
+
+    def path(self, pos: PositionEncoding) -> str:
+        """See `AttentionRule.path`."""
+        return "performer"
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -11,7 +11,7 @@ from txl.ops.rel_attention import rel_attention
 from txl.positions import PositionEncoding
 
 
-class SoftmaxKernel(nn.Module):
+class SoftmaxAttention(nn.Module):
     """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts) v_s, over the keys that `span` lets t see.
 
     Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout acts on the probabilities, which
@@ -30,23 +30,30 @@ class SoftmaxKernel(nn.Module):
         super().__init__()
         self.drop = Dropout(dropatt)
 
+    def path(self, pos: PositionEncoding) -> str:
+        """See `AttentionRule.path`."""
+        if pos.is_relative():
+            return "relative"
+        return "plain" if pos.needs_scores() else "scaled_dot_product_attention"
+
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
         dropout = self.drop.p if self.training else 0.0
-        if (terms := pos.relative(feats)) is not None:
+        path = self.path(pos)
+        if path == "relative":
             return rel_attention(
                 q_BNTH,
                 k_BNSH,
                 v_BNSH,
-                *terms,
+                *pos.relative(feats),
                 scale=pos.scale,
                 window=span.window,
                 dropout=dropout,
                 clamp_len=-1 if self.training else span.clamp_len,  # dropout makes clamped distances differ again
                 impl=self.impl,
             )
-        if not pos.needs_scores():
+        if path == "scaled_dot_product_attention":
             mask_TS = None if span.is_triangle else span.mask_TS(q_BNTH.device)
             return F.scaled_dot_product_attention(
                 q_BNTH, k_BNSH, v_BNSH, mask_TS, dropout, is_causal=span.is_triangle, scale=pos.scale

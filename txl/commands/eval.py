@@ -19,6 +19,7 @@ from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import Typed, build, read_flags
 from txl.commands.opened import loaded, open_corpus, training_text
 from txl.commands.recl import compare_context_lengths
+from txl.commands.trained_text import vocabulary_of
 from txl.config import (
     CacheConfig,
     Context,
@@ -211,7 +212,7 @@ def score_file(
     ranks: Ranks,
 ) -> None:
     """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+    vocab = vocabulary_of(checkpoint)
     before = [vocab.index[EOS]]
     if config.context is not None:
         before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise).ids

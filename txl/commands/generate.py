@@ -8,6 +8,7 @@ import torch
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags
+from txl.commands.trained_text import vocabulary_of
 from txl.config import GenerateConfig, UsageError
 from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
@@ -26,8 +27,8 @@ def main(argv: Sequence[str]) -> None:
     checkpoint = open_checkpoint(Path(config.work_dir))
     shape = checkpoint.model_config
     require_read(typed, position=shape.position, attention=shape.attention)
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    prompt = words_of(config.prompt, vocab, plain=checkpoint.record["data"]["dataset"] == "text")
+    vocab = vocabulary_of(checkpoint)
+    prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
     longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + longest)

@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from txl.checkpoint import Checkpoint, damaged, load_model
+from txl.checkpoint import Checkpoint, load_model
 from txl.cli import Typed, build
+from txl.commands.trained_text import data_settings, vocabulary_of
 from txl.config import EvalConfig, UsageError
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
 from txl.data_utils.stream import ScoringStream
-from txl.data_utils.vocabulary import Vocab
 from txl.evaluation.test_time import TrainingText
 from txl.model.autocast import narrowed
 from txl.model.transformer import TransformerXL
@@ -32,13 +31,9 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     Raises:
         UsageError: if the text has a vocabulary of its own and it is another one.
     """
-    vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
-    try:
-        trained_on = DataConfig(**checkpoint.record["data"])
-    except (KeyError, TypeError, DataError):
-        raise damaged(checkpoint.folder / "config.json") from None
-    as_trained = dataclasses.asdict(trained_on)
-    if typed.get("dataset", trained_on.dataset) != trained_on.dataset:  # its own rules, not those of the run
+    vocab = vocabulary_of(checkpoint)
+    as_trained = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
+    if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own rules, not those of the run
         del as_trained["min_freq"], as_trained["max_size"]
     corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
     if corpus.defines_vocabulary:

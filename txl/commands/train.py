@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, Snapshot, load_model, load_snapshot, save_checkpoint
+from txl.checkpoint import Checkpoint, Snapshot, as_json, load_model, load_snapshot, save_checkpoint
 from txl.cli import Typed, build, read_flags
+from txl.commands.trained_text import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import ScoringStream, SegmentStream
@@ -23,19 +24,11 @@ from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import Metrics, provenance, say
+from txl.runtime.log import Metrics, finite_or_none, provenance, say
 from txl.training.estimate import training_bytes
-from txl.training.loop import Outcome, train
-from txl.training.run import (
-    begin_anew,
-    conclude,
-    describe,
-    describe_bytes,
-    device_name,
-    open_run,
-    refusing,
-    require_shares,
-)
+from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
+from txl.training.loop import Outcome, Watched, train
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_shares
 from txl.training.step import TrainState
 
 PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
@@ -50,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
         if "local_batch_size" in typed:
             typed["batch_size"] = typed["local_batch_size"] * ranks.world
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
-        with refusing(run_folder, ranks):
-            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks))
+        with claimed(run_folder, ranks) as restarted:
+            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
 
 
 def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
@@ -59,13 +52,12 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
     shape = checkpoint.model_config if checkpoint else ModelConfig
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
-    saved = checkpoint.record if checkpoint else {"train": {}, "context": {}, "data": {}}
-    of_the_run = {k: v for k, v in saved["train"].items() if k not in ("work_dir", "resume", "overwrite")}
-    config = build(TrainConfig, typed, **of_the_run)
+    config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length)
     require_shares(config, ranks)
-    context = build(Context, typed, **saved["context"])
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **saved["data"])))
+    context = build(Context, typed, **(as_dict(checkpoint.context) if checkpoint else {}))
+    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on)))
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(typed, corpus, config)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
@@ -93,9 +85,11 @@ def run_training(
         "texts": {split: corpus.fingerprint(split) for split in ("train", "valid")},
     }
 
-    def validate() -> Score:
+    as_json(record)  # what cannot be saved is known before anything is removed
+
+    def validate(watched: Watched) -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
-        return evaluate(model, itertools.islice(valid_stream, limit), eval_context).over(ranks)
+        return evaluate(model, watched(itertools.islice(valid_stream, limit)), eval_context).over(ranks)
 
     def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
         return save_checkpoint(
@@ -104,7 +98,7 @@ def run_training(
             context,
             step=step,
             best=best,
-            record=record | {"valid_nats_per_token": valid_nats},
+            record=record | {"valid_nats_per_token": finite_or_none(valid_nats)},
             attachments={"vocab.txt": corpus.vocab.to_text()},
             snapshot=snapshot,
             streams=stream.columns,
@@ -116,10 +110,16 @@ def run_training(
     if checkpoint:
         require_same_texts(checkpoint, record["texts"])
         state.restore(load_snapshot(checkpoint, stream.columns))
+        go_on(run_folder, checkpoint, ranks)
     else:
-        begin_anew(run_folder, ranks)
+        begin_anew(run_folder, ranks, overwrite=config.overwrite)
         torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
-    with Metrics(run_folder if ranks.is_main else None) as metrics:
+    metrics_of = Metrics(
+        run_folder if ranks.is_main else None,
+        resumed_from=state.progress.step if checkpoint else None,
+        owes_evaluation=state.progress.owes_evaluation,
+    )
+    with metrics_of as metrics:
         if ranks.is_main:
             n_stream = config.batch_size // ranks.world // config.batch_chunk
             say(describe(model, ranks, len(stream)))
@@ -199,9 +199,9 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -
 
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
     """Raise `UsageError` if a text is no longer what it was."""
-    for split, fingerprint in checkpoint.record["texts"].items():
+    for split, fingerprint in checkpoint.record.get("texts", {}).items():
         require(
-            texts[split] == fingerprint,
+            texts.get(split) == fingerprint,
             f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
             f"another --work_dir",
         )

@@ -1,8 +1,7 @@
 """Text from a model: one token after another, the memory carrying what came before.
 
 Of the next word's distribution only as much is read as the draw depends on: the head, and those tail clusters that the
-word, or the question whether it is kept, turns out to need. The README of `ops/linear_cross_entropy` shows that the
-draw is exact.
+word, or the question whether it is kept, turns out to need. docs/sampling.md shows that the draw is exact.
 """
 
 import math

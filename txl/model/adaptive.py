@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.ops.few_rows import linear
-from txl.ops.linear_cross_entropy import grouped_linear_cross_entropy
+from txl.ops.linear_cross_entropy import linear_cross_entropy
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -125,7 +126,7 @@ class AdaptiveSoftmax(nn.Module):
     def nll(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Negative log-likelihood of each target, in nats, in the order of the tokens.
 
-        Never holds tokens x words, and forms each table's gradient once.
+        Memory does not grow with tokens times words.
 
         Args:
             hidden: output of the last layer, (..., D).
@@ -136,8 +137,9 @@ class AdaptiveSoftmax(nn.Module):
         """
         _check_ids(target, self.n_token)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
-        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
-        head_nll_L, *tail_nlls = self._nlls(hiddens, target_M, lengths)
+        hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
+        parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
+        head_nll_L, *tail_nlls = [linear_cross_entropy(*part) for part in parts]
         if self.n_tail:
             head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
         return head_nll_L.view(target.shape)
@@ -152,12 +154,9 @@ class AdaptiveSoftmax(nn.Module):
         """
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         gaps = []
-        hiddens = self._hiddens(hidden.flatten(0, -2), order_P, lengths)
-        for i, (hidden_LE, column_L) in enumerate(zip(hiddens, target_M.split(lengths), strict=True)):
-            weight_CE, bias_C = self._table(i)
-            if i == 0 and self.n_tail:
-                weight_CE = torch.cat([weight_CE, self.cluster_weight])
-                bias_C = torch.cat([bias_C, self.cluster_bias])
+        hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
+        parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
+        for hidden_LE, weight_CE, bias_C, column_L in parts:
             apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
             gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
         head_L, *tails = gaps
@@ -174,22 +173,15 @@ class AdaptiveSoftmax(nn.Module):
             hiddens = [hidden @ proj for hidden, proj in zip(hiddens, self.projs, strict=True)]
         return hiddens
 
-    def _nlls(self, hiddens: Sequence[Tensor], target_M: Tensor, lengths: list[int]) -> Sequence[Tensor]:
-        """Nats of the tokens of each cluster, of all tokens in the head."""
-        entries = (self.cluster_weight, self.cluster_bias) if self.n_tail else (None, None)
-        tables, biases = list(self.tables), list(self.biases)
-        if len(tables) == 1:
-            groups = (target_M, lengths, list(self.sizes))
-            return grouped_linear_cross_entropy(torch.cat(hiddens), tables[0], biases[0], *groups, *entries).split(
-                lengths
-            )
-        nlls = []
-        for hidden, table, bias, target in zip(hiddens, tables, biases, target_M.split(lengths), strict=True):
-            nlls.append(
-                grouped_linear_cross_entropy(hidden, table, bias, target, [len(hidden)], [len(table)], *entries)
-            )
-            entries = (None, None)
-        return nlls
+    def _clusters(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights and biases of all clusters; the head's go on with the entries of the tail clusters."""
+        weights, biases = list(self.tables), list(self.biases)
+        if len(weights) < len(self.sizes):  # one split: its gradient is one table, that of a slice is one per cluster
+            weights, biases = list(weights[0].split(self.sizes)), list(biases[0].split(self.sizes))
+        if self.n_tail:
+            weights[0] = torch.cat([weights[0], self.cluster_weight])
+            biases[0] = torch.cat([biases[0], self.cluster_bias])
+        return weights, biases
 
     def _group(self, target_L: Tensor, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
         """The head's column of every target, followed by the places of the tails' targets in their clusters; which

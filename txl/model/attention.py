@@ -1,6 +1,7 @@
 """Multi-head attention over [memory, segment]. Knows neither which encoding nor which attention rule it joins."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.attention_rules import build_attention_rule
@@ -20,12 +21,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropatt: float = 0.0) -> None:
         super().__init__()
-        self.head_shape = (config.n_head, config.d_head)
+        self.n_head = config.n_head
         self.pos = pos
-        self.kernel = build_attention_rule(config, dropatt=dropatt)
+        self.rule = build_attention_rule(config, dropatt=dropatt)
         inner = config.n_head * config.d_head
         self.q_net = Linear(config.d_model, inner, bias=False)
-        self.k_net = self.q_net if self.kernel.shared_qk else Linear(config.d_model, inner, bias=False)
+        self.k_net = self.q_net if self.rule.shared_qk else Linear(config.d_model, inner, bias=False)
         self.v_net = Linear(config.d_model, inner, bias=False)
         self.o_net = Linear(inner, config.d_model, bias=False)
 
@@ -50,24 +51,24 @@ class Attention(nn.Module):
         return self._attend(q_BNTH, k_BNSH, self._heads(self.v_net(source_BSD)), x_BTD.new_empty(0), span)
 
     def with_key_values(
-        self, x_BTD: Tensor, remembered: KeyValue, place: Tensor, span: Span
+        self, x_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:
         """The same from remembered keys and values, and the keys and values of [remembered, new].
 
-        `place` is what `pos.project` returned for `span`.
+        `feats` is what `pos.project` returned for `span`.
         """
         q_BNTH = self._heads(self.q_net(x_BTD))
         both = remembered.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
-        return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, place, span), both
+        return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, feats, span), both
 
-    def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, place: Tensor, span: Span) -> Tensor:
-        if not self.kernel.shared_qk:
+    def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+        if not self.rule.shared_qk:
             q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
-        out_BNTH = self.kernel(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=place, span=span)
-        return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
+        out_BNTH = self.rule(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
+        return self.o_net(rearrange(out_BNTH, "b n t h -> b t (n h)"))
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
-        return x_BLE.unflatten(-1, self.head_shape).transpose(1, 2)
+        return rearrange(x_BLE, "b l (n h) -> b n l h", n=self.n_head)
 
 
 def _joined(mem_BME: Tensor, x_BTE: Tensor) -> Tensor:

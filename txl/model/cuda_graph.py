@@ -36,7 +36,7 @@ class _Recording:
         self._rooms_2BNCH = [self._room(layer, n_new=n_new) for layer in memory.layers]
         self.dtype = self._rooms_2BNCH[0].dtype
         # distances are projected here, not in each replay; the keys and values given stay with who gave them
-        self._places = replace(model.with_places(memory, context, n_new=n_new), layers=())
+        self._feats = replace(model.with_feats(memory, context, n_new=n_new), layers=())
 
         def work() -> None:
             out = model.read(self._h_BTD, self.remembered(), context)
@@ -61,7 +61,7 @@ class _Recording:
     def remembered(self) -> KeyValueMemory:
         """The memory as it is now, in the recording's own rooms."""
         n_mem = self.length
-        return replace(self._places, layers=tuple(KeyValue(room, 0, n_mem, [n_mem]) for room in self._rooms_2BNCH))
+        return replace(self._feats, layers=tuple(KeyValue(room, 0, n_mem, [n_mem]) for room in self._rooms_2BNCH))
 
     def run(self, h_BTD: Tensor) -> Tensor:
         """The hidden states of a segment, which the next run overwrites."""

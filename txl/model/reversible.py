@@ -73,7 +73,7 @@ class _Reversible(torch.autograd.Function):
             read_BTD = x2_BTD
             x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
             ctx.surroundings.append(_Surroundings(x1_BTD.device))
-            x2_BTD = x2_BTD + layer.fed(x1_BTD)
+            x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
             keep(read_BTD, x2_BTD)
             ctx.surroundings.append(_Surroundings(x1_BTD.device))
         ctx.save_for_backward(x1_BTD, x2_BTD, feats)
@@ -89,10 +89,10 @@ class _Reversible(torch.autograd.Function):
         for layer, mem_BMD in zip(reversed(ctx.layers), reversed(ctx.memory), strict=True):
             y1_BTD = y1_BTD.detach().requires_grad_()
             with surroundings.pop().restored(), torch.enable_grad():
-                fed_BTD = layer.fed(y1_BTD)
-            dy1_BTD = dy1_BTD + sums.add(fed_BTD, dy2_BTD, y1_BTD)
-            x2_BTD = (y2_BTD - fed_BTD.detach()).requires_grad_()
-            del fed_BTD
+                ff_BTD = layer.feed_forward(y1_BTD)
+            dy1_BTD = dy1_BTD + sums.add(ff_BTD, dy2_BTD, y1_BTD)
+            x2_BTD = (y2_BTD - ff_BTD.detach()).requires_grad_()
+            del ff_BTD
             with surroundings.pop().restored(), torch.enable_grad():
                 attended_BTD = layer.attended(x2_BTD, mem_BMD, feats, ctx.span)
             dy2_BTD = dy2_BTD + sums.add(attended_BTD, dy1_BTD, x2_BTD)

@@ -14,7 +14,7 @@ from txl.model.attention import Attention
 from txl.model.feed_forward import FeedForward
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import fastest, refusal
+from txl.ops.rel_attention import refusal, resolved
 from txl.positions import PositionEncoding, build_position_encodings, require_serves
 
 
@@ -41,12 +41,12 @@ class Layer(nn.Module):
         return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span))
 
     def with_key_values(
-        self, state: Tensor, remembered: KeyValue, place: Tensor, span: Span
+        self, state: Tensor, remembered: KeyValue, feats: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:
         """The same from remembered keys and values; see `Attention.with_key_values`."""
         read_BTD = self.read(state)
         normed_BTD = self.attn_norm(read_BTD) if self.pre_lnorm else read_BTD
-        attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, place, span)
+        attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, feats, span)
         return self._after(state, self.attn_drop(attended_BTD)), seen
 
     def read(self, state: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Layer(nn.Module):
             x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
         return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
 
-    def fed(self, x_BTD: Tensor) -> Tensor:
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
         """What the feed-forward net adds."""
         return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
 
@@ -70,12 +70,12 @@ class Layer(nn.Module):
         if self.reversible:
             x1_BTD, x2_BTD = state.chunk(2, dim=-1)
             x1_BTD = x1_BTD + attended_BTD
-            return torch.cat([x1_BTD, x2_BTD + self.fed(x1_BTD)], dim=-1)
+            return torch.cat([x1_BTD, x2_BTD + self.feed_forward(x1_BTD)], dim=-1)
         x_BTD = state + attended_BTD
         if self.pre_lnorm:
-            return x_BTD + self.fed(x_BTD)
+            return x_BTD + self.feed_forward(x_BTD)
         x_BTD = self.attn_norm(x_BTD)
-        return self.ff_norm(x_BTD + self.fed(x_BTD))
+        return self.ff_norm(x_BTD + self.feed_forward(x_BTD))
 
 
 AnyMemory = Memory | KeyValueMemory
@@ -110,6 +110,11 @@ class TransformerXL(nn.Module):
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
         self.recompute = False
         """Compute each layer a second time in the backward pass instead of keeping its activations."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
     def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
         """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
@@ -185,17 +190,17 @@ class TransformerXL(nn.Module):
     def _with_key_values(
         self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
     ) -> tuple[Tensor, KeyValueMemory]:
-        memory = self.with_places(memory, context, n_new=span.n_new)
+        memory = self.with_feats(memory, context, n_new=span.n_new)
         seen = []
-        for layer, remembered, place in zip(self.layers, memory.layers, memory.places, strict=True):
-            place = place[-span.n_key :] if layer.attn.pos.by_distance else place
-            h_BTD, both = layer.with_key_values(h_BTD, remembered, place, span)
+        for layer, remembered, feats in zip(self.layers, memory.layers, memory.feats, strict=True):
+            feats = feats[-span.n_key :] if layer.attn.pos.by_distance else feats
+            h_BTD, both = layer.with_key_values(h_BTD, remembered, feats, span)
             seen.append(both)
         n_new, ext_len = span.n_new, context.ext_len
         return h_BTD, memory.kept(seen, n_new=n_new, mem_len=context.mem_len, ext_len=ext_len)
 
     @torch.no_grad()
-    def with_places(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
+    def with_feats(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
         """The memory with positions projected for a segment of n_new tokens, where it is without.
 
         For encodings of distances they are made once, for the longest span there will be. `forward` does this by
@@ -204,14 +209,14 @@ class TransformerXL(nn.Module):
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
         encodings = [layer.attn.pos for layer in self.layers]
         by_distance = encodings[0].by_distance
-        is_for_this_clamp = by_distance and bool(memory.places) and memory.clamp_len == span.clamp_len
-        if is_for_this_clamp and len(memory.places[0]) >= span.n_key:
+        is_for_this_clamp = by_distance and bool(memory.feats) and memory.clamp_len == span.clamp_len
+        if is_for_this_clamp and len(memory.feats[0]) >= span.n_key:
             return memory
         if by_distance:
             longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
             span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
         feats = encodings[0].prepare(span, like=self.layers[0].attn.k_net.weight)
-        return replace(memory, places=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
+        return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
 
     def use_attention(self, impl: str) -> None:
         """Compute relative attention in the way named, see `txl.ops.rel_attention`; the result is the same.
@@ -219,25 +224,19 @@ class TransformerXL(nn.Module):
         Raises:
             UsageError: if it does not work on the model's device.
         """
-        reason = refusal(impl, next(self.parameters()).device, d_head=self.config.d_head)
+        reason = refusal(impl, self.device, d_head=self.config.d_head)
         require(reason is None, f"--attn_impl {impl}: {reason}")
         for layer in self.layers:
-            layer.attn.kernel.impl = impl
+            layer.attn.rule.impl = impl
 
     def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
         """The way in which attention over a full memory is computed, in numbers of `dtype`; for the log."""
-        if self.config.attention != "softmax":
-            return self.config.attention
-        pos = self.layers[0].attn.pos
-        if not pos.needs_scores():
-            return "scaled_dot_product_attention"
-        if type(pos).relative is PositionEncoding.relative:
-            return "plain"
-        impl = self.layers[0].attn.kernel.impl
-        if impl != "auto":
-            return impl
-        device, n_key = next(self.parameters()).device, context.mem_len + context.tgt_len
-        return fastest(device, dtype, d_head=self.config.d_head, n_key=n_key, needs_grad=needs_grad)
+        attn = self.layers[0].attn
+        path = attn.rule.path(attn.pos)
+        if path != "relative":
+            return path
+        shape = {"d_head": self.config.d_head, "n_key": context.mem_len + context.tgt_len}
+        return resolved(attn.rule.impl, self.device, dtype, **shape, needs_grad=needs_grad)
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it.

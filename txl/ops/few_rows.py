@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 FEW = 4
-FEW_FOR_A_TABLE = 16  # of many more words than columns: packing it costs more
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

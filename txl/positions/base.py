@@ -88,15 +88,15 @@ class PositionEncoding(nn.Module):
         """A term of shape (B, N, T, H) added to the attention output; None for no term."""
         return None
 
-    def relative(self, feats: Tensor) -> RelativeTerms | None:
-        """The terms of logits that are wholly of that form, or None. Rows of distances that are clamped are equal, but
-        for dropout."""
-        return None
+    def relative(self, feats: Tensor) -> RelativeTerms:
+        """The terms of logits that are wholly of that form. Rows of distances that are clamped are equal, but for
+        dropout."""
+        raise NotImplementedError(f"{self.name}: its logits are not of this form")
 
     @classmethod
     def reads(cls) -> frozenset[str]:
         """The settings that make a difference to it: those declared, and those that follow from the rest."""
-        follow = {"untie_r": bool(cls.shared), "attn_impl": cls.relative is not PositionEncoding.relative}
+        follow = {"untie_r": bool(cls.shared), "attn_impl": cls.is_relative()}
         return frozenset(cls.settings) | {name for name, is_read in follow.items() if is_read}
 
     @classmethod
@@ -106,16 +106,21 @@ class PositionEncoding(nn.Module):
         return hooks != (PositionEncoding.qk_input, PositionEncoding.layer_input)
 
     @classmethod
+    def is_relative(cls) -> bool:
+        """True if the logits have the form of `RelativeTerms`."""
+        return cls.relative is not PositionEncoding.relative
+
+    @classmethod
     def needs_scores(cls) -> bool:
         """True if the encoding acts on the T x S logits, which linear attention never forms."""
         hooks = ("score", "value", "relative")
         return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
 
 
-def placed(x_BTD: Tensor, mem_BMD: Tensor, place_SD: Tensor) -> tuple[Tensor, Tensor]:
+def placed(x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor) -> tuple[Tensor, Tensor]:
     """New and remembered tokens with a vector per key added."""
     n_mem = mem_BMD.shape[1]
-    return x_BTD + place_SD[n_mem:], mem_BMD + place_SD[:n_mem]
+    return x_BTD + feats_SD[n_mem:], mem_BMD + feats_SD[:n_mem]
 
 
 def rel_shift(x_BNTS: Tensor) -> Tensor:

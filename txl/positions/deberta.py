@@ -1,6 +1,7 @@
 """DeBERTa's disentangled attention."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -28,7 +29,7 @@ class Deberta(PositionEncoding):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
         self.scale = (3 * config.d_head) ** -0.5
-        self.head_shape = (config.n_head, config.d_head)
+        self.n_head = config.n_head
         self.k = config.max_distance or 512
         inner = config.n_head * config.d_head
         self.p_RD = nn.Parameter(torch.randn(2 * self.k, config.d_model) * 0.02)
@@ -39,13 +40,13 @@ class Deberta(PositionEncoding):
         """Kr for distances 0 ... k-1, then Qr for distances 0 ... k, (2 k + 1, N, H): a query sees no others."""
         p_RD = self.drop(self.p_RD)
         kr, qr = self.kr_net(p_RD[self.k :]), self.qr_net(p_RD[: self.k + 1].flip(0))
-        return torch.cat([kr, qr]).unflatten(-1, self.head_shape)
+        return rearrange(torch.cat([kr, qr]), "r (n h) -> r n h", n=self.n_head)
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
         kr_RNH, qr_RNH = feats.split([self.k, self.k + 1])
         kr_SNH = kr_RNH[span.distances_S(q_BNTH.device).clamp(max=self.k - 1)]
-        to_position_BNTS = rel_shift((self.scale * q_BNTH) @ kr_SNH.permute(1, 2, 0))
-        by_row_BNSR = (self.scale * k_BNSH) @ qr_RNH.permute(1, 2, 0)
+        to_position_BNTS = rel_shift((self.scale * q_BNTH) @ rearrange(kr_SNH, "s n h -> n h s"))
+        by_row_BNSR = (self.scale * k_BNSH) @ rearrange(qr_RNH, "r n h -> n h r")
         distance_TS = span.distances_TS(q_BNTH.device)
         row_ST = distance_TS.clamp(0, self.k).T.expand(*k_BNSH.shape[:3], span.n_new)
         near_BNTS = by_row_BNSR.gather(-1, row_ST).mT

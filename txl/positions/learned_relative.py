@@ -1,6 +1,7 @@
 """Learned relative positions, the original's attn_type 1."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -47,7 +48,7 @@ class LearnedRelative(PositionEncoding):
         return torch.cat([self.r_RNH[feats], self.b_RN[feats][..., None]], dim=-1)
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        r_NHS, b_N1S = feats[..., :-1].permute(1, 2, 0), feats[..., -1].T[:, None]
+        r_NHS, b_N1S = rearrange(feats, "s n h -> n h s").split([feats.shape[-1] - 1, 1], dim=1)
         content_BN1S = (self.scale * self.u_NH)[:, None] @ k_BNSH.mT
         distance_BNTS = (self.scale * q_BNTH) @ r_NHS + self.scale * b_N1S
         return content_BN1S + rel_shift(distance_BNTS)

@@ -1,6 +1,7 @@
 """The paper's relative position encoding."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -36,7 +37,7 @@ class RelSinusoid(PositionEncoding):
 
     def project(self, feats: Tensor) -> Tensor:
         """W_r R, (S, N, H)."""
-        return self.r_net(feats).view(len(feats), *self.u_NH.shape)
+        return rearrange(self.r_net(feats), "s (n h) -> s n h", n=len(self.u_NH))
 
     def relative(self, feats: Tensor) -> RelativeTerms:
         return RelativeTerms(feats, self.u_NH, self.v_NH)

@@ -1,6 +1,7 @@
 """Contextual relative positions: what a query asks of a distance."""
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
@@ -29,7 +30,7 @@ class RelativeKeys(PositionEncoding):
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__(config, dropout=dropout)
-        self.head_shape = (config.n_head, config.d_head)
+        self.n_head, self.d_head = config.n_head, config.d_head
         self.p_RD = nn.Parameter(torch.empty(rows_of_table(config), config.d_model))
         self.r_net = nn.Linear(config.d_model, config.n_head * config.d_head, bias=False)
         self.reset_parameters()
@@ -44,8 +45,8 @@ class RelativeKeys(PositionEncoding):
 
     def project(self, feats: Tensor) -> Tensor:
         """W_r P, (S, N, H)."""
-        return self.r_net(self.drop(self.p_RD[feats])).unflatten(-1, self.head_shape)
+        return rearrange(self.r_net(self.drop(self.p_RD[feats])), "s (n h) -> s n h", n=self.n_head)
 
     def relative(self, feats: Tensor) -> RelativeTerms:
-        nothing_NH = feats.new_zeros(self.head_shape)
+        nothing_NH = feats.new_zeros(self.n_head, self.d_head)
         return RelativeTerms(feats, nothing_NH, nothing_NH)

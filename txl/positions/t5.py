@@ -1,5 +1,7 @@
 """T5's buckets of distances."""
 
+from bisect import bisect_left
+
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +65,8 @@ def bucket_starts(n_bucket: int, max_distance: int) -> list[int]:
     n_log = n_bucket - exact
     starts, distance = list(range(exact)), exact
     for i in range(n_log):
-        while distance**n_log * exact**i < max_distance**i * exact**n_log:
-            distance += 1
+        bound = max_distance**i * exact**n_log
+        within = range(distance, max_distance)
+        distance += bisect_left(within, bound, key=lambda d, i=i: d**n_log * exact**i)
         starts.append(distance)
     return starts

@@ -9,19 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from io import FileIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from txl.files import naming
+from txl.config import require
+from txl.files import naming, written_whole
 
 T = TypeVar("T")
 
 RECORDS, CURVES = "metrics.jsonl", "tensorboard"
 """A file and a folder in a run's folder."""
+_OURS = ".txl"
+"""Ends the names of our event files: others are never removed."""
 
 
 class _AboveTheBar(logging.Handler):
@@ -94,31 +97,42 @@ class Metrics:
 
     Args:
         work_dir: the run's folder; None writes nothing, as on all ranks but the first.
+        resumed_from: the step of the checkpoint that the run goes on from; what was recorded of later ones is dropped.
+        owes_evaluation: the evaluation of that step is still to be made.
     """
 
-    def __init__(self, work_dir: Path | None) -> None:
+    def __init__(
+        self, work_dir: Path | None, *, resumed_from: int | None = None, owes_evaluation: bool = False
+    ) -> None:
         self._records: FileIO | None = None
         self._curves: FileIO | None = None
         if work_dir is not None:
+            for left in work_dir.glob(f".tmp.*.{RECORDS}"):  # by a kill
+                left.unlink()
+            if resumed_from is not None:
+                _cut(work_dir / RECORDS, resumed_from, owes_evaluation=owes_evaluation)
             # no buffers: nothing pends when the disk is full or the process is killed
             self._records = (work_dir / RECORDS).open("ab", buffering=0)
             (work_dir / CURVES).mkdir(exist_ok=True)
-            name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}"
+            name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}{_OURS}"
             self._curves = (work_dir / CURVES / name).open("ab", buffering=0)
             self._event(file_version="brain.Event:2")
+            if resumed_from is not None:  # TensorBoard drops points from this step on that older files hold
+                self._event(step=resumed_from + 1, session_log={"status": 1})
 
     def start(self, **what: Any) -> None:
         """The first record of a start."""
         self._record({"kind": "start", **what})
 
-    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+    def add(self, kind: str, step: int, values: dict[str, float], **place: int) -> None:
         """A record of measurements, and a point of each curve.
 
         Args:
             kind: train or valid.
             values: by name, for example "train/nll_nats" or "speed/tok_per_s".
+            place: what else tells where the training was; no curves.
         """
-        self._record({"kind": kind, "step": step, **values})
+        self._record({"kind": kind, "step": step, "time/unix_s": time.time(), **place, **values})
         if self._curves is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -127,8 +141,8 @@ class Metrics:
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
-            with naming(Path(self._records.name)):
-                self._records.write(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+            finite = {name: finite_or_none(value) for name, value in record.items()}
+            _append(self._records, json.dumps(finite, allow_nan=False).encode() + b"\n")
 
     def _event(self, **fields: Any) -> None:
         """Without torch's SummaryWriter, whose thread cannot tell us that the disk is full."""
@@ -136,8 +150,9 @@ class Metrics:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         assert self._curves is not None
-        with naming(Path(self._curves.name)):
-            RecordWriter(self._curves).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        content = BytesIO()
+        RecordWriter(content).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        _append(self._curves, content.getvalue())
 
     def __enter__(self) -> "Metrics":
         return self
@@ -150,10 +165,54 @@ class Metrics:
                 file.close()
 
 
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
+def finite_or_none(value: Any) -> Any:
     """JSON has no word for numbers that are not finite: None."""
-    bad = {name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in bad else value for name, value in record.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def require_own_records(work_dir: Path) -> None:
+    """Raise `UsageError` if the folder's records are not of a run of ours, to which they could be added."""
+    path = work_dir / RECORDS
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            ours = file.readline(2**20).startswith(b'{"kind": "start", ')
+        require(ours, f"{path}: not written by txl; name another folder with --work_dir, or move the file")
+
+
+def remove_records(work_dir: Path) -> None:
+    """Remove what `Metrics` has written, and nothing else."""
+    (work_dir / RECORDS).unlink(missing_ok=True)
+    for path in (work_dir / CURVES).glob(f"events.out.tfevents.*{_OURS}"):
+        path.unlink()
+
+
+def _append(file: FileIO, content: bytes) -> None:
+    """All or nothing: on a full disk a file would end in half a record, to which the next one would be glued."""
+    begin = os.fstat(file.fileno()).st_size
+    with naming(Path(file.name)):
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except BaseException:
+            os.ftruncate(file.fileno(), begin)
+            raise
+
+
+def _cut(path: Path, step: int, *, owes_evaluation: bool) -> None:
+    """Drop the records of later steps, which are made again, and half a line at the end."""
+    if not path.is_file():
+        return
+    with path.open("rb") as old, written_whole(path) as temporary, temporary.open("wb") as new:
+        for line in old:
+            try:
+                record = json.loads(line)
+                late = record.get("step", 0) > step or (
+                    owes_evaluation and record.get("kind") == "valid" and record["step"] == step
+                )
+            except (ValueError, AttributeError, TypeError):  # not ours to judge, but for the last one cut short
+                late = not line.endswith(b"\n")
+            if not late:
+                new.write(line if line.endswith(b"\n") else line + b"\n")
 
 
 def provenance() -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The training loop."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
@@ -12,10 +12,12 @@ from txl.checkpoint import Snapshot
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import Metrics, eval_line, perplexity, say, train_line
-from txl.runtime.signals import INTERRUPT, STATUS, StopNow, StopRequest
+from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_asked
+from txl.training.finite import require_finite_weights
 from txl.training.meter import Meter, Reading
 from txl.training.step import TrainState
 
+T = TypeVar("T")
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """(input, target, ignored), as the text library yields them."""
 
@@ -28,8 +30,13 @@ class Stream(Protocol):
         ...
 
 
+Watched = Callable[[Iterable[T]], Iterator[T]]
+"""Yields the same segments, unless somebody asks for the end meanwhile."""
+
+
 class Save(Protocol):
-    """Writes a checkpoint of the model as it is now and says where. All ranks call it together."""
+    """Writes a checkpoint of the model as it is now and says where. All ranks call it together. After the same step
+    once more, it adds what an evaluation has found."""
 
     def __call__(self, snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> object: ...
 
@@ -55,17 +62,18 @@ def train(
     state: TrainState,
     stream: Stream,
     *,
-    validate: Callable[[], Score],
+    validate: Callable[[Watched], Score],
     save: Save,
     metrics: Metrics,
 ) -> Outcome:
     """Train from where `state` is to `max_step` updates; each epoch begins with an empty memory.
 
     Args:
-        validate: scores the valid split with the model as it is, the same on all ranks.
-        save: called after every evaluation, every save_interval, and when someone asks for the end.
+        validate: scores the valid split with the model as it is, the same on all ranks; the segments it reads, it
+            reads through its argument.
+        save: called before every evaluation and after it, every save_interval, and when someone asks for the end.
     Raises:
-        NonFiniteError: see `TrainState.step`.
+        NonFiniteError: see `TrainState.step`; also if a weight is not finite where it would be saved.
     """
     config, progress, ranks = state.config, state.progress, state.ranks
     meter, vote = Meter(state.model, state.context, ranks, state.dtype), Vote(ranks)
@@ -75,9 +83,9 @@ def train(
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=_no_bar(ranks))
     with StopRequest(config.max_hours) as request, bar:
         if progress.owes_evaluation:
-            _evaluate(state, validate, metrics, request)
+            asked = _evaluate(state, validate, metrics, request)
             where = _save(state, save)
-        for input_BT, target_BT, *_ in _remaining(stream, state):
+        for input_BT, target_BT, *_ in () if asked else _remaining(stream, state):
             meter.add(state.step(input_BT, target_BT))
             bar.update()
             if progress.step % config.log_interval == 0:
@@ -89,16 +97,17 @@ def train(
                 state.look()
                 with meter.paused():
                     progress.owes_evaluation = is_due
+                    where = _save(state, save)  # first: an evaluation may be killed
                     if is_due and not asked:
-                        _evaluate(state, validate, metrics, request)
-                    where = _save(state, save)
+                        asked = _evaluate(state, validate, metrics, request)
+                        if not progress.owes_evaluation:
+                            where = _save(state, save)
                 asked = vote.now(request.noted) or asked
             if asked:
                 break
         vote.close()
     if asked:
-        verb = "interrupted" if asked == INTERRUPT else "stopped"
-        reason = f"{verb} after step {progress.step}; saved in {where}; go on with --resume"
+        reason = f"{WORDS[asked]} after step {progress.step}; saved in {where}; go on with --resume"
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
 
@@ -116,6 +125,11 @@ def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) ->
             ms_per_batch=reading.ms_per_step,
             nats=reading.nats,
         )
+        + (
+            f" | eta {_clock(reading.ms_per_step / 1000 * (state.config.max_step - progress.step))}"
+            if bar.disable
+            else ""
+        )
     )
     bar.set_postfix_str(f"loss {reading.nats:.2f}, ppl {perplexity(reading.nats):.1f}, {reading.tok_per_s:.0f} tok/s")
     values = {
@@ -127,7 +141,13 @@ def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) ->
         "speed/mfu_share": reading.mfu_share,
         "mem/peak_gib": reading.peak_gib,
     }
-    metrics.add("train", progress.step, values)
+    metrics.add("train", progress.step, values, **progress.place)
+
+
+def _clock(seconds: float) -> str:
+    """As hours:minutes:seconds."""
+    minutes = round(seconds) // 60
+    return f"{minutes // 60}:{minutes % 60:02}:{round(seconds) % 60:02}"
 
 
 def _no_bar(ranks: Ranks) -> bool | None:
@@ -144,16 +164,16 @@ def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
         state.next_epoch()
 
 
-def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics, request: StopRequest) -> None:
-    """Note the loss of the valid split, unless a process that is alone is asked to stop meanwhile."""
+def _evaluate(state: TrainState, validate: Callable[[Watched], Score], metrics: Metrics, request: StopRequest) -> int:
+    """Note the loss of the valid split, unless asked to stop meanwhile; what was asked, 0: nothing."""
     progress = state.progress
     start = time.perf_counter()
     try:
         request.at_once = state.ranks.world == 1
-        nats = validate().nats_per_token
+        nats = validate(lambda segments: until_asked(segments, request, state.ranks)).nats_per_token
         request.at_once = False
-    except StopNow:
-        return
+    except StopNow as stop:
+        return stop.args[0]
     finally:
         state.model.train()
     progress.owes_evaluation = False
@@ -165,11 +185,13 @@ def _evaluate(state: TrainState, validate: Callable[[], Score], metrics: Metrics
     if state.ranks.is_main:
         seconds = time.perf_counter() - start
         say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
-        metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)})
+        metrics.add("valid", progress.step, {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}, **progress.place)
+    return 0
 
 
 def _save(state: TrainState, save: Save) -> object:
     """A checkpoint, the best one if it is that of the lowest validation loss."""
+    require_finite_weights(state.model, state.ranks, state.progress.step)
     nats, state.valid_nats = state.valid_nats, None
     best = nats is not None and nats == state.progress.best_nats
     return save(state.snapshot(), step=state.progress.step, valid_nats=nats, best=best)

@@ -123,17 +123,36 @@ class Optimizers:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Remember what `state()` returned elsewhere."""
-        by_name: dict[str, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            name, _, kind = key.rpartition(":")
-            by_name.setdefault(name, {})[kind] = value
+        """Remember what `state()` returned elsewhere.
+
+        Raises:
+            ValueError: if that was of other parameters or another optimizer.
+        """
+        left = dict(state)
         for optimizer in self._all:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    for kind, value in by_name.get(self._names[parameter], {}).items():
+                    for kind in _kinds(optimizer):
+                        value = left.pop(f"{self._names[parameter]}:{kind}", None)
+                        shape = torch.Size() if kind == "step" else parameter.shape
+                        if value is None or value.shape != shape or not value.is_floating_point():
+                            raise ValueError(f"holds no {kind} of {self._names[parameter]}, or of another shape")
                         on_host = kind == "step" and not group.get("fused")
                         optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
+        if left:
+            raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
+
+
+def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What an optimizer remembers of each parameter."""
+    match optimizer:
+        case torch.optim.SGD():
+            return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
+        case torch.optim.Muon():
+            return ("momentum_buffer",)
+        case torch.optim.Adagrad():
+            return ("step", "sum")
+    return ("step", "exp_avg", "exp_avg_sq")
 
 
 def _build(names: dict[nn.Parameter, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:

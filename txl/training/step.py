@@ -1,29 +1,30 @@
 """One training step, and all that changes from step to step."""
 
 import dataclasses
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from txl.attention_rules import redraw
-from txl.checkpoint import Snapshot
+from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context, TrainConfig
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
+from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
+from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.optim import Optimizers, Plateau, learning_rate
-
-
-class NonFiniteError(RuntimeError):
-    """A gradient was not finite. The weights are as before the update it would have made."""
 
 
 @dataclass
 class Progress:
-    """Where a training is: `batch` segments of `epoch` have been read; `best_nats` is the best validation loss.
+    """Where a training is: `batch` segments of `epoch`, `n_token` tokens of all streams in all epochs have been read;
+    `best_nats` is the best validation loss.
 
     `owes_evaluation`: the evaluation after this step was given up, because the run was asked to stop.
     """
@@ -35,6 +36,12 @@ class Progress:
     best_nats: float = float("inf")
     n_skipped: int = 0
     owes_evaluation: bool = False
+    n_token: int = 0
+
+    @property
+    def place(self) -> dict[str, int]:
+        """For the records."""
+        return {"epoch": self.epoch, "tokens": self.n_token}
 
 
 class _Nats(nn.Module):
@@ -120,7 +127,7 @@ class TrainState:
         nll_BT = self._backward(input_BT, target_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         if self.looks_later:
             self._note_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
@@ -129,12 +136,13 @@ class TrainState:
             self.optimizers.step(scaler=self.scaler)
         else:
             self._pass_over(nll_BT)
-            self.memories = remembered
+            self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
         self.progress.step += 1
         self.progress.batch += 1
+        self.progress.n_token += target_BT.numel() * self.ranks.world
         return nll_BT
 
     def next_epoch(self) -> None:
@@ -175,15 +183,21 @@ class TrainState:
         return Snapshot(progress, self.optimizers.state(), memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on where a snapshot was taken. The weights are restored elsewhere."""
-        saved = dict(snapshot.progress)
-        self.plateau.load(saved.pop("plateau"))
-        scaler = saved.pop("scaler", None)
-        if self.scaler is not None and scaler is not None:
-            self.scaler.load_state_dict(scaler)
-        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
-        self.progress = Progress(**saved)
-        self.optimizers.load(snapshot.optimizer)
+        """Go on where a snapshot was taken. The weights are restored elsewhere.
+
+        Raises:
+            UsageError: if it does not fit the model and its optimizer.
+        """
+        try:
+            self._restore_progress(snapshot.progress)
+        except (ValueError, KeyError) as error:
+            raise damaged(snapshot.folder / PROGRESS, error) from None
+        try:
+            never_updated = self.scaler is not None or self.progress.n_skipped >= self.progress.step
+            if snapshot.optimizer or not never_updated:
+                self.optimizers.load(snapshot.optimizer)
+        except ValueError as error:
+            raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
             parts = zip(
@@ -196,6 +210,17 @@ class TrainState:
                 torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
         else:  # another number of processes: dropout cannot go on as it was, but must differ between them
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+
+    def _restore_progress(self, saved: dict[str, Any]) -> None:
+        own = {"best_nats": float | None, "plateau": dict[str, float | None], "scaler": dict[str, float]}
+        saved = dict(require_fields(saved, get_type_hints(Progress) | own))
+        self.plateau.load(saved.pop("plateau"))
+        scaler = saved.pop("scaler", None)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
+        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # older checkpoints do not say
+        self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
         n_chunk = self.config.batch_chunk

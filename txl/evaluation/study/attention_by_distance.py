@@ -125,14 +125,15 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
     """The attention probabilities (B, N, T, S) of a layer; arguments as those of `Attention.forward`."""
     pos = attention.pos
     q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
-    place = pos.project(feats)
-    if (terms := pos.relative(place)) is not None:
+    feats = pos.project(feats)
+    if pos.is_relative():
+        terms = pos.relative(feats)
         content_BNTS = (q_BNTH + terms.u_NH[:, None]) @ k_BNSH.mT
         distance_BNTS = (q_BNTH + terms.w_NH[:, None]) @ terms.r_SNH.permute(1, 2, 0)
         logit_BNTS = pos.scale * (content_BNTS + rel_shift(distance_BNTS))
     else:
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
-    if (term := pos.score(q_BNTH, k_BNSH, place, span)) is not None:
+    if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
         logit_BNTS = logit_BNTS + term
     at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
     return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)

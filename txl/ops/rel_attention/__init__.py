@@ -63,10 +63,9 @@ def rel_attention(
     if narrows:
         dtype = torch.get_autocast_dtype(device)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
-    if impl == "auto":
-        needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
-        d_head, n_key = q_BNTH.shape[3], k_BNSH.shape[2]
-        impl = fastest(q_BNTH.device, q_BNTH.dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad)
+    needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
+    shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2]}
+    impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
     promise = {"clamp_len": clamp_len} if impl == "dense" else {}
     with torch.autocast(device, enabled=False) if narrows else nullcontext():
         return IMPLEMENTATIONS[impl](
@@ -87,13 +86,15 @@ def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
     return None
 
 
-def fastest(device: torch.device, dtype: torch.dtype, *, d_head: int, n_key: int, needs_grad: bool) -> str:
-    """The implementation that `auto` stands for.
+def resolved(impl: str, device: torch.device, dtype: torch.dtype, *, d_head: int, n_key: int, needs_grad: bool) -> str:
+    """The implementation of this name; for `auto` the fastest one for these shapes.
 
     On a GPU in half precision the fused one, where the hardware multiplies matrices of 16-bit numbers. In float32 it
     would not, and the fused path has twice as many products, in small tiles; that dense is the faster one there is an
     estimate, not timed on a GPU. Without gradients tiles beat rows from some length on.
     """
+    if impl != "auto":
+        return impl
     is_half = dtype in (torch.bfloat16, torch.float16)
     if is_half and refusal("fused", device, d_head=d_head) is None:
         return "fused"

@@ -1,0 +1,37 @@
+"""Checkpoints: a folder each, whole or not there."""
+
+from txl.checkpoint.folder import (
+    OPTIMIZER,
+    PROGRESS,
+    checkpoints,
+    damaged,
+    has_checkpoint,
+    is_checkpoint,
+    remove_checkpoints,
+    set_aside,
+)
+from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, newest_whole
+from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
+from txl.checkpoint.save import Snapshot, as_json, save_checkpoint
+
+__all__ = [
+    "OPTIMIZER",
+    "PROGRESS",
+    "Checkpoint",
+    "Snapshot",
+    "as_json",
+    "checkpoint_of",
+    "checkpoints",
+    "damaged",
+    "has_checkpoint",
+    "is_checkpoint",
+    "last_checkpoint",
+    "load_model",
+    "load_snapshot",
+    "newest_whole",
+    "open_checkpoint",
+    "point_at_best",
+    "remove_checkpoints",
+    "save_checkpoint",
+    "set_aside",
+]

@@ -1,0 +1,206 @@
+"""Reading checkpoints, which may be damaged, old, or made by others: nothing is built before it is known to fit."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
+from txl.checkpoint.record import Checkpoint, open_folder, require_some
+from txl.checkpoint.save import Snapshot, weights_of
+from txl.config import UsageError
+from txl.memory import Memory
+from txl.model.transformer import TransformerXL
+from txl.records import read_json
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+Header = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and kind of number of each tensor in a file."""
+
+
+def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
+    """The model with its trained weights, in evaluation mode.
+
+    Raises:
+        UsageError: if the weights are damaged, not finite, or do not fit the configuration.
+    """
+    path = checkpoint.folder / WEIGHTS
+    require_weights(checkpoint)
+    saved = {_name_today(name): tensor for name, tensor in _load(path).items()}
+    if not all(tensor.isfinite().all() for tensor in saved.values()):
+        raise damaged(path, "holds weights that are not finite numbers")
+    model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
+    with torch.no_grad():
+        for name, parameter in weights_of(model).items():
+            parameter.data = parameter.data.to(saved[name].dtype)
+            parameter.copy_(saved[name])
+    return model.eval()
+
+
+def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
+    """What a run needs to go on with these streams of the global batch.
+
+    Random states are there only if one process computed just these streams before.
+
+    Raises:
+        UsageError: if a file is missing or damaged.
+    """
+    folder = checkpoint.folder
+    layers: dict[int, list[Tensor]] = {}
+    rng: dict[str, Tensor] = {}
+    for path in _stream_files(checkpoint):
+        first, end = map(int, path.stem.split("_")[1:])
+        if end <= streams.start or streams.stop <= first:
+            continue
+        inside = slice(max(streams.start, first) - first, min(streams.stop, end) - first)
+        for name, tensor in _load(path).items():
+            kind, _, key = name.partition(".")
+            if kind == "memory":
+                if not _is_memory(tensor, end - first, checkpoint.model_config.d_model):
+                    raise damaged(path)
+                layers.setdefault(int(key), []).append(tensor[inside])
+            elif (first, end) == (streams.start, streams.stop):
+                rng[key] = tensor
+    n_layer, n_stream = checkpoint.model_config.n_layer, streams.stop - streams.start
+    sizes = {sum(map(len, parts)) for parts in layers.values()}
+    if layers and (sorted(layers) != list(range(n_layer)) or sizes != {n_stream}):
+        raise damaged(folder / "streams_*.safetensors")
+    memory = Memory(tuple(torch.cat(layers[i]) for i in range(n_layer))) if layers else None
+    return Snapshot(progress_of(checkpoint), _load(folder / OPTIMIZER), memory, rng, folder)
+
+
+def checkpoint_of(run: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step, every file looked at.
+
+    Raises:
+        UsageError: if there is none, or it is damaged.
+    """
+    found = require_some(run)
+    if run / name_of(step) not in found:
+        steps = ", ".join(path.name.removeprefix("step_").lstrip("0") for path in found)
+        raise UsageError(f"--resume {step}: {run} holds no checkpoint of this step; there are {steps}")
+    checkpoint = open_folder(run / name_of(step))
+    require_whole(checkpoint)
+    return checkpoint
+
+
+def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
+    """The checkpoint of the highest step that is whole, and what is wrong with those of higher steps.
+
+    Raises:
+        UsageError: if none is whole.
+    """
+    errors: list[UsageError] = []
+    for folder in reversed(require_some(run)):
+        try:
+            checkpoint = open_folder(folder)
+            require_whole(checkpoint)
+            return checkpoint, errors
+        except UsageError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def require_whole(checkpoint: Checkpoint) -> None:
+    """Look at every file: one that was written with a checksum must still have it.
+
+    Raises:
+        UsageError: naming the file that is missing or damaged.
+    """
+    require_weights(checkpoint)
+    for path in (checkpoint.folder / OPTIMIZER, *_stream_files(checkpoint)):
+        checkpoint.require_digest(path)
+        header_of(path)
+    progress_of(checkpoint)
+    for name in checkpoint.record.get("attachments", {}):
+        checkpoint.attachment(Path(name).name)
+
+
+def require_weights(checkpoint: Checkpoint) -> None:
+    """Compare the header of the weights with the configuration, before anything of its size is built.
+
+    Raises:
+        UsageError: if the weights are damaged or do not fit.
+    """
+    path, config = checkpoint.folder / WEIGHTS, checkpoint.model_config
+    header = header_of(path)
+    wrong = damaged(path, f"the weights do not fit {RECORD} beside them")
+    n_element = sum(math.prod(shape) for shape, _ in header.values())
+    loops = max(config.n_bucket, config.n_feature), max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
+    if loops[0] > max(n_element, 2**10) or loops[1] > len(header) or (config.max_distance or 0) >= 2**31:
+        raise wrong  # what a model of such sizes would be built with takes for ever
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(tensor.shape) for name, tensor in weights_of(TransformerXL(config)).items()}
+    except (RuntimeError, OverflowError, TypeError):  # sizes beyond a tensor's
+        raise wrong from None
+    except (ValueError, KeyError) as error:
+        raise damaged(checkpoint.folder / RECORD, error) from None
+    if expected != {_name_today(name): shape for name, (shape, _) in header.items()}:
+        raise wrong
+    if any(kind not in _FLOATS for _, kind in header.values()):
+        raise damaged(path, "holds weights that are not floating-point numbers")
+    checkpoint.require_digest(path)
+
+
+def _name_today(name: str) -> str:
+    """The name of a weight that version 0.1 saved under another one."""
+    return name.replace(".attn.kernel.", ".attn.rule.")
+
+
+def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What progress.json says.
+
+    Raises:
+        UsageError: if it is damaged.
+    """
+    path = checkpoint.folder / PROGRESS
+    try:
+        progress = read_json(path)
+    except (OSError, ValueError):
+        raise damaged(path) from None
+    if not isinstance(progress, dict) or progress.get("step") != checkpoint.record["step"]:
+        raise damaged(path, "tells of another step than the checkpoint is of")
+    return progress
+
+
+def header_of(path: Path) -> Header:
+    """Shapes and kinds of numbers in a file of tensors, without reading them.
+
+    Raises:
+        UsageError: if it is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+    except (OSError, SafetensorError):
+        raise damaged(path) from None
+
+
+def _is_memory(tensor: Tensor, n_stream: int, d_model: int) -> bool:
+    return tensor.is_floating_point() and tensor.ndim == 3 and tensor.shape[::2] == (n_stream, d_model)
+
+
+def _stream_files(checkpoint: Checkpoint) -> list[Path]:
+    """The files of the streams, which follow one another without a gap up to the size of the batch."""
+    pattern = re.compile(r"streams_(\d{5,})_(\d{5,})\.safetensors")
+    found = [(m, path) for path in checkpoint.folder.glob("streams_*") if (m := pattern.fullmatch(path.name))]
+    found.sort(key=lambda pair: int(pair[0][1]))
+    ends = [0, *(int(match[2]) for match, _ in found)]
+    n_stream = checkpoint.record.get("train", {}).get("batch_size", ends[-1] or 1)
+    if [int(match[1]) for match, _ in found] != ends[:-1] or ends[-1] != n_stream:
+        raise damaged(checkpoint.folder / "streams_*.safetensors", "not all streams of the batch are there")
+    return [path for _, path in found]
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        raise damaged(path) from None

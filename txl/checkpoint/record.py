@@ -1,0 +1,119 @@
+"""Which checkpoint is meant, and what its config.json says."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
+from txl.checkpoint.save import FORMAT, digest_of, digest_of_file
+from txl.config import Context, ModelConfig, UsageError
+from txl.records import read_json, require_fields
+
+_FIELDS = {
+    **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},
+    **{"model": dict[str, Any], "context": dict[str, Any], "train": dict[str, Any], "data": dict[str, Any]},
+    **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
+}
+"""Of config.json; others may stand beside them."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder and what its config.json says; the weights are read by `load_model`."""
+
+    folder: Path
+    record: dict[str, Any]
+    model_config: ModelConfig
+    context: Context
+
+    def attachment(self, name: str) -> str:
+        """The text that was attached under this name when the checkpoint was saved.
+
+        Raises:
+            UsageError: if it is no longer that text.
+        """
+        try:
+            content = (self.folder / name).read_bytes()
+            if digest_of(content) == self.record.get("attachments", {}).get(name):
+                return content.decode()
+        except (OSError, UnicodeDecodeError):
+            pass
+        raise damaged(self.folder / name)
+
+    def fingerprint(self) -> str:
+        """Hex digest of the weights."""
+        return digest_of_file(self.folder / WEIGHTS)
+
+    def require_digest(self, path: Path) -> None:
+        """Raise `UsageError` unless a file has the checksum that config.json holds of it, if it holds one."""
+        digest = self.record.get("files", {}).get(path.name)
+        if not path.is_file() or (digest is not None and digest_of_file(path) != digest):
+            raise damaged(path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The best checkpoint of a run's folder, else its last; or the one whose folder is given.
+
+    Raises:
+        UsageError: if there is none, or it is damaged.
+    """
+    if not path.is_dir():
+        raise UsageError(f"--work_dir {path}: no such folder; give the folder of a run, as in train.py --work_dir")
+    if is_checkpoint(path):
+        return open_folder(path)
+    best = pointed(path / "best")
+    return last_checkpoint(path) if best is None else open_folder(path / best)
+
+
+def last_checkpoint(run: Path) -> Checkpoint:
+    """The checkpoint of the highest step.
+
+    Raises:
+        UsageError: if there is none, or it is damaged.
+    """
+    return open_folder(require_some(run)[-1])
+
+
+def point_at_best(run: Path) -> None:
+    """Let `best` name the last checkpoint that was the best when it was saved: a kill may have come in between."""
+    for folder in reversed(checkpoints(run)):
+        try:
+            is_best = open_folder(folder).record.get("best")
+        except UsageError:  # damaged
+            continue
+        if is_best:
+            point(run / "best", folder.name)
+            return
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder.
+
+    Raises:
+        UsageError: if it is damaged.
+    """
+    path = folder / RECORD
+    try:
+        record = read_json(path)
+        if not isinstance(record, dict):
+            raise ValueError("holds no JSON object")
+        if record.get("format") != FORMAT:
+            raise ValueError(f"of format {record.get('format')}, this txl reads {FORMAT}")
+        require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
+        model, context = (
+            cls(**require_fields(record[name], cls)) for name, cls in (("model", ModelConfig), ("context", Context))
+        )
+        return Checkpoint(folder, {"step": 0, **record}, model, context)
+    except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError):
+        raise damaged(path) from None
+    except ValueError as error:
+        raise damaged(path, error) from None
+
+
+def require_some(run: Path) -> list[Path]:
+    """The checkpoints of a run, the last one last; raises `UsageError` if there is none."""
+    found = checkpoints(run)
+    if not found:
+        raise UsageError(f"--work_dir {run}: holds no checkpoint; train first, or give the folder of another run")
+    return found

@@ -1,0 +1,69 @@
+"""JSON records: read without surprises, and checked field by field against type hints."""
+
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bool = False) -> dict[str, Any]:
+    """The record, if it is an object whose fields have the types of `hints` and are known there.
+
+    bool is no int, an int is a float, a list is a tuple, and floats are finite.
+
+    Args:
+        hints: types by name, or a class whose annotations they are.
+        required: every field must be there.
+    Raises:
+        ValueError: naming the field that is unknown, missing or of another type.
+    """
+    if not isinstance(record, dict):
+        raise ValueError("holds no JSON object where one belongs")
+    hints = typing.get_type_hints(hints) if isinstance(hints, type) else hints
+    for name, value in record.items():
+        if name not in hints:
+            raise ValueError(f"the field {name!r} is not known: written by a newer version of txl, so upgrade")
+        if not fits(value, hints[name]):
+            shown = getattr(hints[name], "__name__", str(hints[name]))
+            raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of type {shown}")
+    missing = [name for name in hints if name not in record] if required else []
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    return record
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """True if a JSON value is one of this type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(fits(value, arg) for arg in args)
+    if origin is Literal:
+        return isinstance(value, str) and value in args
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(item, args[1]) for item in value.values())
+    if hint is float:
+        return type(value) in (int, float) and abs(value) <= _LARGEST and math.isfinite(value)
+    return type(value) is (types.NoneType if hint is None else hint)
+
+
+_LARGEST = 1.7e308

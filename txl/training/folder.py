@@ -1,0 +1,219 @@
+"""A run's folder: who may train in it, how a run begins in it and goes on in it."""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from txl.checkpoint import (
+    Checkpoint,
+    checkpoint_of,
+    checkpoints,
+    damaged,
+    has_checkpoint,
+    is_checkpoint,
+    newest_whole,
+    open_checkpoint,
+    point_at_best,
+    remove_checkpoints,
+    set_aside,
+)
+from txl.config import TrainConfig, UsageError, require
+from txl.records import require_fields
+from txl.runtime.distributed import Ranks
+from txl.runtime.lock import Lock
+from txl.runtime.log import remove_records, require_own_records
+from txl.training.finite import NonFiniteError
+
+T = TypeVar("T")
+_LOG = logging.getLogger("txl.training")
+
+OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
+"""Settings that the next start does not inherit."""
+FREE_WHEN_RESUMING = {
+    *OF_ONE_START,
+    *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
+    *("max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput", "timeout_s"),
+    *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "local_batch_size", "data", "cache_dir"),
+}
+LOCK = ".accepted"
+"""Lies in the run's folder, locked, while a launch is at work in it; where it lies unlocked, one was cut short."""
+_BEGUN = "begun"
+"""Stands in it once the folder is that of the launch: torchrun may start it again, to go on from its checkpoints."""
+
+
+@contextmanager
+def claimed(folder: Path, ranks: Ranks) -> Iterator[bool]:
+    """Make the run's folder and keep others out of it; yields whether torchrun starts again what had begun in it.
+
+    Raises:
+        UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank does not see it.
+        OSError: if the folder cannot be written to.
+    """
+    restarted = any(ranks.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
+    locks: list[Lock] = []
+
+    def claim() -> bool:
+        require(
+            not is_checkpoint(folder),
+            f"--work_dir {folder}: is a checkpoint; name the folder of its run, {folder.absolute().parent}, and go on "
+            f"from the checkpoint with --resume STEP",
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(Lock(folder / LOCK, wait_s=60 if restarted else 0))
+        return _BEGUN in locks[0].before
+
+    try:
+        had_begun = _by_main(ranks, claim)
+        _require_shared(folder, ranks)
+        yield restarted and had_begun
+    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # torchrun shall not start this again
+        for lock in locks:
+            lock.remove()
+        raise
+    except BaseException:
+        for lock in locks:
+            lock.close()
+        raise
+    for lock in locks:
+        lock.remove()
+
+
+def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bool) -> Checkpoint | None:
+    """Decide: the checkpoint to go on from, or None for a new run. Rank 0 decides for all; nothing is removed yet.
+
+    With --resume, and when torchrun starts lost processes again, the run goes on from its newest checkpoint that is
+    whole, or from that of the step that --resume names.
+
+    Raises:
+        UsageError: if the folder holds another run, or a typed flag contradicts the checkpoint.
+    """
+    found = _by_main(ranks, lambda: _decide(folder, typed, restarted=restarted))
+    return None if found is None else open_checkpoint(Path(found))
+
+
+def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | None:
+    require_own_records(folder)
+    resume, step = typed.get("resume", False), None
+    if resume is not False and resume is not True:
+        step = int(resume)
+    if restarted or step is not None or (resume and has_checkpoint(folder)):
+        if not has_checkpoint(folder) and step is None:
+            return None
+        # a step is chosen once: what torchrun starts again goes on from where it was
+        checkpoint, errors = newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
+        for error in errors:
+            _LOG.warning("%s; going on from %s", str(error).partition(";")[0], checkpoint.folder.name)
+        _require_agreement(checkpoint, folder, typed)
+        return str(checkpoint.folder)
+    _require_free(folder, overwrite=bool(typed.get("overwrite")))
+    return None
+
+
+def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings of the run that the next start inherits.
+
+    Raises:
+        UsageError: if they are damaged, or written by a newer version.
+    """
+    try:
+        saved = require_fields(checkpoint.record["train"], TrainConfig)
+        inherited = {name: value for name, value in saved.items() if name not in OF_ONE_START}
+        TrainConfig(**inherited)
+        return inherited
+    except (ValueError, KeyError) as error:
+        raise damaged(checkpoint.folder / "config.json", error) from None
+
+
+def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
+    """Remove the run that was in the folder, looking once more whether that is allowed."""
+
+    def begin() -> None:
+        require_own_records(folder)
+        _require_free(folder, overwrite=overwrite)
+        remove_checkpoints(folder)
+        remove_records(folder)
+        _note_begun(folder)
+
+    _by_main(ranks, begin)
+
+
+def go_on(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
+    """Set aside what is later than the checkpoint, damaged or left behind, so that the run can write it again."""
+
+    def prepare() -> None:
+        whole = checkpoints(folder)
+        for later in whole[whole.index(checkpoint.folder) + 1 :]:
+            _LOG.warning("%s: later than the checkpoint gone on from; kept as %s", later, set_aside(later).name)
+        point_at_best(folder)
+        _note_begun(folder)
+
+    _by_main(ranks, prepare)
+
+
+def _by_main(ranks: Ranks, work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, on all ranks; what the user can put right is raised on all of them."""
+    result: Any = None
+    if ranks.is_main:
+        try:
+            result = work()
+        except (UsageError, OSError) as error:
+            result = error
+    result = ranks.gathered(result)[0]
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _note_begun(folder: Path) -> None:
+    with (folder / LOCK).open("a") as file:
+        file.write(_BEGUN + "\n")
+
+
+def _require_free(folder: Path, *, overwrite: bool) -> None:
+    require(
+        overwrite or not has_checkpoint(folder),
+        f"--work_dir {folder}: holds the checkpoints of a run already; go on with --resume, name another folder, "
+        f"or add --overwrite to lose them",
+    )
+
+
+def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, Any]) -> None:
+    record = checkpoint.record
+    train = saved_settings(checkpoint)
+    was = {**record.get("data", {}), **train, **record["context"], **record["model"]}
+    for name, asked in typed.items():
+        asked = list(asked) if isinstance(asked, tuple) else asked
+        if name == "d_embed" and typed[name] < 0:
+            asked = was["d_model"]
+        if name == "clip" and typed[name] == math.inf:
+            asked = 0
+        if name not in FREE_WHEN_RESUMING and name in was and was[name] != asked:
+            raise UsageError(
+                f"--{name} {asked}: the run in {folder} was started with {was[name]}; drop the flag, or start a new "
+                f"run in another --work_dir"
+            )
+    _require_schedule(TrainConfig(**train), typed)
+
+
+def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
+    """A cosine ends at a learning rate of eta_min, 0 as a rule, where more updates change nothing."""
+    end, asked = was.schedule_length, typed.get("max_step", was.max_step)
+    if was.scheduler == "cosine" and asked > max(end, was.max_step) and "max_step_scheduler" not in typed:
+        raise UsageError(
+            f"--max_step {asked}: the cosine schedule of the run ends after step {end}, at a learning rate of "
+            f"{was.eta_min:g}; add --max_step_scheduler {asked} to stretch it, or --max_step_scheduler {end} to stay "
+            f"at that rate"
+        )
+
+
+def _require_shared(folder: Path, ranks: Ranks) -> None:
+    seen = ranks.gathered((folder / LOCK).exists())
+    require(
+        all(seen),
+        f"--work_dir {folder}: rank {seen.index(False) if False in seen else 0} does not see it; all hosts need the "
+        f"same folder, on a disk they share",
+    )
