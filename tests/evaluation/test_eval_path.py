@@ -34,7 +34,7 @@ def articles() -> np.ndarray:
 
 
 IDS = articles()
-SIZES = {"words": np.array([1] * len(IDS)), "characters": IDS}
+SIZES = {"words": np.array([1] * len(IDS)), "characters": IDS, "unknown": IDS == 1}
 
 
 @dataclass(frozen=True)
