@@ -61,7 +61,8 @@ demo() {
     echo
     "$python" "$here/eval.py" --work_dir "$run" --split test --tgt_len 16 --mem_len 0 8 32 128
     echo
-    "$python" "$here/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --top_p 0.8 --no_unk
+    "$python" "$here/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --finish_line \
+        --top_p 0.8 --no_unk
 }
 
 # exec the training: in this process, or in many under torchrun

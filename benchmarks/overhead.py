@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.peers import positive
+
 ROOT = Path(__file__).parents[1]
 MODEL = "--n_layer 4 --d_model 128 --n_head 4 --d_head 32 --d_inner 512 --tgt_len 32 --mem_len 128 --batch_size 16"
 PLAIN = [sys.executable]
@@ -37,7 +39,7 @@ def tokens_per_second(launcher: Sequence[str], folder: Path, steps: int, *flags:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
     once = ("--log_interval", str(args.steps))

@@ -91,12 +91,23 @@ def ratio(ours: list[float], theirs: list[float]) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
+def positive(text: str) -> int:
+    """The value of a flag that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is no number from 1 on.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(text)
+
+
 def add_peer_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that name the other programs, and say how often all are asked."""
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
     parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
     parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
-    parser.add_argument("--pairs", type=int, default=7, help="times that each program is asked [7]")
+    parser.add_argument("--pairs", type=positive, default=7, help="times that each program is asked [7]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
 
 

@@ -1,29 +1,37 @@
 """A folder of text as memory-mapped token files with their vocabulary.
 
-A token file is a header and the ids as uint16 or uint32. Its header holds a fingerprint of all it was made from; when
-text, settings or version have changed since, it is made anew. Files are written whole or not at all, and RAM does not
-grow with the corpus.
+A token file is a header and the ids as uint16 or uint32. Its header holds a fingerprint of all it was made from and a
+checksum of the ids; a file that is stale or damaged is made anew from the text. Files are written whole or not at all,
+and RAM does not grow with the corpus.
+
+What was found by reading a whole file, the fingerprint of a text or that ids are what their checksum says, is kept in
+checked.json with size and times of the file, so that it is read again only when these have changed.
 """
 
+import hashlib
 import json
 import logging
+import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .files import DataError, read_lines, require_text, sha256, written_whole
+from .files import DataError, one_at_a_time, read_lines, reading, require_text, sha256, written_whole
 from .pydoc_corpus import write_pydoc_corpus
+from .spelling import pieces, sizes_of
 from .vocabulary import EOS, UNK, Vocab, count_words
 
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "valid", "test")
 _HEADER_BYTES = 4096
+_SETTLED_NS = 2 * 10**9
+"""A file that changed less than this ago may change again within the resolution of its times."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -82,10 +90,12 @@ class Corpus:
         self.cache = Path(config.cache_dir) if config.cache_dir else self.folder / "txl-cache"
         self.recipe = RECIPES[config.dataset]
         self._fingerprints: dict[str, str] = {}
-        if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
-            with self._writing():
-                write_pydoc_corpus(self.folder)
-        self.vocab = vocab or self._load_vocab()
+        self._splits: dict[str, np.ndarray] = {}
+        with one_at_a_time(self.folder):
+            if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
+                with self._writing():
+                    write_pydoc_corpus(self.folder)
+            self.vocab = vocab or self._load_vocab()
 
     @property
     def defines_vocabulary(self) -> bool:
@@ -94,27 +104,72 @@ class Corpus:
 
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, one `<eos>` a line, memory-mapped and read-only."""
+        if name not in self._splits:
+            with one_at_a_time(self.folder):
+                self._splits[name] = self._open(name)
+        return self._splits[name]
+
+    def sizes(self, name: str) -> dict[str, np.ndarray]:
+        """What each token of a split stands for in its text, (N,) each; see `sizes_of`. Reads the text.
+
+        A token has the white space before it too, and `<eos>` what is left of the line, so that characters and bytes
+        of all tokens together are those of the file.
+        """
+        lines = read_lines(self._text(name), task="measuring")
+        return sizes_of((piece for line in lines for piece in pieces(line, line.split())), self.split(name), self.vocab)
+
+    def _open(self, name: str) -> np.ndarray:
         text = self._text(name)
         fingerprint = {"version": VERSION, "text": self.fingerprint(name), "vocabulary": self.vocab.fingerprint()}
         path = self.cache / f"{self.config.dataset}.{name}.tokens"
-        header = _read_header(path, fingerprint)
+        header = self._header(path, fingerprint)
         if header is None:
             self._tokenise(text, path, fingerprint)
-            header = _read_header(path, fingerprint)
-            assert header is not None, f"{path} was just written"
-        if header["n_unknown"]:
+            header = self._header(path, fingerprint)
+            if header is None:
+                raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
+        n_unknown, n_eos, n_token = header["n_unknown"], header["n_eos"], header["n_token"]
+        if n_unknown:
             _LOG.warning(
-                "%s: %d of %d words are not in the vocabulary and are read as %s",
-                text, header["n_unknown"], header["n_token"], UNK,
-            )  # fmt: skip
-        return np.memmap(path, dtype=header["dtype"], mode="r", offset=_HEADER_BYTES, shape=(header["n_token"],))
+                "%s: %d of %d words are not in the vocabulary and are read as %s", text, n_unknown, n_token, UNK
+            )
+        if n_eos:
+            _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
+        return _ids(path, header)
 
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
         if name not in self._fingerprints:
-            require_text(self._text(name))
-            self._fingerprints[name] = sha256(self._text(name))
+            path = self._text(name)
+            require_text(path)
+            with reading(path):
+                self._fingerprints[name] = self._checked(path, lambda: sha256(path))
         return self._fingerprints[name]
+
+    def _header(self, path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+        """The header of a token file, or None if it is missing, damaged or made from something else."""
+        header = _read_header(path, fingerprint)
+        if header is None or self._checked(path, lambda: _fault(path, header, len(self.vocab))):
+            return None
+        return header
+
+    def _checked(self, path: Path, find: Callable[[], str]) -> str:
+        """What `find` says of the content of a file, from checked.json where the file is as it was then."""
+        store = self.cache / "checked.json"
+        state = path.stat()
+        stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+        try:
+            known = dict(json.loads(store.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError):
+            known = {}
+        match known.get(name := str(path.resolve())):
+            case [then, str(answer)] if then == stamp:
+                return answer
+        answer = find()
+        if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
+            with suppress(OSError), written_whole(store) as file:  # a folder that cannot be written remembers nothing
+                file.write(json.dumps(known | {name: [stamp, answer]}).encode())
+        return answer
 
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there, before hours are spent on one of them."""
@@ -149,13 +204,16 @@ class Corpus:
             try:
                 saved = json.loads(path.read_text(encoding="utf-8"))
                 if saved["fingerprint"] == fingerprint:
-                    return Vocab(saved["words"])
-            except (ValueError, KeyError, TypeError):
+                    vocab = Vocab(saved["words"])
+                    if vocab.fingerprint() == saved["checksum"]:
+                        return vocab
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 pass
-            _LOG.warning("%s: stale, the text or the settings have changed; made anew", path)
+            _LOG.warning("%s: stale or damaged, made anew", path)
         vocab = self._count(fingerprint)
         with self._writing(), written_whole(path) as file:
-            file.write(json.dumps({"fingerprint": fingerprint, "words": vocab.words}, ensure_ascii=False).encode())
+            content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": vocab.words}
+            file.write(json.dumps(content, ensure_ascii=False).encode())
         return vocab
 
     def _count(self, fingerprint: dict[str, Any]) -> Vocab:
@@ -171,10 +229,11 @@ class Corpus:
 
     def _tokenise(self, text: Path, path: Path, fingerprint: dict[str, Any]) -> None:
         if path.is_file():
-            _LOG.warning("%s: stale, the text, the vocabulary or the settings have changed; made anew", path)
+            _LOG.warning("%s: stale or damaged, made anew", path)
         wide = len(self.vocab) > 2**16
         eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
-        n_token = n_unknown = 0
+        n_token = n_unknown = n_eos = 0
+        checksum = hashlib.sha256()
         with self._writing(), written_whole(path) as file:
             file.write(bytes(_HEADER_BYTES))
             n = 0
@@ -182,9 +241,12 @@ class Corpus:
                 words = line.split()
                 ids = self._encode(words, text, n)
                 n_unknown += ids.count(unk) - words.count(UNK)
+                n_eos += ids.count(eos)
                 ids.append(eos)
                 n_token += len(ids)
-                array("I" if wide else "H", ids).tofile(file)
+                block = array("I" if wide else "H", ids).tobytes()
+                checksum.update(block)
+                file.write(block)
             if n_token == n:
                 raise DataError(f"{text}: holds white space only; every split needs some words")
             header = {
@@ -192,6 +254,8 @@ class Corpus:
                 "dtype": "uint32" if wide else "uint16",
                 "n_token": n_token,
                 "n_unknown": n_unknown,
+                "n_eos": n_eos,
+                "checksum": checksum.hexdigest(),
             }
             file.seek(0)
             file.write(json.dumps(header).encode())
@@ -207,13 +271,26 @@ class Corpus:
 
 
 def _read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-    """The header of a token file, or None if it is missing, made from something else, or not whole."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        try:
+    """The header of a token file, or None if it is missing, made from something else, or does not fit the file."""
+    try:
+        with path.open("rb") as file:
             header = json.loads(file.read(_HEADER_BYTES).rstrip(b"\0"))
-            n_byte = _HEADER_BYTES + header["n_token"] * np.dtype(header["dtype"]).itemsize
-        except (ValueError, KeyError, TypeError):
-            return None
-    return header if header["fingerprint"] == fingerprint and path.stat().st_size == n_byte else None
+        counts = [header[name] for name in ("n_token", "n_unknown", "n_eos")]
+        # nothing but these two: np.memmap would take "O" too, and the bytes of the file for addresses
+        fits = header["dtype"] in ("uint16", "uint32") and all(type(n) is int and n >= 0 for n in counts)
+        n_byte = _HEADER_BYTES + header["n_token"] * np.dtype(header["dtype"]).itemsize if fits else -1
+        fits = fits and header["n_token"] > 0 and path.stat().st_size == n_byte
+        return header if fits and header["fingerprint"] == fingerprint else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _ids(path: Path, header: dict[str, Any]) -> np.ndarray:
+    return np.memmap(path, dtype=header["dtype"], mode="r", offset=_HEADER_BYTES, shape=(header["n_token"],))
+
+
+def _fault(path: Path, header: dict[str, Any], n_word: int) -> str:
+    """What is wrong with the ids of a token file; empty if nothing is."""
+    if sha256(path, start=_HEADER_BYTES) != header.get("checksum"):
+        return "damaged"
+    return "" if _ids(path, header).max() < n_word else "ids outside the vocabulary"

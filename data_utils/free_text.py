@@ -4,22 +4,45 @@ import io
 import logging
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from .files import DataError
+from .spelling import places, sizes_of
 from .vocabulary import EOS, UNK, Vocab
 from .wikitext import tokenise
 
 _LOG = logging.getLogger(__name__)
 
 
+class FreeText(NamedTuple):
+    """The tokens of a text, in order.
+
+    Attributes:
+        ids: (N,).
+        offsets: characters of the text before each token.
+        surfaces: each token as it is written there; empty for a line break.
+        sizes: what each token stands for, see `sizes_of`.
+    """
+
+    ids: list[int]
+    offsets: list[int]
+    surfaces: list[str]
+    sizes: dict[str, np.ndarray]
+
+
 def read_text(name: str) -> str:
-    """The text of a UTF-8 file; `-` is standard input.
+    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input.
 
     Raises:
-        DataError: if it is missing or not UTF-8.
+        DataError: if it is missing or not UTF-8, or standard input is closed.
     """
+    if name == "-" and sys.stdin is None:
+        raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8")
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name}: not UTF-8 ({error.reason} at byte {error.start}); convert the file, for example with: "
@@ -29,8 +52,8 @@ def read_text(name: str) -> str:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
 
 
-def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) -> list[int]:
-    """The ids of a text: its words, and `<eos>` for each line break, so that a last line without one may go on.
+def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) -> FreeText:
+    """The tokens of a text: its words, and `<eos>` for each line break, so that a last line without one may go on.
 
     Words that are not in the vocabulary become `<unk>`, and a notice says which.
 
@@ -41,10 +64,18 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) ->
     Raises:
         DataError: if it has no words, or unknown ones and the vocabulary no `<unk>`.
     """
-    words = []
-    for line in io.StringIO(text, newline=None):
-        words += tokenise(line) if running else line.split()
-        words += [EOS] * line.endswith("\n")
+    words: list[str] = []
+    spans: list[tuple[int, int]] = []
+    n_written_eos = line_begin = 0
+    for line in io.StringIO(text, newline=""):
+        of_line = tokenise(line) if running else line.split()
+        n_written_eos += of_line.count(EOS)
+        words += of_line
+        spans += [(line_begin + begin, line_begin + end) for begin, end in places(line, of_line)]
+        line_begin += len(line)
+        if line.endswith(("\n", "\r")):
+            words.append(EOS)
+            spans.append((line_begin - len(line) + len(line.rstrip("\r\n")), line_begin))
     if not words:
         raise DataError(f"{name}: is empty; it needs at least one word or line break")
     unknown = [word for word in words if word not in vocab]
@@ -52,7 +83,16 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) ->
         raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
     if unknown:
         _LOG.warning("%s: %s", name, _notice_of(unknown, len(words), running=running))
-    return vocab.encode(words)
+    if n_written_eos:
+        _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
+    ids, ends = vocab.encode(words), [end for _, end in spans]
+    written = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return FreeText(
+        ids,
+        [begin for begin, _ in spans],
+        [text[begin:end].rstrip("\r\n") for begin, end in spans],
+        sizes_of(written, np.array(ids), vocab),
+    )
 
 
 def _notice_of(unknown: list[str], n_token: int, *, running: bool) -> str:

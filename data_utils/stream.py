@@ -1,6 +1,7 @@
 """Ids as segments, side by side in a batch: column b of a segment continues column b of the one before."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -136,6 +137,12 @@ class RowStream:
             target_BT = place_BT[:, context:] + 1
             counted_BT = (target_BT <= last_B1) & (k >= self.n_warmup_B[:, None])
             yield Segment(self._at(place_BT), self._at(target_BT), torch.from_numpy(counted_BT))
+
+    def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
+        """Sums over the targets that count; `sizes` has a number of each token of the text, (N,), by name."""
+        first_B = self.first_B + 1 + self.n_warmup_B * self.tgt_len
+        counted = [slice(first, last + 1) for first, last in zip(first_B, self.last_B, strict=True)]
+        return Counter({name: int(sum(size_N[row].sum() for row in counted)) for name, size_N in sizes.items()})
 
     def _at(self, place_BT: np.ndarray) -> Tensor:
         inside_BT = place_BT < len(self.ids)

@@ -3,9 +3,6 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-
-import numpy as np
 
 EOS, UNK = "<eos>", "<unk>"
 
@@ -70,26 +67,6 @@ class Vocab:
         if unk is None:
             raise KeyError(words[ids.index(None)])
         return [unk if i is None else i for i in ids]
-
-    @cached_property
-    def sizes(self) -> dict[str, np.ndarray]:
-        """What each token stands for in the text, by name of what is counted: (V,) integers each.
-
-        A word is one word, and as many characters and UTF-8 bytes as it has, and one for the space before it; `<eos>`
-        is one line, and one character for the line break. Summed over a text laid out like ` a line of words`, each
-        line ended by a line break, this is the size of the file. The files of WikiText have one more space at the end
-        of each line, running text has one fewer at its beginning; a word that is read as `<unk>` counts as those five
-        characters.
-        """
-        written = ["\n" if word == EOS else f" {word}" for word in self.words]
-        counts = {
-            "words": [word != EOS for word in self.words],
-            "lines": [word == EOS for word in self.words],
-            "characters": [len(text) for text in written],
-            "bytes": [len(text.encode()) for text in written],
-            "unknown": [word == UNK for word in self.words],
-        }
-        return {name: np.array(count_V, dtype=np.int64) for name, count_V in counts.items()}
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Words of ids."""

@@ -7,6 +7,7 @@ checkpoint, and a checkpoint over the defaults.
 import argparse
 import difflib
 import errno
+import io
 import os
 import re
 import sys
@@ -66,6 +67,8 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
     answer_legacy_flags(values)
+    if values.get("clamp_len") == 0:
+        print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -96,6 +99,7 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
     """
     show_notices()
     try:
+        _prepare_streams()
         status = main(sys.argv[1:]) or 0
         sys.stdout.flush()
     except (UsageError, *expected) as error:
@@ -119,6 +123,17 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _prepare_streams() -> None:
+    """Let results be written in any encoding; a closed stream would lend its number to files that are opened later."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise UsageError("standard output is closed; send it to a file, or to /dev/null")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(message: str, status: int) -> int:

@@ -22,6 +22,9 @@ ATTN_IMPL_HELP = (
     "how relative attention is computed, all with the same result; auto: the fastest; naive: by its definition; dense: "
     "keeps the probabilities; blockwise: memory grows linearly with the length; fused: a GPU kernel (Triton)"
 )
+
+TINY = 1e-30
+"""The smallest temperature or probability that single precision still divides by."""
 DTYPE_HELP = (
     "number type of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and "
     "less exact"
@@ -55,7 +58,7 @@ _RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 def _refusal(value: float, limits: Limits) -> str:
     """What a value must be that it is not; empty if it is in range. NaN never is."""
     rules = [(*_RULES[name], bound) for name, bound in limits.items() if name in _RULES]
-    finite = isfinite(value) or (value == inf and not limits.get("finite", True))
+    finite = isinstance(value, int) or isfinite(value) or (value == inf and not limits.get("finite", True))
     if finite and all(holds(value, bound) for _, holds, bound in rules):
         return ""
     parts = [f"{word} {_number(bound)}" for word, _, bound in rules]
@@ -225,7 +228,7 @@ class Context(Checked):
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
     same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")
-    clamp_len: int = option(-1, "larger distances share the position encoding of this one (-1: off)", **CLAMP)
+    clamp_len: int = option(-1, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,7 +339,12 @@ class TrainConfig(Checked):
     eval_tgt_len: int | None = option(
         None, "their tgt_len; the memory is longer by what it is shorter (not given: --tgt_len)", minimum=1
     )
-    eval_batch_size: int = option(10, "their streams; the result does not depend on it", minimum=1)
+    eval_batch_size: int | None = option(
+        None,
+        "their streams; only with --recurrence same does the result depend on them (not given: 10, at least one a "
+        "process; 1 with --recurrence same)",
+        minimum=1,
+    )
     max_eval_steps: int = option(
         -1, "their segments at most, those read to warm up included (-1: the whole split)", minimum=-1
     )

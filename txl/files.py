@@ -36,6 +36,15 @@ def written_whole(path: Path) -> Iterator[Path]:
             raise
 
 
+def require_writable(path: Path) -> None:
+    """Raise `OSError` unless a file can be written there; what is not a regular file is not tried."""
+    if not path.exists() or path.is_file():
+        probe = path.resolve().with_name(f".{path.name}.writable")
+        with written_whole(probe) as temporary:
+            temporary.touch()
+        probe.unlink()
+
+
 def flush(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     with naming(path):

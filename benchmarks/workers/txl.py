@@ -73,7 +73,7 @@ def evaluate(shape: Shape) -> Iterator[object]:
     model = reading_model(shape)
     nats = torch.zeros((), dtype=torch.float64, device=shape.device)
     texts = ((input_BT, target_BT, None) for input_BT, target_BT in segments(shape))
-    for _, nll_N in scored(model, texts, context_of(shape)):
+    for nll_N in scored(model, texts, context_of(shape)):
         nats += nll_N.double().sum()
         yield nats
 

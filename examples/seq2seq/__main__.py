@@ -3,6 +3,7 @@
 python -m examples.seq2seq --task reverse
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
 from txl.cli import build, read_flags, run
-from txl.config import SEED, Checked, ModelConfig, option
+from txl.config import SEED, SIZE, Checked, ModelConfig, option, require
+
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +29,36 @@ class Lesson(Checked):
     """
 
     task: Literal["copy", "reverse"] = option("copy", "what the target is of the source")
-    n_word: int = option(20, "words of the language", minimum=1, maximum=10**6)
-    max_len: int = option(10, "longest sequence, in words", minimum=1, maximum=10**4)
-    n_update: int = option(1000, "updates, each on 64 new sequences", minimum=1)
-    warmup_step: int = option(200, "updates over which the learning rate rises", minimum=1)
+    n_word: int = option(20, "words of the language", **SIZE)
+    max_len: int = option(10, "longest sequence, in words", **SIZE)
+    n_update: int = option(1000, "updates, each on 64 new sequences", **SIZE)
+    warmup_step: int = option(200, "updates over which the learning rate rises", **SIZE)
     smoothing: float = option(0.1, "share of the target given to all words alike", minimum=0, below=1)
-    width: int = option(4, "hypotheses of the beam search", minimum=1, maximum=10**4)
+    width: int = option(4, "hypotheses of the beam search", **SIZE)
     seed: int = option(1, "random seed", **SEED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needed, there = self.bytes_needed(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        require(
+            needed < there,
+            f"--n_word {self.n_word} --max_len {self.max_len} --width {self.width}: take {needed / 2**30:.0f} GiB, "
+            f"and this machine has {there / 2**30:.0f}; use smaller ones",
+        )
+
+    def bytes_needed(self) -> int:
+        """About what training and decoding take: logits, attention probabilities, and four numbers a weight."""
+        length, n_word = self.max_len + 1, N_SPECIAL + self.n_word
+        training = 3 * BATCH_SIZE * length * n_word + 3 * 6 * 4 * BATCH_SIZE * length**2
+        decoding = 3 * BATCH_SIZE * self.width * (n_word + length)
+        return 4 * (max(training, decoding) + 4 * 64 * n_word)
 
 
 def main(argv: Sequence[str]) -> None:
     lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__))
     torch.manual_seed(lesson.seed)
     model = Seq2Seq(small_config(lesson.n_word), dropout=0.1)
-    sizes = {"n_word": lesson.n_word, "batch_size": 64, "min_len": 1, "max_len": lesson.max_len}
+    sizes = {"n_word": lesson.n_word, "batch_size": BATCH_SIZE, "min_len": 1, "max_len": lesson.max_len}
     losses = train(
         model,
         pairs(lesson.task, seed=lesson.seed, **sizes),

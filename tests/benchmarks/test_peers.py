@@ -1,9 +1,11 @@
 """A worker answers, a failure is told, and ratios are taken pair by pair."""
 
 import dataclasses
+import sys
 
 import pytest
 
+from benchmarks import tokenise
 from benchmarks.peers import Peer, compare, ratio, rows
 from benchmarks.shapes import READING, Shape
 
@@ -31,6 +33,22 @@ def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) 
     assert mine["tok_per_s"] > 0
     assert mine["mfu_share"] > 0
     assert "--attn_impl fused: needs a GPU" in theirs["error"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--text", "nowhere"], "--text nowhere: No such file or directory; name a file of UTF-8 text"),
+        (["--text", __file__, "--pairs", "0"], "argument --pairs: '0': must be a whole number, at least 1"),
+    ],
+)
+def test_bad_flags_are_an_error_in_one_line(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenise", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        tokenise.main()
+    assert capsys.readouterr().err.splitlines()[-1] == f"tokenise: error: {message}"
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:

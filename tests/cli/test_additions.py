@@ -1,6 +1,7 @@
 """What eval.py adds to a model at test time: its flags, its rows, its store."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -156,6 +157,8 @@ def test_without_a_training_text_the_others_still_work(rows: Rows, text: Path) -
         (["--dynamic", "adam"], "--dynamic: invalid choice: 'adam'"),
         (["--dynamic", "sgd", "--dynamic_lr", 1e30], "--dynamic_lr 1e+30: the weights ran away"),
         (["--cache_size", -1], "--cache_size -1: must be at least 0"),
+        (["--cache_size", 9, "--cache_theta", 1e308], "--cache_theta 1e+308: must be at least 0 and at most 1e+30"),
+        (["--knn_store", "x", "--knn_temperature", 1e-320], "must be at least 1e-30"),
         (["--knn_store", "RUN"], "no store of hidden states; name a folder that is not there"),
         (["--knn_store", "RUN/best/store"], "best"),
     ],
@@ -165,6 +168,24 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     flags = [str(flag).replace("RUN", str(run_folder)) for flag in flags]
     assert message in refused("eval", *evaluation, *flags)
+
+
+def test_values_at_the_edge_give_finite_losses(rows: Rows, tmp_path: Path) -> None:
+    for flags in (
+        ["--cache_size", 30, "--cache_theta", 1e30],
+        ["--knn_store", tmp_path / "store", "--knn_temperature", 1e-30],
+    ):
+        assert math.isfinite(rows(*flags)[1]["nats"])
+
+
+@pytest.mark.parametrize("flags", ["", "--text TEXT", "--recl RUN --recl_step 10 --recl_longest 20 --recl_every 5"])
+def test_a_loss_that_is_no_number_is_an_error(
+    refused: Refused, evaluation: list[str], run_folder: Path, text: Path, flags: str
+) -> None:
+    change_weights(run_folder, lambda weight: weight * 1e38)
+    words = flags.replace("TEXT", str(text / "test.txt")).replace("RUN", str(run_folder)).split()
+    where = {"": evaluation, "--text": evaluation[:2], "--recl": evaluation[2:]}[flags.partition(" ")[0]]
+    assert "its loss is nan" in refused("eval", *where, *words)
 
 
 def test_several_processes_cannot_adapt_one_set_of_weights() -> None:

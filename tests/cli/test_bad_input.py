@@ -271,8 +271,10 @@ EVAL_VALUES = [
     ("--text x --per_token x.csv", "--per_token x.csv", ".tsv or .json"),
     ("--text x --per_token - --mem_len 0 8", "--per_token", "one value"),
     ("--text - --context -", "--text - and --context -", "name a file"),
-    ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
-    ("--text .", ".: Is a directory", "give a file of text"),
+    ("--json=", "--json is empty", "leave the flag out"),
+    ("--recl_longest 200", "--recl_longest has no effect without --recl", "leave this flag out"),
+    ("--dynamic sgd --dynamic_epsilon 1", "--dynamic_epsilon has no effect with --dynamic sgd", "leave it out"),
+    ("--text x", "--data has no effect with --text", "leave it out"),
     ("--attn_impl fused", "--attn_impl fused: needs a GPU", "give dense or blockwise"),
 ]
 
@@ -284,6 +286,43 @@ def test_evaluation_refuses_a_bad_value(
     line = refused("eval", "--work_dir", run_folder, "--data", text, *flags.split())
     assert thing in line
     assert remedy in line
+
+
+TEXT_VALUES = [
+    ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
+    ("--text .", ".: Is a directory", "give a file of text"),
+    ("--text x --split test", "--split has no effect with --text", "leave it out"),
+    ("--text x --batch_size 3", "--batch_size has no effect with --text", "leave it out"),
+    ("--text x --dynamic sgd --min_freq 3", "--min_freq has no effect with --text", "leave it out"),
+]
+
+
+@pytest.mark.parametrize(("flags", "thing", "remedy"), TEXT_VALUES, ids=[flags for flags, _, _ in TEXT_VALUES])
+def test_scoring_a_text_refuses_a_bad_value(
+    refused: Refused, run_folder: Path, flags: str, thing: str, remedy: str
+) -> None:
+    line = refused("eval", "--work_dir", run_folder, *flags.split())
+    assert thing in line
+    assert remedy in line
+
+
+def test_a_text_from_a_closed_standard_input_is_refused(
+    refused: Refused, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed" in refused("eval", "--work_dir", run_folder, "--text", "-")
+    assert "standard input is closed" in refused("generate", "--work_dir", run_folder, "--prompt", "-")
+
+
+def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(
+    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    (run_folder / ".context.png.writable").mkdir()
+    flags = ["--work_dir", run_folder, "--data", text, "--split", "test", "--mem_len", 0, 8]
+    outcome = call("eval", *flags)
+    assert (outcome.status, "no picture is drawn" in outcome.err) == (0, True)
+    assert call("eval", *flags, "--pictures", tmp_path / "elsewhere").status == 0
+    assert (tmp_path / "elsewhere" / "context.png").is_file()
 
 
 def test_attention_that_does_not_work_here_is_refused_for_a_text_too(
@@ -333,7 +372,9 @@ def test_a_split_of_one_token_is_named(refused: Refused, run_folder: Path, text:
 GENERATE_VALUES = [
     ("--temperature -1", "--temperature -1.0", "at least 0"),
     ("--temperature nan", "--temperature nan", "at least 0 and finite"),
-    ("--top_p 0", "--top_p 0.0", "above 0"),
+    ("--temperature 1e-320", "--temperature 1e-320", "0 or at least 1e-30"),
+    ("--top_p 0", "--top_p 0.0", "at least 1e-30"),
+    ("--top_p 1e-320", "--top_p 1e-320", "at least 1e-30"),
     ("--top_p 1.5", "--top_p 1.5", "at most 1"),
     ("--top_k -1", "--top_k -1", "at least 0"),
     ("--top_k few", "--top_k", "int"),
@@ -586,7 +627,7 @@ def test_a_full_disk_leaves_no_token_file(
     shutil.rmtree(text / "txl-cache")
     with full_disk(4096):
         call("train", *training)
-    assert [path.name for path in (text / "txl-cache").iterdir()] == ["text.vocab.json"]
+    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"text.vocab.json", "checked.json"}
 
 
 def test_a_full_disk_is_named_by_the_checkpoint_it_stopped(
@@ -640,7 +681,7 @@ TEN_LENGTHS = ["--mem_len", *map(str, range(10, 20))]
 def test_a_full_disk_is_named_by_the_json_it_stopped(
     refused: Refused, run_folder: Path, text: Path, tmp_path: Path, full_disk: FullDisk
 ) -> None:
-    with full_disk(5000):
+    with full_disk(9000):
         line = refused("eval", "--work_dir", run_folder, "--data", text, *TEN_LENGTHS, "--json", tmp_path / "new.json")
     assert str(tmp_path / "new.json") in line
     assert "make room" in line

@@ -1,10 +1,12 @@
 """What train, eval and generate leave behind and print."""
 
+import csv
 import io
 import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -300,13 +302,13 @@ def test_the_table_shows_what_the_json_holds(call: Call, run_folder: Path, text:
     ]
 
 
-def test_several_memory_lengths_make_a_picture(evaluate: Evaluate, run_folder: Path) -> None:
-    evaluate("--mem_len", 0, 4)
+def test_several_memory_lengths_make_a_picture(call: Call, run_folder: Path, text: Path) -> None:
+    call("eval", "--work_dir", run_folder, "--data", text, "--mem_len", 0, 4)
     assert imread(run_folder / "context.png").size > 0
 
 
-def test_one_memory_length_makes_no_picture(evaluate: Evaluate, run_folder: Path) -> None:
-    evaluate("--mem_len", 4)
+def test_one_memory_length_makes_no_picture(call: Call, run_folder: Path, text: Path) -> None:
+    call("eval", "--work_dir", run_folder, "--data", text, "--mem_len", 4)
     assert not (run_folder / "context.png").exists()
 
 
@@ -354,6 +356,24 @@ def test_unknown_words_of_such_a_text_are_counted_in_a_notice(call: Call, run_fo
     ]
 
 
+def test_recurrence_without_limit_is_read_in_one_stream_unless_told_otherwise(
+    call: Call, training: list[str], text: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "new_run"
+    told = call("train", *training, "--recurrence", "same", "--n_layer", 1).out
+    assert "| --recurrence same: evaluations read one stream, " in told
+
+    def nats(*flags: object) -> tuple[list[float], str]:
+        out = call("eval", "--work_dir", run, "--split", "valid", "--json", tmp_path / "r.json", *flags).out
+        return [row["nats"] for row in json.loads((tmp_path / "r.json").read_text())["rows"]], out
+
+    default, one, ten = nats(), nats("--batch_size", 1), nats("--batch_size", 10)
+    assert default[0] == one[0] != pytest.approx(ten[0], rel=1e-6)
+    assert ["read in one stream" in out for _, out in (default, one, ten)] == [True, False, False]
+    record = json.loads((pointed(run, "best") / "config.json").read_text())
+    assert default[0][0] / 131 == pytest.approx(record["valid_nats_per_token"], rel=1e-5)
+
+
 # eval: conventions and documents
 
 
@@ -392,11 +412,10 @@ def test_one_stream_of_the_original_is_ours(evaluate: Evaluate) -> None:
     assert (ours["tokens"], ours["nats"]) == (original["tokens"], pytest.approx(original["nats"], rel=1e-6))
 
 
-def test_bytes_and_characters_are_those_of_the_file_but_for_known_ones(evaluate: Evaluate, text: Path) -> None:
-    """Not counted: the space before each line break, and the first token of a split."""
-    for row in evaluate():
+def test_bytes_and_characters_are_those_of_the_file_but_for_its_first_token(evaluate: Evaluate, text: Path) -> None:
+    for row in evaluate("--batch_size", 3):
         file = (text / f"{row['split']}.txt").read_text()
-        missing = file.count("\n") + len(f" {file.split()[0]}")
+        missing = len(f" {file.split()[0]}")
         assert row["bytes"] == row["characters"] == len(file) - missing
         assert (row["words"], row["lines"]) == (len(file.split()) - 1, file.count("\n"))
 
@@ -411,11 +430,18 @@ def test_rates_are_read_off_the_counts(evaluate: Evaluate) -> None:
 
 def test_what_was_counted_is_said(call: Call, run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "test.txt").write_text(" bab unheard bad \n \n")
-    out = call("eval", "--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test").out
-    assert out.splitlines()[-1] == (
-        "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 12 characters, 12 bytes"
-    )
+    (tmp_path / "elsewhere" / "test.txt").write_text(" bab \u00fcnheard bad \n \n")
+    flags = ["--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test"]
+    *_, counted, names, rates, note = call("eval", *flags, "--json", tmp_path / "r.json").out.splitlines()
+    assert counted == "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 16 characters, 17 bytes"
+    (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert names.split() == ["split", "tgt_len", "mem_len", "ppl/word", "bits/char", "bits/byte"]
+    assert rates.split() == [
+        *("test", "8", "8", f"{row['perplexity']:.3f}"),
+        *(f"{row['nats'] / math.log(2) / 16:.4f}", f"{row['nats'] / math.log(2) / 17:.4f}"),
+    ]
+    assert note == f"test: {row['note']}"
+    assert note.startswith("test: 25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, ")
 
 
 @pytest.fixture
@@ -532,8 +558,11 @@ def test_a_text_can_come_in_and_its_tokens_go_out_through_pipes(
     out = call("eval", "--work_dir", run_folder, "--text", "-", "--per_token", "-").out
     lines = [line.split("\t") for line in out.splitlines()]
     assert lines == [
-        ["position", "token", "id", "nats", "unk"],
-        *([str(t["position"]), t["token"], str(t["id"]), repr(t["nats"]), str(int(t["unk"]))] for t in tokens),
+        ["position", "token", "id", "nats", "unk", "offset", "surface"],
+        *(
+            [*map(str, [t["position"], t["token"], t["id"], t["nats"], int(t["unk"]), t["offset"]]), t["surface"]]
+            for t in tokens
+        ),
     ]
 
 
@@ -541,8 +570,43 @@ def test_tokens_are_written_as_the_name_of_the_file_has_it(call: Call, run_folde
     (tmp_path / "my.txt").write_text("bab bad\n")
     call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--per_token", tmp_path / "tokens.tsv")
     header, *rows = (tmp_path / "tokens.tsv").read_text().splitlines()
-    assert header == "position\ttoken\tid\tnats\tunk"
+    assert header == "position\ttoken\tid\tnats\tunk\toffset\tsurface"
     assert [row.split("\t")[1] for row in rows] == ["bab", "bad", "<eos>"]
+
+
+def test_every_token_is_found_by_ordinary_readers_of_tsv_and_in_the_text(
+    call: Call, run_folder: Path, tmp_path: Path
+) -> None:
+    text = ' bab " un"heard " \u00fc\n'
+    (tmp_path / "my.txt").write_text(text, encoding="utf-8")
+    call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--per_token", tmp_path / "tokens.tsv")
+    with (tmp_path / "tokens.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert [row["token"] for row in rows] == ["bab", "<unk>", "<unk>", "<unk>", "<unk>", "<eos>"]
+    assert [row["surface"] for row in rows] == [*text.split(), ""]
+    for row in rows:
+        assert text[int(row["offset"]) :].startswith(row["surface"])
+
+
+@pytest.mark.parametrize("flags", ["--dynamic sgd", "--cache_size 30", "--knn_store STORE"])
+def test_a_text_is_scored_with_additions_as_a_split_is(
+    call: Call, evaluate: Evaluate, run_folder: Path, text: Path, tmp_path: Path, flags: str
+) -> None:
+    """The text of a split that begins with a blank line; the knn store is made from the training text of --data."""
+    words = flags.replace("STORE", str(tmp_path / "store")).split()
+    (tmp_path / "elsewhere").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "elsewhere" / f"{split}.txt").write_text(
+            "\n" * (split == "test") + (text / f"{split}.txt").read_text()
+        )
+    plain, added = evaluate("--split", "test", "--data", tmp_path / "elsewhere", *words)
+    where = ["--data", text] if "knn" in flags else []
+    json_file = ["--json", tmp_path / "text.json"]
+    outcome = call("eval", "--work_dir", run_folder, "--text", text / "test.txt", *words, *where, *json_file)
+    assert outcome.status == 0, outcome.err
+    rows = json.loads((tmp_path / "text.json").read_text())["rows"]
+    assert [row["added"] for row in rows] == ["", added["added"]]
+    assert [row["nats"] for row in rows] == pytest.approx([plain["nats"], added["nats"]], rel=1e-5)
 
 
 def test_a_text_at_several_memory_lengths_makes_a_table(
@@ -617,6 +681,41 @@ def test_as_many_tokens_are_written_as_asked_for(write: Write, length: int) -> N
 def test_as_many_tokens_are_written_after_a_prompt_as_asked_for(write: Write) -> None:
     prompt = " ".join(["bab", "bad", "baf"] * 7)  # longer than a segment
     assert len(tokens_of(write("--prompt", prompt, "--length", 30).removeprefix(prompt))) == 30
+
+
+def test_a_prompt_can_come_from_standard_input(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab ded\nbab\n")))
+    out = write("--prompt", "-", "--length", 5)
+    assert out.startswith("bab ded\n bab")
+    assert len(tokens_of(out.removeprefix("bab ded\n bab"))) == 5
+
+
+def test_the_text_ends_at_the_end_of_a_line_when_asked(write: Write) -> None:
+    cut, finished = write("--length", 40), write("--length", 40, "--finish_line")
+    assert finished.startswith(cut.rstrip("\n"))
+    assert 40 < len(tokens_of(finished)) < 80
+    longer = write("--length", 80)
+    assert longer.startswith(finished)  # whose last character is the line break that the model has written
+
+
+@pytest.mark.parametrize("entry", ["eval", "generate"])
+def test_a_closed_standard_output_is_an_error_in_one_line(entry: str, run_folder: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} {ROOT / entry}.py --work_dir {shlex.quote(str(run_folder))} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"{entry}.py: standard output is closed; send it to a file, or to /dev/null\n"
+
+
+def test_words_that_standard_output_cannot_spell_are_escaped(
+    call: Call, training: list[str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "valid"):
+        (text / f"{split}.txt").write_text("\u00fcber \u6771\u4eac\n" * 40, encoding="utf-8")
+    call("train", *training)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert call("generate", "--work_dir", tmp_path / "new_run", "--prompt", "\u00fcber", "--length", 3).status == 0
+    assert out.buffer.getvalue().startswith(b"\\xfcber ")
 
 
 def test_greedy_words_do_not_depend_on_the_seed(write: Write) -> None:

@@ -1,13 +1,17 @@
 """Text to token files."""
 
+import fcntl
+import hashlib
+import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
+from txl.data_utils.files import DataError, written_whole
 
 TEXT = "a b c\n\na b <unk>\n"
 
@@ -96,13 +100,133 @@ def test_a_changed_vocabulary_makes_token_files_anew(folder: Path, caplog: pytes
     assert "text.vocab.json: stale" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["truncated", "header", "empty"])
+@pytest.mark.parametrize("damage", ["truncated", "header", "nested", "empty", "flipped"])
 def test_a_damaged_token_file_is_made_anew(folder: Path, damage: str) -> None:
     before = words(open_text(folder), "valid")
     path = token_file(folder)
     whole = path.read_bytes()
-    path.write_bytes({"truncated": whole[:-1], "header": b"x" * len(whole), "empty": b""}[damage])
+    damaged = {
+        "truncated": whole[:-1],
+        "header": b"x" * len(whole),
+        "nested": b"[" * 4096 + whole[4096:],
+        "empty": b"",
+        "flipped": whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:],
+    }
+    path.write_bytes(damaged[damage])
     assert words(open_text(folder), "valid") == before
+
+
+FORGED = {
+    "objects": {"dtype": "O", "n_token": 2},  # numbers of the file would be taken for addresses
+    "floats": {"dtype": "float16"},
+    "text": {"n_unknown": "many"},
+    "negative": {"n_token": -9},
+    "fraction": {"n_token": 9.0},
+    "no checksum": {"checksum": None},
+}
+
+
+@pytest.mark.parametrize("header", FORGED.values(), ids=FORGED)
+def test_a_prepared_token_file_is_not_trusted(folder: Path, header: dict[str, object]) -> None:
+    before = words(open_text(folder), "valid")
+    forge(token_file(folder), header)
+    assert words(open_text(folder), "valid") == before
+
+
+def test_ids_outside_the_vocabulary_are_not_trusted(folder: Path) -> None:
+    before = words(open_text(folder), "valid")
+    ids = np.full(len(before), 60_000, dtype=np.uint16).tobytes()
+    forge(token_file(folder), {"checksum": hashlib.sha256(ids).hexdigest()}, ids)
+    assert words(open_text(folder), "valid") == before
+
+
+def forge(path: Path, header: dict[str, object], ids: bytes | None = None) -> None:
+    """Change entries of a token file's header, and the ids after it."""
+    whole = path.read_bytes()
+    changed = json.dumps(json.loads(whole[:4096].rstrip(b"\0")) | header).encode()
+    path.write_bytes(changed.ljust(4096, b"\0") + (ids or whole[4096:]))
+
+
+def test_a_vocabulary_with_another_word_is_made_anew(folder: Path) -> None:
+    before = open_text(folder).vocab.words
+    path = folder / "txl-cache" / "text.vocab.json"
+    path.write_text(path.read_text().replace('"a"', '"z"'))
+    assert open_text(folder).vocab.words == before
+
+
+def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, name: asked.append(Path(file.name).name) or digest(file, name)
+    )
+    for split in ("train", "valid"):
+        os.utime(folder / f"{split}.txt", (1, 1))  # a text that changed just now is not remembered
+        open_text(folder).split(split)
+    os.utime(token_file(folder, "train"), (1, 1))
+    open_text(folder).split("train")
+    asked.clear()
+    open_text(folder).split("train")
+    assert asked == []
+    (folder / "train.txt").write_text("c b a\n")
+    assert words(open_text(folder), "train") == "c b a <eos>".split()
+    assert asked.count("train.txt") == 1
+
+
+def test_a_token_file_that_was_looked_at_is_looked_at_again_when_it_changes(folder: Path) -> None:
+    before = words(open_text(folder), "valid")
+    os.utime(token_file(folder), (1, 1))
+    open_text(folder).split("valid")
+    whole = token_file(folder).read_bytes()
+    token_file(folder).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    os.utime(token_file(folder), (1, 1))  # same size, same time
+    assert words(open_text(folder), "valid") == before
+
+
+def test_the_notice_of_unknown_words_comes_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "valid.txt").write_text("a nowhere\n")
+    corpus = open_text(folder)
+    for _ in range(3):
+        corpus.split("valid")
+    assert caplog.text.count("not in the vocabulary") == 1
+
+
+def test_the_word_eos_in_a_text_gets_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "valid.txt").write_text("a <eos> b\n")
+    assert words(open_text(folder), "valid") == "a <eos> b <eos>".split()
+    assert "1 of 4 words are <eos> itself and are read as line ends" in caplog.text
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(folder: Path) -> None:
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text("\ufeff" + TEXT)
+    assert words(open_text(folder), "valid")[0] == "a"
+
+
+def test_a_text_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(hashlib, "file_digest", forbidden)
+    with pytest.raises(DataError, match=r"train\.txt: cannot be read \(Permission denied\); give a text"):
+        open_text(folder)
+
+
+def test_sigterm_leaves_nothing_half_written(folder: Path) -> None:
+    path = folder / "file"
+    with pytest.raises(SystemExit, match="143"), written_whole(path):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not list(folder.glob("*file*"))
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(folder: Path) -> None:
+    left, living = folder / ".file.1.tmp", folder / ".file.2.tmp"
+    left.write_bytes(b"half")
+    with living.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with written_whole(folder / "file"):
+            assert (left.exists(), living.exists()) == (False, True)
 
 
 def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """Words and ids."""
 
+import io
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.free_text import encode_text
 from txl.data_utils.vocabulary import Vocab, count_words
 
 
@@ -65,27 +67,38 @@ def sizes_of(text: str, folder: Path) -> dict[str, int]:
     for split in ("train", "valid"):
         (folder / f"{split}.txt").write_text(text, encoding="utf-8")
     corpus = Corpus(DataConfig(data=str(folder), dataset="text"))
-    return {name: int(size_V[corpus.split("valid")].sum()) for name, size_V in corpus.vocab.sizes.items()}
+    return {name: int(size_N.sum()) for name, size_N in corpus.sizes("valid").items()}
 
 
-def test_characters_and_bytes_are_those_of_the_file(tmp_path: Path) -> None:
-    text = " ein schöner Tag\n\n <unk> 東京 €\n"
-    assert sizes_of(text, tmp_path) == {
-        "words": 6,
-        "lines": 3,
-        "characters": len(text),
-        "bytes": len(text.encode()),
-        "unknown": 1,
-    }
+TEXTS = {
+    "other scripts": " ein sch\u00f6ner Tag\n\n <unk> \u6771\u4eac \u20ac\n",
+    "WikiText": " \n = \u00c6r\u00f8 = \n \n \u00c6r\u00f8 is an island . \n",
+    "running text": "one two\nthree\n\nfour\n",
+    "white space": "one\u00a0two\u3000 three\t\r\nfour\rfive",
+}
 
 
-def test_the_last_space_of_each_line_of_wikitext_is_not_counted(tmp_path: Path) -> None:
-    text = " \n = Ærø = \n \n Ærø is an island . \n"
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_characters_and_bytes_are_those_of_the_file(tmp_path: Path, text: str) -> None:
     sizes = sizes_of(text, tmp_path)
-    assert sizes["bytes"] == (tmp_path / "valid.txt").stat().st_size - sizes["lines"]
-    assert sizes["characters"] == len(text) - sizes["lines"]
+    assert (sizes["characters"], sizes["bytes"]) == (len(text), len(text.encode()))
+    assert (sizes["words"], sizes["lines"]) == (len(text.split()), len(io.StringIO(text, newline=None).readlines()))
 
 
-def test_running_text_has_no_space_before_its_lines(tmp_path: Path) -> None:
-    sizes = sizes_of("one two\nthree\n\nfour\n", tmp_path)
-    assert sizes["bytes"] == (tmp_path / "valid.txt").stat().st_size + 3
+def test_unknown_words_count_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a b\n")
+    (tmp_path / "valid.txt").write_text("a \u00fcberaus b <unk>\n")
+    sizes = Corpus(DataConfig(data=str(tmp_path), dataset="text")).sizes("valid")
+    assert sizes["bytes"].tolist() == [1, 9, 2, 6, 1]
+    assert sizes["characters"].tolist() == [1, 8, 2, 6, 1]
+    assert sizes["unknown"].tolist() == [False, True, False, True, False]
+
+
+def test_running_text_is_found_again_in_the_text() -> None:
+    vocab = Vocab(["<eos>", "<unk>", "a"])
+    text = 'A two-part, 1.5\u00a0@-@ "word"\r\n a'
+    read = encode_text(text, vocab, name="text", running=True)
+    assert read.surfaces == ["A", "two", "-", "part", ",", "1", ".", "5", "@-@", '"', "word", '"', "", "a"]
+    for surface, offset in zip(read.surfaces, read.offsets, strict=True):
+        assert text[offset : offset + len(surface)] == surface
+    assert read.sizes["bytes"].sum() == len(text.encode())

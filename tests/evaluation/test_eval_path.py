@@ -1,6 +1,7 @@
 """Law 9 on the way that eval.py goes: its own cutting, its own look-back, its own counts."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TypeVar
 
 import numpy as np
@@ -10,13 +11,17 @@ import torch
 from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
+from txl.commands import evaluations
+from txl.config import ModelConfig, TrainConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
+from txl.evaluation.test_time import Additions
 from txl.runtime.distributed import Ranks
 
 T = TypeVar("T")
 VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
+torch.manual_seed(0)  # the seed of a test comes too late for what is made here
 MODEL = build("adaptive", n_layer=2)
 
 
@@ -30,6 +35,7 @@ def articles() -> np.ndarray:
 
 
 IDS = articles()
+SIZES = {"words": np.array([1] * len(IDS)), "characters": IDS, "unknown": IDS == 1}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     """The shares of all ranks together."""
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
-    return Score.total(eval_command.score(MODEL, VOCAB, IDS, "test", context, config, r).score for r in ranks)
+    return Score.total(
+        eval_command.score(MODEL, VOCAB, IDS, "test", context, config, r, sizes=SIZES).score for r in ranks
+    )
 
 
 @pytest.mark.slow
@@ -64,7 +72,7 @@ def test_nats_and_counts_do_not_depend_on_the_batch_size_or_the_ranks(context: C
     one = score(context, reset=reset, batch_size=1)
     assert one.tokens == one.words + one.lines == len(IDS) - 1
     assert one.unknown == (IDS[1:] == 1).sum()
-    assert one.characters == sum(len(word) + 1 if word != EOS else 1 for word in VOCAB.decode(IDS[1:]))
+    assert (one.words, one.characters) == (len(IDS) - 1, IDS[1:].sum())
     for batch_size in (2, 7, 16):
         for world in (1, 2):
             other = score(context, world, reset=reset, batch_size=batch_size)
@@ -96,10 +104,24 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     ends = [*starts[1:], len(IDS)]
     alone = [
         eval_command.score(
-            MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu"))
+            MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu")), sizes={}
         )
         for a, b in zip(starts, ends, strict=True)
     ]
     together = score(context, reset="document", batch_size=3)
     assert together.nats == pytest.approx(sum(row.score.nats for row in alone), rel=1e-9)
     assert together.nats != pytest.approx(score(context, batch_size=3).nats, rel=1e-4)
+
+
+def test_every_process_has_a_stream_unless_told_otherwise() -> None:
+    checkpoint = SimpleNamespace(model_config=ModelConfig(n_token=5))
+    many = OneOfMany(0, 16, torch.device("cpu"))
+    streams = {
+        convention: eval_command.default_streams(EvalConfig(convention=convention), Additions(), checkpoint, many)
+        for convention in ("txl", "original")
+    }
+    assert streams == {"txl": 16, "original": 10}
+    corpus = SimpleNamespace(split=lambda name: np.arange(10_000))
+    for n, expected in ((None, 16), (4, 4)):
+        asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config, many
+        assert evaluations.scoring_stream(corpus, "valid", *asked).batch_size == expected

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -91,15 +92,14 @@ def test_perplexity_is_the_exponential_of_nats_per_token() -> None:
 
 
 def test_counts_are_summed_over_the_targets_that_count() -> None:
-    model, context = build("plain"), Context(tgt_len=7, mem_len=9)
-    sizes = {"words": np.arange(50), "unknown": np.arange(50) == 3}
+    sizes = {"words": IDS, "unknown": IDS == 3}
     for batch_size, world in ((1, 1), (7, 1), (7, 2)):
         streams = [
             ScoringStream(IDS, batch_size=batch_size, tgt_len=7, n_warmup=4, rank=rank, world=world)
             for rank in range(world)
         ]
-        total = Score.total(evaluate(model, stream, context, sizes=sizes) for stream in streams)
-        assert (total.words, total.unknown) == (IDS[1:].sum(), (IDS[1:] == 3).sum())
+        total = sum((stream.sums(sizes) for stream in streams), Counter())
+        assert total == {"words": IDS[1:].sum(), "unknown": (IDS[1:] == 3).sum()}
 
 
 def test_rates_are_read_off_the_counts() -> None:
@@ -107,6 +107,7 @@ def test_rates_are_read_off_the_counts() -> None:
     assert score.bits_per_character == pytest.approx(0.5)
     assert score.bits_per_byte == pytest.approx(0.25)
     assert score.word_perplexity == pytest.approx(4)
+    assert Score(nats=1.0, tokens=1, lines=1).bits_per_byte is None
 
 
 def test_no_length_beyond_the_text_makes_a_difference() -> None:

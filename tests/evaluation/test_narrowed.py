@@ -44,6 +44,17 @@ def test_the_loss_is_nearly_that_of_float32(position: str, dtype: str) -> None:
     assert 0 < abs(half - full) < HALVES[dtype]
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("impl", ["naive", "dense", "blockwise"])
+def test_so_it_is_with_every_way_to_compute_attention(impl: str, dtype: str) -> None:
+    model = model_of()
+    full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
+    model.use_attention(impl)
+    with narrowed(model, dtype):
+        assert 0 < abs(evaluate(model, SEGMENTS, CONTEXT).nats_per_token - full) < HALVES[dtype]
+        assert len(list(generate(model, [1, 2], CONTEXT, length=3, seed=0))) == 3
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -116,7 +127,8 @@ def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
     for name in ("float32", "bfloat16"):
         with narrowed(model, name):
             build_store(tmp_path / name, model, SEGMENTS, CONTEXT, n_pair=3 * 64, source={})
-    one, other = (open_store(tmp_path / name, {}) for name in ("float32", "bfloat16"))
+    stores = (open_store(tmp_path / name, {}, model.config, n_pair=3 * 64) for name in ("float32", "bfloat16"))
+    one, other = stores
     assert one is not None
     assert other is not None
     np.testing.assert_array_equal(one.keys_ND, other.keys_ND)

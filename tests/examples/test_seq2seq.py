@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from examples.seq2seq.__main__ import share_right
+from examples.seq2seq.__main__ import Lesson, share_right
 from examples.seq2seq.decoding import beam_search, greedy, length_penalty
 from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
 from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
@@ -335,3 +335,12 @@ def shares_right(model: Seq2Seq, task: str, sizes: dict[str, int]) -> tuple[floa
     model.eval()
     found = greedy(model, source_BS, max_len=7), beam_search(model, source_BS, max_len=7)[0]
     return tuple(share_right(found_BT, target_BT) for found_BT in found)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"n_word": 10**10}, {"n_word": 10**9}, {"max_len": 10**6}, {"width": 10**9}, {"warmup_step": 10**400}]
+)
+def test_sizes_beyond_the_machine_are_refused(sizes: dict[str, int]) -> None:
+    (name,) = sizes
+    with pytest.raises(UsageError, match=f"--{name} .*(GiB|2\\^31)"):
+        Lesson(**sizes)

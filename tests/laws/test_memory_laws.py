@@ -210,6 +210,24 @@ def test_remembered_keys_and_values_may_go_two_ways(model: TransformerXL, token_
                 ways[i] = one, two
 
 
+def test_a_fresh_memory_takes_gradients_to_every_layer(model: TransformerXL, token_BT: Tensor) -> None:
+    """As the empty memory does; one of keys and values that holds something is refused."""
+    context, (first, second) = Context(tgt_len=4, mem_len=8), token_BT[:, :9].split((4, 5), dim=1)
+    grads = []
+    for memory in (None, model.fresh_memory(2)):
+        model.zero_grad()
+        _, memory = model.nll(first, first, memory, context)
+        model.nll(second[:, :-1], second[:, 1:], memory, context)[0].sum().backward()
+        grads.append([p.grad.clone() for p in model.layers.parameters() if p.grad is not None])
+    torch.testing.assert_close(grads[0], grads[1])
+    with torch.no_grad():
+        _, memory = model.nll(first, first, model.fresh_memory(2), context)
+    if isinstance(memory, KeyValueMemory):
+        with pytest.raises(ValueError, match="takes no gradient"):
+            model.nll(first, first, memory, context)
+
+
+@torch.no_grad()
 def test_a_token_more_does_not_copy_the_memory(model: TransformerXL, token_BT: Tensor) -> None:
     if encoding(model).places_hidden_states():
         pytest.skip("hidden states are remembered")

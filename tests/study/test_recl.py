@@ -73,6 +73,12 @@ def test_a_model_that_a_better_one_has_outrun_gains_nothing() -> None:
     assert recl(np.stack([good, bad]), (1, 2), (1.0,)).gains.tolist() == [[[0.0]], [[0.0]]]
 
 
+def test_losses_beyond_the_range_of_the_exponential_have_gains() -> None:
+    result = recl(np.array([[[800.0], [799.0], [799.0]]]), (1, 2, 3), (1.0,))
+    assert result.gains.tolist() == [[[pytest.approx(1 - math.exp(-1)), 0.0]]]
+    assert result.reductions.tolist() == [[[math.inf, 0.0]]]
+
+
 def test_gains_at_all_lengths_give_a_lower_bound() -> None:
     nats = np.stack([np.full(9, 4.0), np.full(9, 3.0), np.full(9, 2.0)])[None]
     result = recl(nats, (10, 20, 30), (0.1, 1.0))

@@ -137,8 +137,8 @@ def test_it_helps_where_words_come_again() -> None:
     ("values", "message"),
     [
         ({"cache_size": -1}, "--cache_size -1: must be at least 0"),
-        ({"cache_theta": -0.1}, "--cache_theta -0.1: must be at least 0"),
-        ({"cache_theta": math.inf}, "--cache_theta inf: must be at least 0 and finite"),
+        ({"cache_theta": -0.1}, "--cache_theta -0.1: must be at least 0 and at most 1e+30"),
+        ({"cache_theta": math.inf}, "--cache_theta inf: must be at least 0 and at most 1e+30 and finite"),
         ({"cache_lambda": 1.0}, "--cache_lambda 1.0: must be above 0 and below 1"),
         ({"cache_lambda": 0.0}, "--cache_lambda 0.0: must be above 0 and below 1"),
     ],

@@ -3,6 +3,8 @@
 import errno
 import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +32,13 @@ def stream(ids: np.ndarray, batch_size: int = 1) -> ScoringStream:
     return ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
 
 
+def opened_store(folder: Path, source: dict[str, object]) -> Store | None:
+    return open_store(folder, source, build("adaptive").config, n_pair=len(TRAIN) - 1)
+
+
 def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
     build_store(folder, model, stream(TRAIN, batch_size), CONTEXT, n_pair=len(TRAIN) - 1, source=SOURCE)
-    opened = open_store(folder, SOURCE)
+    opened = opened_store(folder, SOURCE)
     assert opened is not None
     return opened
 
@@ -136,19 +142,44 @@ def test_the_text_of_the_store_itself_is_known_by_heart(tmp_path: Path, model: T
 
 
 def test_there_is_no_store_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert open_store(tmp_path / "store", SOURCE) is None
+    assert opened_store(tmp_path / "store", SOURCE) is None
 
 
 @pytest.mark.parametrize("name", list(SOURCE))
 def test_a_store_of_something_else_is_refused(tmp_path: Path, model: TransformerXL, name: str) -> None:
     made(tmp_path / "store", model)
     with pytest.raises(UsageError, match=f"store: made from another {name}; name a folder that is not there"):
-        open_store(tmp_path / "store", {**SOURCE, name: "other"})
+        opened_store(tmp_path / "store", {**SOURCE, name: "other"})
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"^--knn_store {tmp_path}: no store of hidden states; name a folder"):
-        open_store(tmp_path, SOURCE)
+        opened_store(tmp_path, SOURCE)
+
+
+DAMAGES = {
+    "fewer keys": ("keys.npy", lambda keys_ND: keys_ND[:-1], "its keys are float16 (58, 16)"),
+    "no keys": ("keys.npy", lambda keys_ND: keys_ND[:0], "its keys are float16 (0, 16)"),
+    "narrow keys": ("keys.npy", lambda keys_ND: keys_ND[:, :8], "its keys are float16 (59, 8)"),
+    "other keys": ("keys.npy", lambda keys_ND: keys_ND.astype(np.complex64), "its keys are complex64"),
+    "nan": (
+        "keys.npy",
+        lambda keys_ND: np.where(np.arange(59)[:, None] == 58, np.nan, keys_ND).astype("<f2"),
+        "not finite",
+    ),
+    "too large": ("values.npy", lambda values_N: values_N + 10**6, "outside the vocabulary"),
+    "negative": ("values.npy", lambda values_N: -1 - values_N, "outside the vocabulary"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_store_whose_arrays_do_not_fit_is_refused(
+    tmp_path: Path, model: TransformerXL, name: str, damage: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    path = made(tmp_path / "store", model).folder / name
+    np.save(path, damage(np.load(path)))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        opened_store(tmp_path / "store", SOURCE)
 
 
 @pytest.mark.parametrize("name", ["keys.npy", "values.npy"])
@@ -157,14 +188,14 @@ def test_a_truncated_store_is_refused(tmp_path: Path, model: TransformerXL, name
     for keep in (path.stat().st_size - 1, 10, 0):
         path.write_bytes(path.read_bytes()[:keep])
         with pytest.raises(UsageError, match="truncated or damaged; remove it to have it made anew"):
-            open_store(tmp_path / "store", SOURCE)
+            opened_store(tmp_path / "store", SOURCE)
 
 
 def test_a_record_that_is_no_json_is_refused(tmp_path: Path, model: TransformerXL) -> None:
     made(tmp_path / "store", model)
     (tmp_path / "store" / "store.json").write_text("{")
     with pytest.raises(UsageError, match="no store of hidden states"):
-        open_store(tmp_path / "store", SOURCE)
+        opened_store(tmp_path / "store", SOURCE)
 
 
 def test_a_store_that_was_not_finished_leaves_nothing(tmp_path: Path, model: TransformerXL) -> None:
@@ -233,8 +264,8 @@ def test_faiss_finds_the_same_in_a_small_store(tmp_path: Path, model: Transforme
         ({"knn_k": 0}, "--knn_k 0: must be at least 1"),
         ({"knn_tokens": 0}, "--knn_tokens 0: must be at least 1"),
         ({"knn_lambda": 1.0}, "--knn_lambda 1.0: must be above 0 and below 1"),
-        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be above 0"),
-        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be above 0 and finite"),
+        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be at least 1e-30"),
+        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be at least 1e-30 and finite"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:

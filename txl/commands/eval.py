@@ -8,44 +8,41 @@ python eval.py --recl RUN RUN ... --split test
 
 import dataclasses
 import functools
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from txl.checkpoint import Checkpoint, load_model, open_checkpoint
+from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import Typed, build, read_flags
-from txl.commands.trained_text import data_settings, vocabulary_of
-from txl.config import Context, UsageError, require
-from txl.data_utils.corpus import Corpus, DataConfig
+from txl.commands.opened import loaded, open_corpus, training_text
+from txl.commands.recl import compare_context_lengths
+from txl.commands.trained_text import vocabulary_of
+from txl.config import Context, require
+from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams, window_streams
+from txl.data_utils.stream import RowStream, ScoringStream, document_streams, equal_streams
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.conventions import Reading, reading_of
-from txl.evaluation.plots import pictures_of, plot_recl, write_pictures
+from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.report import (
+    Token,
     as_tsv,
     require_outputs,
     show,
     tell,
-    tokens_of,
     write_results,
-    write_text,
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
-from txl.evaluation.score import Predictor
-from txl.evaluation.study import recl
-from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
+from txl.evaluation.score import Predictor, within
 from txl.evaluation.study.loss_by_position import LossByPosition
-from txl.evaluation.test_time import Additions, TrainingText, prepared
-from txl.model.autocast import narrowed
-from txl.model.settings import require_read, require_read_by_one
+from txl.evaluation.test_time import Additions, prepared
+from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import say
@@ -68,20 +65,49 @@ def main(argv: Sequence[str]) -> None:
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Score splits or a text at the look-backs asked for."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
-    one_stream = {"batch_size": 1} if additions.dynamic.dynamic != "off" else {}
-    config, study = build(EvalConfig, typed, **one_stream), build(StudyConfig, typed)
+    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
     additions.require_sense(typed, config, ranks.world)
+    require_recl(typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
     contexts = config.look_backs(checkpoint.context)
-    if config.text is None:
-        score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
+    if config.text is not None:
+        require_reads_text(typed, additions)
+        if ranks.is_main:  # it is one stream
+            score_file(typed, config.text, config, additions, checkpoint, contexts, ranks)
         return
-    require(not additions.name, f"--text: {additions.name} reads splits only; drop one of the two")
+    if "batch_size" not in typed:
+        n_stream = default_streams(config, additions, checkpoint, ranks)
+        config = dataclasses.replace(config, batch_size=n_stream)
+    score_splits(typed, config, study, additions, checkpoint, contexts, ranks)
+
+
+def require_recl(typed: Typed) -> None:
+    """Raise `UsageError` if something is asked for that only --recl reads."""
+    for name in ("recl_step", "recl_longest", "recl_every"):
+        require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
+
+
+def require_reads_text(typed: Typed, additions: Additions) -> None:
+    """Raise `UsageError` if something is asked for that a text of its own has no use for."""
     for name in ("loss_by_position", "attention_by_distance"):
-        require(not getattr(study, name), f"--{name} and --text: it is measured on splits; drop one of the two")
-    if ranks.is_main:  # it is one stream
-        score_file(config.text, config, checkpoint, contexts, ranks)
+        require(not typed.get(name), f"--{name} and --text: it is measured on splits; drop one of the two")
+    of_splits = ["split", "batch_size", "pictures"]
+    of_training_text = [f.name for f in dataclasses.fields(DataConfig)]
+    for name in of_splits + ([] if additions.read_training_text else of_training_text):
+        require(name not in typed, f"--{name} has no effect with --text, which is one stream of its own; leave it out")
+
+
+def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks) -> int:
+    """Streams to read side by side where --batch_size is not given: one where the result depends on their number, else
+    at least one for each process."""
+    if config.convention != "txl":
+        return config.batch_size
+    if checkpoint.model_config.recurrence == "same" and config.reset == "never":
+        if ranks.is_main:
+            say("| --recurrence same looks back without limit: read in one stream, on which the result depends")
+        return 1
+    return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 
 
 def score_splits(
@@ -97,8 +123,10 @@ def score_splits(
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     splits = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*splits, *(["train"] if additions.read_training_text else []))
+    pictures = pictures_of(config, study)
     if ranks.is_main:
-        require_outputs(config, pictures_of(config, study))
+        require_outputs(config)
+        pictures = drawable(pictures, config)
     rows = []
     with loaded(checkpoint, config, ranks) as model:
 
@@ -109,13 +137,15 @@ def score_splits(
 
         for split in splits:
             ids = ranks.main_first(lambda split=split: corpus.split(split))
+            sizes = corpus.sizes(split)
             for context in contexts:
                 text = (model, corpus.vocab, ids, split, context, config, ranks)
                 if not additions.name:
-                    new = [score(*text, study)]
+                    new = [score(*text, study, sizes=sizes)]
                 else:  # the predictor first: what is wrong with a store is known before the text is read
                     predictor = with_additions(context if additions.dynamic.dynamic == "rms" else contexts[0])
-                    new = [score(*text, study), score(*text, additions=additions, predictor=predictor)]
+                    added = score(*text, sizes=sizes, additions=additions, predictor=predictor)
+                    new = [score(*text, study, sizes=sizes), added]
                 rows += new
                 if ranks.is_main:
                     for row in new:
@@ -123,8 +153,8 @@ def score_splits(
     if ranks.is_main:
         show(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
-        write_pictures(rows, pictures_of(config, study))
-        show_pictures(Path(config.work_dir), pictures_of(config, study))
+        write_pictures(rows, pictures)
+        show_pictures(Path(config.work_dir), pictures)
 
 
 def score(
@@ -137,6 +167,7 @@ def score(
     ranks: Ranks,
     study: StudyConfig = NO_STUDY,
     *,
+    sizes: Mapping[str, np.ndarray],
     additions: Additions = NOTHING,
     predictor: Predictor | None = None,
 ) -> Row:
@@ -144,6 +175,7 @@ def score(
 
     Args:
         study: what else is measured of it.
+        sizes: what each token of the split stands for.
         predictor: the model with `additions`; not given: the model.
     """
     reading = reading_of(config.convention, model, context, n_token=len(ids))
@@ -153,36 +185,55 @@ def score(
     watch = None
     if study.loss_by_position:
         watch = LossByPosition(reading.context, n_token=len(ids), starts=starts_where_known(ids, vocab))
+    streams = cut(ids, vocab, reading, config, ranks)
     return row_of_split(
         split,
-        cut(ids, vocab, reading, config, ranks),
+        streams,
         reading,
         model,
         ranks,
-        sizes=vocab.sizes,
+        counts=sum((stream.sums(sizes) for stream in streams), Counter()),
         watch=watch,
         with_attention=study.attention_by_distance,
     )
 
 
 def score_file(
-    name: str, config: EvalConfig, checkpoint: Checkpoint, contexts: Sequence[Context], ranks: Ranks
+    typed: Typed,
+    name: str,
+    config: EvalConfig,
+    additions: Additions,
+    checkpoint: Checkpoint,
+    contexts: Sequence[Context],
+    ranks: Ranks,
 ) -> None:
     """Score a text from its first token on: it begins a line, or goes on where the text before it ends."""
     vocab = vocabulary_of(checkpoint)
     before = [vocab.index[EOS]]
     if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise)
-    ids = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise).ids
+    text = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
     require_outputs(config)
-    text = np.array(before + ids)
+    training = training_text(open_corpus(typed, checkpoint), ranks) if additions.read_training_text else None
+    counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
+    ids = np.array(before + text.ids)
     rows, nats = [], []
     with loaded(checkpoint, config, ranks) as model:
         for context in contexts:
-            row, nll_N = row_of_text(text, context, model, ranks, first=len(before), sizes=vocab.sizes)
-            rows.append(row)
-            nats = nll_N.tolist()
-    tokens = tokens_of(vocab.decode(ids), ids, nats, unk=vocab.index.get(UNK))
+            predictors: list[tuple[str, Predictor]] = [("", model)]
+            if additions.name:
+                added = prepared(additions, model, checkpoint, training, context, batch_size=1, ranks=ranks)
+                predictors.append((additions.name, added))
+            for name_of_added, predictor in predictors:
+                reading = Reading(context, within(context, len(ids)), 0, predictor, name_of_added)
+                row, nll_N = row_of_text(ids, reading, model, ranks, first=len(before), counts=counts)
+                rows.append(row)
+                nats = nll_N.tolist()  # those of the last row are written token by token
+    columns = zip(vocab.decode(text.ids), text.ids, nats, text.offsets, text.surfaces, strict=True)
+    tokens = [
+        Token(place, word, i, nat, i == vocab.index.get(UNK), offset, surface)
+        for place, (word, i, nat, offset, surface) in enumerate(columns)
+    ]
     if config.per_token == "-":
         sys.stdout.write(as_tsv(tokens))
     else:
@@ -190,85 +241,6 @@ def score_file(
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
     write_results(rows, config, checkpoint=str(checkpoint.folder))
-
-
-def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
-    """The relative effective context length of several runs, on one split; rank 0 tells."""
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
-    checkpoints = comparable(typed, config, study)
-    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
-    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
-    ids = ranks.main_first(lambda: corpus.split(config.split))
-    require_long_enough(len(ids), config, study)
-    picture = Path(study.recl[0]) / "recl.png"
-    if ranks.is_main:
-        require_outputs(config, [picture])
-    nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
-    if ranks.is_main:
-        result = recl.recl(nats_MCP, study.context_lengths)
-        say(recl.table(result, study.recl))
-        plot_recl(picture, result, study.recl)
-        say(f"| picture: {picture}")
-        if config.json:
-            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
-            write_text(Path(config.json), json.dumps(content, indent=1) + "\n")
-
-
-def context_losses(
-    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
-) -> np.ndarray:
-    """Nats by context length and position, of one run; the windows are shared out over processes."""
-    (context,) = config.look_backs(checkpoint.context)
-    windows = window_streams(
-        ids,
-        length=study.context_lengths[-1],
-        every=study.recl_every,
-        batch_size=config.batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-    with loaded(checkpoint, config, ranks) as model:
-        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
-
-
-@contextmanager
-def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> Iterator[TransformerXL]:
-    """A checkpoint's model on this process's device, its attention and its products computed as asked for."""
-    model = load_model(checkpoint).to(ranks.device)
-    model.use_attention(config.attn_impl)
-    with narrowed(model, config.dtype):
-        yield model
-
-
-def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
-    """The text, read with the checkpoint's vocabulary.
-
-    Raises:
-        UsageError: if the text has a vocabulary of its own and it is another one.
-    """
-    vocab = vocabulary_of(checkpoint)
-    as_trained = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
-    if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own rules, not those of the run
-        del as_trained["min_freq"], as_trained["max_size"]
-    corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
-    if corpus.defines_vocabulary:
-        own = Corpus(corpus.config).vocab
-        if own.fingerprint() != vocab.fingerprint():
-            raise UsageError(
-                f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
-                f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
-                f"valid.txt and test.txt only"
-            )
-    return corpus
-
-
-def training_text(corpus: Corpus, ranks: Ranks) -> TrainingText:
-    """The text that what is added to a model is made from."""
-    ids = ranks.main_first(lambda: corpus.split("train"))
-    names = {"training_text": corpus.fingerprint("train"), "vocabulary": corpus.vocab.fingerprint()}
-    return TrainingText(ids, names, ScoringStream)
 
 
 def cut(ids: np.ndarray, vocab: Vocab, reading: Reading, config: EvalConfig, ranks: Ranks) -> list[RowStream]:

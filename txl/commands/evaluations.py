@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.config import Context, TrainConfig
+from txl.config import Context, ModelConfig, TrainConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.stream import ScoringStream
 from txl.data_utils.vocabulary import EOS, UNK
@@ -19,15 +19,16 @@ from txl.training.metrics import Metrics
 
 
 def scoring_stream(
-    corpus: Corpus, split: str, config: TrainConfig, context: Context, n_layer: int, ranks: Ranks
+    corpus: Corpus, split: str, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
 ) -> ScoringStream:
     """This process's share of a split."""
+    by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
     return ScoringStream(
         corpus.split(split),
-        batch_size=config.eval_batch_size,
+        batch_size=config.eval_batch_size or by_default,
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
-        n_warmup=warmup_segments(n_layer, context),
+        n_warmup=warmup_segments(shape.n_layer, context),
         rank=ranks.rank,
         world=ranks.world,
     )
@@ -54,9 +55,9 @@ def evaluate_best(
     rows = []
     for split in ("valid", "test"):
         here = within(context, len(corpus.split(split)))
-        stream = scoring_stream(corpus, split, config, here, model.config.n_layer, ranks)
+        stream = scoring_stream(corpus, split, config, here, model.config, ranks)
         reading = reading_of("txl", model, here, n_token=len(corpus.split(split)))
-        rows.append(row_of_split(split, [stream], reading, model, ranks, sizes=corpus.vocab.sizes))
+        rows.append(row_of_split(split, [stream], reading, model, ranks, counts=stream.sums(corpus.sizes(split))))
     if ranks.is_main:
         show(rows)
         nats = rows[-1].score.nats_per_token

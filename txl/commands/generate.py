@@ -8,6 +8,7 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.cli import build, read_flags
 from txl.commands.trained_text import vocabulary_of
 from txl.config import UsageError
+from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
 from txl.evaluation.score import within
@@ -28,30 +29,44 @@ def main(argv: Sequence[str]) -> None:
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
+    longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
-    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + config.length)
+    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + longest)
     model = load_model(checkpoint).to(device_of(config.device))
     model.use_attention(config.attn_impl)
 
     banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
-    rule = {name: getattr(config, name) for name in ("length", "temperature", "top_k", "top_p", "seed")}
+    rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
     with narrowed(model, config.dtype):
         if config.prompt is not None:
-            print(" ".join(prompt), end="", flush=True)
-        for token in generate(model, vocab.encode(prompt), context, banned=banned, **rule):
+            print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
+        begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]
+        tokens = generate(model, vocab.encode(prompt), context, length=longest, banned=banned, **rule)
+        for n_written, token in enumerate(tokens, start=1):
             word = vocab.words[token]
+            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # neither a blank line nor a heading
+            if config.finish_line and n_written >= config.length and ends_paragraph:
+                break
             print("\n" if word == EOS else f" {word}", end="", flush=True)
+            begins_with = [] if word == EOS else begins_with or [word]
     print()
 
 
 def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
     """The prompt as words of the vocabulary, with a notice of those that become `<unk>`.
 
-    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it.
+    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it. A line break
+    inside it is `<eos>`.
     """
     if prompt is None:
         return [EOS]
-    words = prompt.split() if plain else tokenise(prompt)
+    if prompt == "-":
+        prompt = read_text(prompt).rstrip("\r\n")  # that of `echo`, which is to be gone on with
+        if not prompt.strip():
+            raise UsageError("--prompt -: standard input is empty; send some text, or leave the flag out")
+    words: list[str] = []
+    for line in prompt.splitlines():
+        words += [EOS] * bool(words) + (line.split() if plain else tokenise(line))
     unknown = [word for word in dict.fromkeys(words) if word not in vocab]
     if unknown and UNK not in vocab:
         raise UsageError(f"--prompt: {unknown[0]!r} is not in the vocabulary, which has no {UNK}; use other words")

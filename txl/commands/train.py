@@ -110,7 +110,8 @@ def run_training(
     eval_context = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
     eval_context = within(eval_context, len(corpus.split("valid")))
     stream = training_stream(corpus, config, context, ranks)
-    valid_stream = scoring_stream(corpus, "valid", config, eval_context, model.config.n_layer, ranks)
+    valid_stream = scoring_stream(corpus, "valid", config, eval_context, model.config, ranks)
+    counts = valid_stream.sums(corpus.sizes("valid"))
     record = {
         "train": as_dict(config),
         "data": as_dict(corpus.config),
@@ -122,7 +123,8 @@ def run_training(
     def validate(watched: Watched) -> Score:
         limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
         segments = watched(itertools.islice(valid_stream, limit))
-        return evaluate(model, segments, eval_context, sizes=corpus.vocab.sizes).over(ranks)
+        score = evaluate(model, segments, eval_context)
+        return (score if limit < len(valid_stream) else dataclasses.replace(score, **counts)).over(ranks)
 
     def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
         return save_checkpoint(
@@ -157,6 +159,8 @@ def run_training(
         if ranks.is_main:
             say(describe(model, ranks, len(stream)))
             say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
+            if model.config.recurrence == "same" and config.eval_batch_size is None:
+                say("| --recurrence same: evaluations read one stream, on whose number the result depends")
             say(describe_bytes(needed))
             metrics.start(
                 **provenance(),

@@ -9,6 +9,7 @@ from txl.config import (
     DEVICE_HELP,
     DTYPE_HELP,
     LENGTH,
+    TINY,
     AttnImpl,
     Checked,
     Context,
@@ -32,7 +33,10 @@ class EvalConfig(Checked):
         "never", "document: each article, known by a heading like = Title =, is read with an empty memory"
     )
     batch_size: int = option(
-        10, "streams read in parallel; with --convention txl the result does not depend on it", minimum=1
+        10,
+        "streams read in parallel, at least one a process unless given; with --convention txl the result does not "
+        "depend on it, but with --recurrence same and --dynamic, where it is 1 unless given",
+        minimum=1,
     )
     tgt_len: tuple[int, ...] = option(
         (), "tokens predicted per segment; several values are tried with each --mem_len", minimum=1, below=2**31
@@ -41,9 +45,14 @@ class EvalConfig(Checked):
         (), "tokens of memory; several values make a table and a plot, context.png", **LENGTH
     )
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    clamp_len: int | None = option(None, "larger distances share the position encoding of this one (-1: off)", **CLAMP)
+    clamp_len: int | None = option(
+        None, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP
+    )
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
+    pictures: str | None = option(
+        None, "folder for pictures (not given: that of --json; without --json that of the run)"
+    )
     text: str | None = option(None, "score this file instead of a split, from its first token on (-: standard input)")
     context: str | None = option(None, "--text: a file that is read before it and not scored")
     tokenise: bool = option(False, "--text: running text, written as WikiText is before it is read: ends . like this .")
@@ -56,6 +65,8 @@ class EvalConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("json", "pictures"):
+            require(getattr(self, name) != "", f"--{name} is empty: give it a name, or leave the flag out")
         self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",
@@ -104,15 +115,14 @@ class StudyConfig(Checked):
     """
 
     loss_by_position: bool = option(
-        False, "loss by position in the segment and since the document began; tables and position.png in --work_dir"
+        False, "loss by position in the segment and since the document began; tables and position.png"
     )
     attention_by_distance: bool = option(
-        False, "read the text once more for how far back each head looks; attention.png in --work_dir"
+        False, "read the text once more for how far back each head looks; attention.png"
     )
     recl: tuple[str, ...] = option(
         (),
-        "runs, or checkpoints, whose relative effective context lengths are measured on one split; a table, and "
-        "recl.png in the first",
+        "runs or checkpoints whose relative effective context lengths are measured on one split; a table and recl.png",
     )
     recl_step: int = option(100, "the context grows by so many tokens at a time, from so many on")
     recl_longest: int = option(1000, "the longest context that is tried")
@@ -183,7 +193,9 @@ class CacheConfig(Checked):
     cache_size: int = option(
         0, "tokens in the cache (0: no cache); streams are warmed up on as much text before them", minimum=0
     )
-    cache_theta: float = option(0.1, "how sharply the cache tells similar hidden states from others", minimum=0)
+    cache_theta: float = option(
+        0.1, "how sharply the cache tells similar hidden states from others", minimum=0, maximum=1e30
+    )
     cache_lambda: float = option(0.15, "share of the cache in the probabilities", above=0, below=1)
 
 
@@ -208,5 +220,5 @@ class KnnConfig(Checked):
         above=0,
         below=1,
     )
-    knn_temperature: float = option(10.0, "the squared distances are divided by this", above=0)
+    knn_temperature: float = option(10.0, "the squared distances are divided by this", minimum=TINY)
     knn_faiss: bool = option(False, "find neighbours with faiss, fast and approximately: pip install faiss-cpu")

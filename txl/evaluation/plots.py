@@ -1,5 +1,6 @@
 """Pictures of evaluations, written whole or not at all. Importing this does not import matplotlib."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from txl.evaluation.config import EvalConfig, StudyConfig
 from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
 from txl.evaluation.study.recl import Recl
-from txl.files import written_whole
+from txl.files import require_writable, written_whole
 from txl.runtime.log import perplexity, say
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIZE = (6.0, 4.0)
+_MOST_PIXELS = 2400
+_LOG = logging.getLogger(__name__)
 
 
 def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
@@ -29,7 +32,34 @@ def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
         "position.png": study.loss_by_position,
         "attention.png": study.attention_by_distance,
     }
-    return [Path(config.work_dir) / name for name, is_wanted in wanted.items() if is_wanted]
+    folder = picture_folder(config, Path(config.work_dir))
+    return [folder / name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def picture_folder(config: EvalConfig, run: Path) -> Path:
+    """Where pictures go: to --pictures, else beside the file of --json, else into the run's folder."""
+    if config.pictures is not None:
+        return Path(config.pictures)
+    if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):  # /dev/stdout
+        return run
+    return Path(config.json).parent
+
+
+def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
+    """The pictures that can be written; none, with a notice, where nobody named their folder and it is read-only.
+
+    Raises:
+        OSError: if a folder that was named cannot be written to.
+    """
+    for path in paths:
+        try:
+            require_writable(path)
+        except OSError as error:
+            if config.pictures is not None or config.json is not None:
+                raise
+            _LOG.warning("%s: %s; no picture is drawn, name a folder with --pictures", path, error.strerror)
+            return []
+    return list(paths)
 
 
 def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
@@ -48,22 +78,39 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     figure, (axes,) = _figure(1)
     curves = dict.fromkeys((row.split, getattr(row.context, other), row.added) for row in rows)
     several = len({length for _, length, _ in curves}) > 1
+    lengths = sorted({getattr(row.context, against) for row in rows})
+    axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
+    drawn = []
     for split, length, added in curves:
         mine = (split, length, added)
         chosen = [row for row in rows if (row.split, getattr(row.context, other), row.added) == mine]
         points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
         label = ", ".join([split, *([f"{other} {length}"] if several else []), *([added] if added else [])])
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        for x, y in [] if several else points:  # on several curves they would cover each other
-            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
-    lengths = sorted({getattr(row.context, against) for row in rows})
-    axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
-    axes.set_xticks(lengths, [str(m) for m in lengths], minor=False)
-    axes.set_xticks([], minor=True)
+        drawn += points
     axes.margins(y=0.15)
+    shown = _apart(axes, lengths)
+    axes.set_xticks(shown, [str(m) for m in shown], minor=False)
+    axes.set_xticks([], minor=True)
+    bottom, top = axes.get_ylim()
+    for x, y in [point for point in drawn if point[0] in shown]:
+        if not any(other == x and 0 < abs(level - y) < 0.08 * (top - bottom) for other, level in drawn):
+            axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
     what = "memory" if against == "mem_len" else "segment"
     _finish(axes, f"{what} (tokens)", "perplexity", f"Perplexity as the {what} grows")
-    _save(figure, path)
+    _save(figure, path, legend_of=axes)
+
+
+def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
+    """Those of the lengths, the last one among them, whose labels do not touch each other."""
+    axes.autoscale_view()
+    width = axes.bbox.width
+    at = {length: float(axes.transData.transform((length, 0))[0]) / width for length in lengths}
+    shown = [lengths[-1]]
+    for length in reversed(lengths):
+        if at[shown[-1]] - at[length] > 0.09:
+            shown.append(length)
+    return sorted(shown)
 
 
 def plot_losses(path: Path, rows: Sequence[Row]) -> None:
@@ -79,7 +126,7 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
                 axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=_label(row))
         axes.set_xscale("log")
         _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
-    _save(figure, path)
+    _save(figure, path, legend_of=panels[0])
 
 
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
@@ -88,7 +135,10 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
     from matplotlib.colors import LogNorm
 
     measured = [row for row in rows if row.attention is not None]
-    figure, panels = _figure(2, n_row=len(measured), height=_height(measured))
+    n_pair = 1 if len(measured) < 4 else 2  # side by side
+    figure, panels = _figure(2 * n_pair, n_row=-(-len(measured) // n_pair), height=_height(measured))
+    for axes in panels[2 * len(measured) :]:
+        axes.set_axis_off()
     for i, row in enumerate(measured):
         attention = row.attention
         assert attention is not None
@@ -100,13 +150,13 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             (panels[2 * i + 1], attention.per_key_LNK, "probability of a key"),
         ):
             map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)  # a logarithm needs something above 0
-            scale = LogNorm(vmin=map_RK.max() / 1e4) if title.endswith("key") else None
+            scale = LogNorm(vmin=max(map_RK.min(), map_RK.max() / 1e4)) if title.endswith("key") else None
             image = axes.imshow(map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale)
-            figure.colorbar(image, ax=axes)
+            figure.colorbar(image, ax=axes, label=title)
             axes.set_xticks(range(len(bins)), [_span(*one) for one in bins], rotation=90, fontsize=7)
             axes.set_yticks([layer * n_head for layer in range(n_layer)], [str(layer + 1) for layer in range(n_layer)])
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
-            axes.set_title(f"{_label(row)}: {title}", fontsize=9)
+            axes.set_title(_label(row), fontsize=9)
     _save(figure, path)
 
 
@@ -115,13 +165,23 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
     model: figures 3 and 4 of Dai et al. 2019."""
     figure, (gain, level) = _figure(2)
     share = min(range(len(result.shares)), key=lambda k: result.shares[k])
-    for i, name in enumerate(names):
+    for i, name in enumerate(run_names(names)):
         gain.plot(result.lengths[1:], result.reductions[i, share], marker=".", label=name)
         level.plot(result.lengths, [perplexity(n) for n in result.nats_per_token[i].tolist()], marker=".", label=name)
     title = f"What the last {result.lengths[1] - result.lengths[0]} tokens bring, r = {result.shares[share]}"
     _finish(gain, "context (tokens)", "perplexity below the best with less", title)
     _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
-    _save(figure, path)
+    _save(figure, path, legend_of=gain)
+
+
+def run_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of paths, as many as tell them apart."""
+    names, parts = list(paths), [Path(path).resolve().parts for path in paths]
+    for n in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-n:]) for one in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
 
 
 def _figure(n_column: int, *, n_row: int = 1, height: float = _SIZE[1]) -> tuple["Figure", list["Axes"]]:
@@ -135,12 +195,16 @@ def _finish(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> None:
+    """Write a picture of at most _MOST_PIXELS each way, the legend below the panels, where it covers no curve."""
+    if legend_of is not None:
+        handles, labels = legend_of.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(figure.axes) + 1, fontsize=8)
+    dpi = min(120, _MOST_PIXELS / max(figure.get_size_inches()))
     with written_whole(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+        figure.savefig(temporary, dpi=dpi)
 
 
 def _label(row: Row) -> str:

@@ -1,13 +1,16 @@
 """What an evaluation shows: tables, a JSON file, a file of tokens. Pictures of it are in `txl.evaluation.plots`."""
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
-from txl.files import naming, written_whole
+from txl.files import naming, require_writable, written_whole
 from txl.runtime.log import perplexity, say
 
 
@@ -33,7 +36,7 @@ def loss_tables(row: Row) -> str:
     titles = {"position": "position in the segment, from 0", "distance": "tokens since the document began, from 0"}
     lines = []
     for name, losses in row.losses.items():
-        lines.append(f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}: {titles[name]}")
+        lines.append(f"{_name(row)}: {titles[name]}")
         lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
         lines += [
             f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
@@ -46,13 +49,29 @@ def loss_tables(row: Row) -> str:
 def counted(row: Row) -> str:
     """What was counted in a split, in a line."""
     score = row.score
-    text = (
+    return (
         f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them <unk>: "
         f"{score.words:,} words and {score.lines:,} line ends, {score.characters:,} characters, {score.bytes:,} bytes"
     )
-    if score.tokens != score.words + score.lines:
-        text += f"; perplexity per word {score.word_perplexity:.3f}"
-    return text
+
+
+def rates(rows: Sequence[Row]) -> str:
+    """Figures by which models with different vocabularies are compared, in columns; ppl/word: per word and line end."""
+    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}"]
+    for row in rows:
+        score, context = row.score, row.context
+        bits = ["-" if n is None else f"{n:.4f}" for n in (score.bits_per_character, score.bits_per_byte)]
+        line = (
+            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.word_perplexity:>11.3f} "
+            f"{bits[0]:>10} {bits[1]:>10}"
+        )
+        lines.append(f"{line}  {row.added}".rstrip())
+    return "\n".join(lines)
+
+
+def _name(row: Row) -> str:
+    added = f", {row.added}" if row.added else ""
+    return f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}{added}"
 
 
 def tell(row: Row) -> None:
@@ -72,6 +91,9 @@ def show(rows: Sequence[Row]) -> None:
         say(counted(row))
         if row.losses and "distance" not in row.losses:
             say(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
+    say(rates(rows))
+    for row in {row.split: row for row in rows if row.note_of_unknown}.values():
+        say(f"{row.split}: {row.note_of_unknown}")
 
 
 def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
@@ -79,46 +101,60 @@ def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
         results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
-        write_text(Path(config.json), json.dumps(results, indent=1) + "\n")
+        write_json(Path(config.json), results)
 
 
-def require_outputs(config: EvalConfig, pictures: Iterable[Path] = ()) -> None:
-    """Raise `OSError` unless all that shall be written can be, before an hour is spent on it."""
+def require_outputs(config: EvalConfig) -> None:
+    """Raise `OSError` unless the files that shall be written can be, before an hour is spent on it."""
     per_token = None if config.per_token == "-" else config.per_token
-    for path in (config.json, per_token, *pictures):
+    for path in (config.json, per_token):
         if path:
-            _require_writable(Path(path))
+            require_writable(Path(path))
 
 
 class Token(NamedTuple):
-    """One token of a text that was scored; `position` is its place in the text, `unk` says that it is `<unk>`."""
+    """One token of a text that was scored; `position` is its place in the text, `unk` says that it is `<unk>`.
+
+    `offset` counts the characters of the text before it, `surface` is how it is written there: empty for a line break.
+    """
 
     position: int
     token: str
     id: int
     nats: float
     unk: bool
-
-
-def tokens_of(words: Sequence[str], ids: Sequence[int], nats: Sequence[float], *, unk: int | None) -> list[Token]:
-    """The tokens of a text, in order."""
-    each = enumerate(zip(words, ids, nats, strict=True))
-    return [Token(place, word, i, nat, i == unk) for place, (word, i, nat) in each]
+    offset: int
+    surface: str
 
 
 def as_tsv(tokens: Sequence[Token]) -> str:
-    """A line of names, then a line a token, tabs between."""
-    lines = [f"{t.position}\t{t.token}\t{t.id}\t{t.nats!r}\t{int(t.unk)}" for t in tokens]
-    return "\n".join(["\t".join(Token._fields), *lines]) + "\n"
+    """A line of names, then a line a token, tabs between, quoted as csv does."""
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
+    writer.writerow(Token._fields)
+    writer.writerows(token._replace(unk=int(token.unk)) for token in tokens)
+    return out.getvalue()
 
 
 def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
     """The tokens in the format that the name of the file ends in: `.json`, or else TSV."""
     if path.suffix == ".json":
-        text = json.dumps({**extra, "tokens": [token._asdict() for token in tokens]}, ensure_ascii=False, indent=1)
-        write_text(path, text + "\n")
+        write_json(path, {**extra, "tokens": [token._asdict() for token in tokens]})
     else:
         write_text(path, as_tsv(tokens))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """As `write_text`; numbers that JSON has no word for, such as an infinite perplexity, are null."""
+    write_text(path, json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def write_text(path: Path, text: str) -> None:
@@ -129,11 +165,3 @@ def write_text(path: Path, text: str) -> None:
         return
     with written_whole(path.resolve()) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _require_writable(path: Path) -> None:
-    if not path.exists() or path.is_file():
-        probe = path.resolve().with_name(f".{path.name}.writable")
-        with written_whole(probe) as temporary:
-            temporary.touch()
-        probe.unlink()

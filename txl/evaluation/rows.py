@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.evaluation.conventions import Reading
-from txl.evaluation.score import Score, Stream, evaluate, score_text, within
+from txl.evaluation.score import Score, Stream, evaluate, require_finite, score_text
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.study.peak_memory import PeakMemory
@@ -43,6 +43,17 @@ class Row:
     attention: AttentionByDistance | None = None
     added: str = ""
 
+    @property
+    def note_of_unknown(self) -> str:
+        """What has to be said beside figures per character where more than 1 % of the tokens are `<unk>`."""
+        share = self.score.unknown / self.score.tokens
+        if share <= 0.01:
+            return ""
+        return (
+            f"{share:.2%} of the tokens are <unk>, whose spelling is not predicted: figures per word, character and "
+            f"byte are too low"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
         score = self.score
@@ -54,6 +65,7 @@ class Row:
             **dataclasses.asdict(score),
             "nats_per_token": score.nats_per_token,
             "unknown_share": score.unknown / score.tokens,
+            **({"note": self.note_of_unknown} if self.note_of_unknown else {}),
             "bits_per_character": score.bits_per_character,
             "bits_per_byte": score.bits_per_byte,
             "word_perplexity": score.word_perplexity,
@@ -72,7 +84,7 @@ def row_of_split(
     model: TransformerXL,
     ranks: Ranks,
     *,
-    sizes: Mapping[str, np.ndarray],
+    counts: Mapping[str, int],
     watch: LossByPosition | None = None,
     with_attention: bool = False,
 ) -> Row:
@@ -80,7 +92,7 @@ def row_of_split(
 
     Args:
         streams: this process's share.
-        sizes: see `evaluate`.
+        counts: words, lines, ... of the targets in this process's share; see `Score`.
         watch: adds up losses by position.
         with_attention: read the split once more for how far back each head looks.
     """
@@ -92,15 +104,17 @@ def row_of_split(
             segments, observe = ticking(stream, bar), None
             if watch:
                 segments, observe = watch.segments(segments, stream.first_B), watch.add
-            shares.append(evaluate(model, segments, context, predictor=reading.predictor, sizes=sizes, observe=observe))
-    score = Score.total(shares).over(ranks)
+            shares.append(evaluate(model, segments, context, predictor=reading.predictor, observe=observe))
+    score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
+    require_finite(score.nats, split)
     seconds = time.perf_counter() - start
     peaks = ranks.gathered(peak.bytes())
     attention = None
     if with_attention:
         with progress(f"{split} attention", n_segment, shown=ranks.is_main) as bar:
-            mine = attention_by_distance(model, (ticking(stream, bar) for stream in streams), context)
+            segments = (ticking(stream, bar) for stream in streams)
+            mine = attention_by_distance(model, segments, context, predictor=reading.predictor)
         attention = mine.over(ranks)
     return Row(
         split,
@@ -116,16 +130,22 @@ def row_of_split(
 
 def row_of_text(
     ids: np.ndarray,
-    context: Context,
+    reading: Reading,
     model: TransformerXL,
     ranks: Ranks,
     *,
     first: int,
-    sizes: Mapping[str, np.ndarray],
+    counts: Mapping[str, int],
 ) -> tuple[Row, Tensor]:
-    """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU."""
+    """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU.
+
+    Args:
+        counts: words, lines, ... of these tokens; see `Score`.
+    """
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
-    nll_N = score_text(model, ids, within(context, len(ids)), first=first)
+    nll_N = score_text(model, ids, reading.context, first=first, predictor=reading.predictor)
     require_in_range(nll_N, ranks.device)
     seconds = time.perf_counter() - start
-    return Row("text", context, Score.of(nll_N, ids[first:], sizes), seconds, peak.bytes()), nll_N
+    score = Score(float(nll_N.double().sum()), len(nll_N), **counts)
+    require_finite(score.nats, "text")
+    return Row("text", reading.asked, score, seconds, peak.bytes(), added=reading.added), nll_N

@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import Context
+from txl.config import Context, require
 from txl.model.cuda_graph import Graphed
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import wide_sum
@@ -66,7 +65,7 @@ class Score:
 
     Attributes:
         tokens: targets that were scored.
-        words, lines, characters, bytes: what those targets stand for in the text; 0 where nobody said.
+        words, lines, characters, bytes: what those targets are written as in the text; 0 where nobody said.
         unknown: targets that are `<unk>`.
     """
 
@@ -77,11 +76,6 @@ class Score:
     characters: int = 0
     bytes: int = 0
     unknown: int = 0
-
-    @classmethod
-    def of(cls, nll_N: Tensor, target_N: np.ndarray, sizes: Mapping[str, np.ndarray]) -> "Score":
-        """The score of targets with these nats; `sizes` as in `evaluate`."""
-        return cls(float(nll_N.double().sum()), len(nll_N), **_counts(target_N, sizes))
 
     @staticmethod
     def total(shares: Iterable["Score"]) -> "Score":
@@ -108,12 +102,14 @@ class Score:
         return perplexity(self.nats / (self.words + self.lines))
 
     @property
-    def bits_per_character(self) -> float:
-        return self.nats / math.log(2) / self.characters
+    def bits_per_character(self) -> float | None:
+        """None where the targets have no characters, as the end of a last line without a line break."""
+        return self.nats / math.log(2) / self.characters if self.characters else None
 
     @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.bytes
+    def bits_per_byte(self) -> float | None:
+        """None where the targets have no bytes."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else None
 
 
 def evaluate(
@@ -122,38 +118,33 @@ def evaluate(
     context: Context,
     *,
     predictor: Predictor | None = None,
-    sizes: Mapping[str, np.ndarray] | None = None,
     observe: Callable[[Tensor], None] | None = None,
 ) -> Score:
     """Score a text, segment by segment, the memory going from each to the next. Sums are in float64.
 
     Args:
         predictor: what predicts, if it is more than the model as it is.
-        sizes: how many words, lines, ... each token of the vocabulary stands for, (V,) each.
         observe: is given the nats of each segment's targets that count (N,), row by row, before the next is read.
     """
-    sizes = sizes or {}
-    nats = wide_sum(torch.zeros(1, device=_device(model)))
+    nats = wide_sum(torch.zeros(1, device=model.device))
     tokens = 0
-    counts = Counter(dict.fromkeys(sizes, 0))
-    for target_N, nll_N in scored(model, segments, context, predictor=predictor):
+    for nll_N in scored(model, segments, context, predictor=predictor):
         nats += wide_sum(nll_N)
         tokens += len(nll_N)
         if observe is not None:
             observe(nll_N)
-        counts.update(_counts(target_N.numpy(force=True), sizes))
-    return Score(float(nats), tokens, **counts)
+    return Score(float(nats), tokens)
 
 
 @torch.no_grad()
 def scored(
     model: TransformerXL, segments: Segments, context: Context, *, predictor: Predictor | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The targets of each segment that count (N,), row by row, and their nats (N,).
+) -> Iterator[Tensor]:
+    """Nats of each segment's targets that count (N,), row by row.
 
     The model is in evaluation mode meanwhile, and afterwards in the mode it was in.
     """
-    device = _device(model)
+    device = model.device
     is_model = predictor is None or predictor is model
     ids_device = torch.device("cpu") if is_model else device  # the model takes ids from the host, and waits for nothing
     if is_model:
@@ -168,10 +159,7 @@ def scored(
             nll_BT, memory = predictor.nll(input_BT.to(ids_device), target_BT.to(ids_device), memory, context)
             if isinstance(predictor, Learner):
                 memory = predictor.learnt(memory, counted_BT)
-            if counted_BT is None:
-                yield target_BT.flatten(), nll_BT.flatten()
-            else:
-                yield target_BT[counted_BT], nll_BT[counted_BT.to(device)]
+            yield nll_BT.flatten() if counted_BT is None else nll_BT[counted_BT.to(device)]
     finally:
         model.train(was_training)
 
@@ -186,7 +174,7 @@ def score_text(
 ) -> Tensor:
     """Nats of each token of a text from token `first` on, (len(ids) - first,), on the CPU.
 
-    The log-likelihood of a token is minus its nats. What stands before `first` is read and not scored.
+    The log-likelihood of a token is minus its nats. What stands before `first` is read and learnt from, not scored.
 
     Args:
         ids: of all tokens, of which there must be one to score and one before it.
@@ -197,28 +185,29 @@ def score_text(
         raise ValueError(f"a text of {len(ids)} token(s) to be scored from token {first} on: needs 1 <= first < length")
     ids_1S = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
 
-    def segments() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def segments() -> Iterator[tuple[Tensor, Tensor, None]]:
         last = len(ids) - 1
         for begin in range(0, last, context.tgt_len):
             end = min(begin + context.tgt_len, last)
-            counted_1T = torch.arange(begin + 1, end + 1)[None] >= first
-            yield ids_1S[:, max(0, begin - context.ext_len) : end], ids_1S[:, begin + 1 : end + 1], counted_1T
+            yield ids_1S[:, max(0, begin - context.ext_len) : end], ids_1S[:, begin + 1 : end + 1], None
 
-    return torch.cat([nll_N.cpu() for _, nll_N in scored(model, segments(), context, predictor=predictor)])
+    nll_S = torch.cat([nll_N.cpu() for nll_N in scored(model, segments(), context, predictor=predictor)])
+    return nll_S[first - 1 :]
+
+
+def require_finite(nats: float, name: str) -> None:
+    """Raise `UsageError` where the loss of what `name` says is not a number or infinite."""
+    require(
+        math.isfinite(nats),
+        f"{name}: its loss is {nats}; the weights are not finite, or a flag is beyond the range of the numbers; "
+        f"use another checkpoint, or milder values",
+    )
 
 
 def within(context: Context, n_token: int) -> Context:
     """The same look-back over a text of n_token tokens, in which no length beyond the text makes a difference."""
     lengths = {name: min(getattr(context, name), n_token) for name in ("tgt_len", "mem_len", "ext_len", "clamp_len")}
     return dataclasses.replace(context, **lengths)
-
-
-def _counts(target_N: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, int]:
-    return {name: int(size_V[target_N].sum()) for name, size_V in sizes.items()}
-
-
-def _device(model: TransformerXL) -> torch.device:
-    return next(model.parameters()).device
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:

@@ -3,7 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, CLAMP, DEVICE_HELP, DTYPE_HELP, LENGTH, SEED, AttnImpl, Checked, option, require
+from txl.config import (
+    ATTN_IMPL_HELP,
+    CLAMP,
+    DEVICE_HELP,
+    DTYPE_HELP,
+    LENGTH,
+    SEED,
+    TINY,
+    AttnImpl,
+    Checked,
+    option,
+    require,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,15 +27,20 @@ class GenerateConfig(Checked):
     """
 
     work_dir: str = option("runs/txl", "folder of the run, for its best checkpoint; or one checkpoint in it")
-    prompt: str | None = option(None, "text to go on from (not given: the beginning of a line)")
+    prompt: str | None = option(None, "text to go on from (-: standard input; not given: the beginning of a line)")
     length: int = option(200, "tokens to generate", minimum=1)
+    finish_line: bool = option(False, "go on to the end of the paragraph, by at most --length tokens more")
     temperature: float = option(1.0, "below 1 makes likely words likelier; 0 always takes the likeliest", minimum=0)
     top_k: int = option(0, "draw from the k likeliest words only (0: off)", minimum=0)
-    top_p: float = option(1.0, "draw from the likeliest words that together hold this probability", above=0, maximum=1)
+    top_p: float = option(
+        1.0, "draw from the likeliest words that together hold this probability", minimum=TINY, maximum=1
+    )
     no_unk: bool = option(False, "never generate <unk>")
     seed: int = option(1111, "random seed", **SEED)
     mem_len: int | None = option(None, "tokens of memory (not given: as in training)", **LENGTH)
-    clamp_len: int | None = option(None, "larger distances share the position encoding of this one (-1: off)", **CLAMP)
+    clamp_len: int | None = option(
+        None, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP
+    )
     same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
@@ -31,6 +48,10 @@ class GenerateConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.temperature == 0 or self.temperature >= TINY,
+            f"--temperature {self.temperature}: must be 0 or at least {TINY:g}",
+        )
         require(
             self.prompt is None or bool(self.prompt.strip()),
             "--prompt is empty: give some text, or leave the flag out to begin a new line",

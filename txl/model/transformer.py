@@ -79,7 +79,7 @@ class Layer(nn.Module):
 
 
 AnyMemory = Memory | KeyValueMemory
-"""What a model remembers; it returns the kind that it was given."""
+"""What a model remembers; it returns the kind that it was given, hidden states where gradients are asked for."""
 
 
 class Output(NamedTuple):
@@ -120,8 +120,8 @@ class TransformerXL(nn.Module):
         """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
 
         Raises:
-            ValueError: if the memory belongs to a batch of another size, an id lies outside the vocabulary, or the
-                position encoding has no meaning for this look-back.
+            ValueError: if the memory belongs to a batch of another size or takes no gradient, an id lies outside the
+                vocabulary, or the position encoding has no meaning for this look-back.
         """
         return self.read(self.word_emb(token_BT), memory, context)
 
@@ -132,6 +132,8 @@ class TransformerXL(nn.Module):
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:
             memory = Memory.empty(len(self.layers), batch_size, self.config.d_model, like=h_BTD)
+        if isinstance(memory, KeyValueMemory) and h_BTD.requires_grad:
+            memory = self._for_gradients(memory, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
@@ -144,6 +146,18 @@ class TransformerXL(nn.Module):
         if self.config.reversible:
             h_BTD = sum(h_BTD.chunk(2, dim=-1)) / 2
         return Output(self.drop(h_BTD), memory)
+
+    def _for_gradients(self, memory: KeyValueMemory, *, like: Tensor) -> Memory:
+        """An empty memory of hidden states: keys and values are made without gradients, which no layer would then get.
+
+        Raises:
+            ValueError: if there is something to remember already.
+        """
+        if memory.length:
+            raise ValueError(
+                "a memory of keys and values takes no gradient; read under torch.no_grad(), or begin with memory=None"
+            )
+        return Memory.empty(len(self.layers), memory.batch_size, self.config.d_model, like=like)
 
     def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
         feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
@@ -225,7 +239,10 @@ class TransformerXL(nn.Module):
         return resolved(attn.rule.impl, self.device, dtype, **shape, needs_grad=needs_grad)
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
-        """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it."""
+        """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it.
+
+        Where gradients are asked for it is read as `None` is.
+        """
         weight = self.layers[0].attn.k_net.weight
         if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
             return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ T = TypeVar("T")
 
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
+            return  # all ranks read the same text, one tells what there is to tell
         tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, require
-from txl.evaluation.score import Segments
+from txl.evaluation.score import Predictor, Segments
 from txl.evaluation.study.bins import bin_of_tensor, log_edges, spans
-from txl.memory import Span
+from txl.memory import Memory, Span
 from txl.model.attention import Attention
-from txl.model.transformer import TransformerXL
+from txl.model.transformer import AnyMemory, TransformerXL
 from txl.positions.base import rel_shift
 from txl.runtime.distributed import Ranks
 
@@ -74,7 +74,9 @@ class AttentionByDistance:
         }
 
 
-def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], context: Context) -> AttentionByDistance:
+def attention_by_distance(
+    model: TransformerXL, streams: Iterable[Segments], context: Context, *, predictor: Predictor | None = None
+) -> AttentionByDistance:
     """Read a text and average what each head attends to, as figure 5 of Dai et al. 2019 does, by distance.
 
     The probabilities are computed a second time from what each layer reads, row by row, and forgotten: memory grows
@@ -82,6 +84,7 @@ def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], con
 
     Args:
         streams: each is read with an empty memory; what is counted of its segments is averaged over.
+        predictor: reads the text by the model, in another way; not given: the model.
         context: of the pass; distances reach tgt_len + ext_len + mem_len - 1.
     Raises:
         UsageError: if the model's attention is no softmax over keys.
@@ -90,6 +93,7 @@ def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], con
     require(rule == "softmax", f"--attention_by_distance: a model of --attention {rule} does not attend by softmax")
     watch = _Watch(log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head)
     hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
+    reader = predictor or model
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -100,12 +104,21 @@ def attention_by_distance(model: TransformerXL, streams: Iterable[Segments], con
                 for input_BT, target_BT, counted_BT in segments:
                     counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
                     watch.counted_BT = counted_BT.to(device)
-                    _, memory = model(input_BT.to(device), memory, context)
+                    memory = memory or _hidden_states(reader.fresh_memory(len(input_BT)), model, len(input_BT))
+                    _, memory = reader.nll(input_BT.to(device), target_BT.to(device), memory, context)
     finally:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
     return watch.result(len(model.layers))
+
+
+def _hidden_states(fresh: AnyMemory, model: TransformerXL, batch_size: int) -> Memory:
+    """A memory to begin with in which attention reads what the hooks need; that of others is one already."""
+    if isinstance(fresh, Memory):
+        return fresh
+    weight = model.layers[0].attn.k_net.weight
+    return Memory.empty(len(model.layers), batch_size, model.config.d_model, like=weight)
 
 
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:

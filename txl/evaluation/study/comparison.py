@@ -10,7 +10,7 @@ import torch
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.config import Context, UsageError, require
 from txl.evaluation.config import EvalConfig, StudyConfig
-from txl.evaluation.score import Stream
+from txl.evaluation.score import Stream, require_finite
 from txl.evaluation.study.recl import losses_by_context
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
@@ -94,4 +94,5 @@ def losses_of(
         )
     nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
     require_in_range(torch.from_numpy(nats_CP), ranks.device)  # not before: the others would wait
+    require_finite(float(nats_CP.sum(dtype=np.float64)), name)
     return nats_CP

@@ -100,11 +100,11 @@ def recl(
         hardest_first_P = np.argsort(-baseline_P, kind="stable")
         for k, share in enumerate(shares):
             chosen = hardest_first_P[: max(1, round(share * n_position))]
-            short = np.exp(baseline_P[chosen].mean())
+            short = baseline_P[chosen].mean()
             for i in range(n_model):
-                long = np.exp(np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean())
-                reductions[i, k, c] = short - long
-                gains[i, k, c] = (short - long) / short
+                long = np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean(dtype=np.float64)
+                gains[i, k, c] = -np.expm1(long - short)  # which no loss makes overflow
+                reductions[i, k, c] = gains[i, k, c] and perplexity(short) * gains[i, k, c]
     means = np.array([[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP])
     return Recl(tuple(lengths), tuple(shares), gains, reductions, means, n_position)
 

@@ -47,6 +47,11 @@ class Additions(NamedTuple):
             switch, is_on = switches.get(name.partition("_")[0], ("", True))
             if not is_on and name not in ("dynamic", "cache_size", "cache_dir"):
                 raise UsageError(f"--{name} has no effect without {switch}; give it, or leave this flag out")
+        for name in ("dynamic_epsilon", "dynamic_segments"):
+            require(
+                self.dynamic.dynamic != "sgd" or name not in typed,
+                f"--{name} has no effect with --dynamic sgd, --dynamic rms reads it; leave it out",
+            )
         require(
             not self.name or config.convention == "txl",
             f"--convention {config.convention}: gives figures of models as they are; drop it, or what is added to the "

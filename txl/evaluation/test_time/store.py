@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import Context, UsageError
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.score import Segments
 from txl.files import flush, naming
 from txl.model.transformer import TransformerXL
 
 FORMAT = 1
 _KEYS, _VALUES, _RECORD = "keys.npy", "values.npy", "store.json"
+_BLOCK = 1 << 16
 _KEY, _VALUE = np.dtype("<f2"), np.dtype("<i4")
 
 
@@ -48,11 +49,13 @@ class Store:
         return len(self.values_N)
 
 
-def open_store(folder: Path, source: Mapping[str, Any]) -> Store | None:
+def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int) -> Store | None:
     """The store in a folder, or None if there is no such folder.
 
     Args:
         source: what it has to be made from, JSON-ready.
+        shape: of the model.
+        n_pair: tokens that it has to hold.
     Raises:
         UsageError: if it was made from something else, or is no store, or damaged.
     """
@@ -61,7 +64,7 @@ def open_store(folder: Path, source: Mapping[str, Any]) -> Store | None:
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         theirs = {**record["source"], "format": record["format"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"--knn_store {folder}: no store of hidden states; name a folder that is not there") from None
     ours = {**json.loads(json.dumps(source)), "format": FORMAT}
     other = [name for name in ours if theirs.get(name) != ours[name]]
@@ -74,7 +77,21 @@ def open_store(folder: Path, source: Mapping[str, Any]) -> Store | None:
         keys_ND, values_N = (np.load(folder / name, mmap_mode="c") for name in (_KEYS, _VALUES))
     except (OSError, ValueError, EOFError):
         raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it made anew") from None
+    fault = _fault(keys_ND, values_N, shape, n_pair)
+    require(fault is None, f"--knn_store {folder}: {fault}; remove it to have it made anew")
     return Store(folder, keys_ND, values_N)
+
+
+def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair: int) -> str | None:
+    """What is wrong with the arrays of a store; None if nothing is. Reads them once, as each search does."""
+    if keys_ND.shape != (n_pair, shape.d_model) or keys_ND.dtype != _KEY:
+        return f"its keys are {keys_ND.dtype} {keys_ND.shape}, and must be {_KEY} {(n_pair, shape.d_model)}"
+    if values_N.shape != (n_pair,) or values_N.dtype != _VALUE:
+        return f"its values are {values_N.dtype} {values_N.shape}, and must be {_VALUE} {(n_pair,)}"
+    if values_N.min() < 0 or values_N.max() >= shape.n_token:
+        return f"holds values outside the vocabulary of {shape.n_token} words"
+    blocks = (keys_ND[begin : begin + _BLOCK] for begin in range(0, n_pair, _BLOCK))
+    return None if all(np.isfinite(block).all() for block in blocks) else "holds keys that are not finite"
 
 
 def build_store(

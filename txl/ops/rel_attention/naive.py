@@ -18,7 +18,9 @@ def naive(
     dropout: float = 0.0,
 ) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Forms a (T, S, N, H) tensor of r: for small sizes."""
-    T, S = q_BNTH.shape[2], k_BNSH.shape[2]
+    T, S, dtype = q_BNTH.shape[2], k_BNSH.shape[2], q_BNTH.dtype
+    wide = torch.promote_types(dtype, u_NH.dtype)  # under autocast the biases alone are in float32
+    q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(wide) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     at = torch.arange(S, device=q_BNTH.device)
     distance_TS = at[S - T :, None] - at[None, :]
     r_TSNH = r_SNH[(S - 1 - distance_TS).clamp(0, S - 1)]
@@ -28,4 +30,4 @@ def naive(
     if window > 0:
         visible_TS = visible_TS & (distance_TS < window)
     logit_BNTS = (scale * (content_BNTS + place_BNTS)).masked_fill(~visible_TS, -torch.inf)
-    return F.dropout(logit_BNTS.softmax(-1), dropout) @ v_BNSH
+    return (F.dropout(logit_BNTS.softmax(-1), dropout) @ v_BNSH).to(dtype)

@@ -1,0 +1,52 @@
+"""How tokens are written in the text that they were read from."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from .vocabulary import EOS, UNK, Vocab
+
+_BLACK = re.compile(r"\S")
+
+
+def places(line: str, words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where each of the words of a line begins and ends in it, in order.
+
+    A mark of WikiText that the line itself does not have, such as `@-@`, stands for the one character inside it.
+    """
+    end = 0
+    for word in words:
+        found = _BLACK.search(line, end)
+        assert found is not None, f"{word!r} is not in the line"
+        begin = found.start()
+        end = begin + (len(word) if line.startswith(word, begin) else 1)
+        yield begin, end
+
+
+def pieces(line: str, words: Sequence[str]) -> Iterator[str]:
+    """The line cut into one piece for each word, with the white space before it, and the rest of the line."""
+    last = 0
+    for _, end in places(line, words):
+        yield line[last:end]
+        last = end
+    yield line[last:]
+
+
+def sizes_of(written: Iterable[str], ids: np.ndarray, vocab: Vocab) -> dict[str, np.ndarray]:
+    """What each token of a text stands for, by name of what is counted: (N,) each, to be summed over tokens.
+
+    Args:
+        written: the piece of the text that belongs to each token, white space included; together they are the text.
+        ids: of the tokens, (N,).
+    """
+    lengths_N2 = np.array([(len(piece), len(piece.encode())) for piece in written], dtype=np.int64).reshape(-1, 2)
+    assert len(lengths_N2) == len(ids), f"{len(lengths_N2)} pieces of text for {len(ids)} tokens"
+    is_line_end_N = np.asarray(ids) == vocab.index[EOS]
+    return {
+        "words": ~is_line_end_N,
+        "lines": is_line_end_N,
+        "characters": lengths_N2[:, 0],
+        "bytes": lengths_N2[:, 1],
+        "unknown": np.asarray(ids) == vocab.index.get(UNK, -1),
+    }
