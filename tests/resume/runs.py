@@ -267,12 +267,12 @@ def _lay(
             os.kill(os.getpid(), signal_in_step[0])
         return step(self, *batch)
 
-    def trapped_evaluate(*arguments: Any) -> Any:
+    def trapped_evaluate(*arguments: Any, **named: Any) -> Any:
         nonlocal n_evaluation
         n_evaluation += 1
         if signal_in_evaluation and n_evaluation == signal_in_evaluation[1]:
             os.kill(os.getpid(), signal_in_evaluation[0])
-        return evaluate(*arguments)
+        return evaluate(*arguments, **named)
 
     os.fsync, TrainState.step, train.evaluate = trapped_flush, trapped_step, trapped_evaluate
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
@@ -19,6 +19,7 @@ from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import say
 from txl.training.average import WeightAverage
 from txl.training.finite import NonFiniteError, without_bad_rows
+from txl.training.nats import Nats
 from txl.training.optim import Optimizers, Plateau, learning_rate
 
 
@@ -45,29 +46,6 @@ class Progress:
         return {"epoch": self.epoch, "tokens": self.n_token}
 
 
-class _Nats(nn.Module):
-    """The loss of each target, its nats and the memory, as a forward pass, which is what DistributedDataParallel wraps.
-
-    Loss and nats differ by what label smoothing adds.
-    """
-
-    def __init__(self, model: TransformerXL, label_smoothing: float) -> None:
-        super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
-
-    def forward(
-        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
-    ) -> tuple[Tensor, Tensor, Memory]:
-        if not self.label_smoothing:
-            nll_BT, memory = self.model.nll(input_BT, target_BT, memory, context)
-            return nll_BT, nll_BT.detach(), memory
-        hidden_BTD, memory = self.model(input_BT, memory, context)
-        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
-        added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
-        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), memory
-
-
 class TrainState:
     """All that changes from step to step, and the step itself. `train` is the loop around it.
 
@@ -85,7 +63,7 @@ class TrainState:
             for layer in model.layers:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
-        self.nats = parallel(_Nats(model, config.label_smoothing), ranks)
+        self.nats = parallel(Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
             self._settle_order_of_summation()
         self.optimizers = Optimizers(model.named_parameters(), config)
