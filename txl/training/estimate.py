@@ -129,7 +129,7 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
     least = sum(needed.values()) - unsure
     has = available_bytes(ranks.device)
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.device.type == "cpu" else 1
-    held = resident_bytes() if ranks.device.type == "cpu" else torch.cuda.memory_allocated(ranks.device)
+    held = torch.cuda.memory_allocated(ranks.device) if ranks.device.type == "cuda" else resident_bytes()
     message = ""
     if has is not None and least > has // n_local + held:
         largest = max(needed, key=lambda name: needed[name])
