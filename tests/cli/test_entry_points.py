@@ -559,8 +559,8 @@ def test_a_text_at_several_memory_lengths_makes_a_table(
     assert not (run_folder / "context.png").exists()
 
 
-def test_the_example_of_the_readme_gives_what_the_program_gives(run_folder: Path, score_text: ScoreText) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_the_example_of_the_docs_gives_what_the_program_gives(run_folder: Path, score_text: ScoreText) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/evaluation.md").read_text(), flags=re.DOTALL)
     (example,) = (block for block in blocks if "score_text" in block)
     names: dict[str, Any] = {}
     exec(example.replace("runs/mine", str(run_folder)), names)
