@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, TrainConfig, require
 from txl.memory import Span
 from txl.model.transformer import TransformerXL
+from txl.ops.linear_cross_entropy import BUDGET
 from txl.runtime.distributed import Ranks
 from txl.runtime.resources import available_bytes, resident_bytes
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
-_LOGITS = {"cpu": 2**22, "cuda": 2**26}
-"""The most logits that the softmax holds at once."""
 _LIBRARIES = 40 * 2**20
 """Bytes of work space that libraries for matrix products take on a CPU."""
 
@@ -51,8 +50,8 @@ def training_bytes(
     layers = shape.n_layer * layer
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
-    n_logit = min(_LOGITS["cpu" if on_cpu else "cuda"], n_token * max(shape.cluster_sizes))
-    activations = layers + layer + 4 * state + 2 * n_logit * dtype.itemsize  # a layer's gradients are on their way
+    n_logit = min(BUDGET["cpu" if on_cpu else "cuda"], n_token * shape.cluster_sizes[0])
+    activations = layers + 2 * layer + 4 * state + 3 * n_logit * 4  # a layer's gradients are on their way
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast keeps what it made of the weights
     if config.batch_chunk == 1 and ranks.world == 1:  # gradients come as activations go
@@ -129,7 +128,7 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
     least = sum(needed.values()) - unsure
     has = available_bytes(ranks.device)
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.device.type == "cpu" else 1
-    held = resident_bytes() if ranks.device.type == "cpu" else torch.cuda.memory_allocated(ranks.device)
+    held = torch.cuda.memory_allocated(ranks.device) if ranks.device.type == "cuda" else resident_bytes()
     message = ""
     if has is not None and least > has // n_local + held:
         largest = max(needed, key=lambda name: needed[name])
