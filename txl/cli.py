@@ -22,7 +22,7 @@ from txl.legacy_flags import add_legacy_flags, answer_legacy_flags
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
-from txl.runtime.log import complain, show_notices
+from txl.runtime.log import print_error, print_notices
 from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
@@ -97,7 +97,7 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
         main: returns its exit status, None for 0.
         expected: further exceptions, besides `UsageError` and those of the file system, whose message is for the user.
     """
-    show_notices()
+    print_notices()
     try:
         _prepare_streams()
         status = main(sys.argv[1:]) or 0
@@ -137,7 +137,7 @@ def _prepare_streams() -> None:
 
 
 def _complain(message: str, status: int) -> int:
-    complain(message)
+    print_error(message)
     return status
 
 

@@ -14,8 +14,8 @@ from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
 from txl.config import TrainConfig
-from txl.model.autocast import narrowed
-from txl.model.cuda_graph import Graphed
+from txl.model.autocast import autocast
+from txl.model.cuda_graph import CudaGraphModel
 from txl.model.init import init_weights
 from txl.model.transformer import TransformerXL
 
@@ -49,7 +49,7 @@ def loss_and_gradients(
     torch.manual_seed(4)
     text, memory, loss = segments(shape), None, torch.zeros(())
     for _ in range(n_segment):
-        with serve.narrowed(dataclasses.replace(shape, dtype="float32") if wide else shape):
+        with serve.autocast(dataclasses.replace(shape, dtype="float32") if wide else shape):
             nll_BT, memory = model.nll(*next(text), memory, context_of(shape))
         loss = nll_BT.double().mean()
     model.zero_grad()
@@ -103,11 +103,11 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
     model = model_of(shape).eval()
     if not narrows:
         model.to(getattr(torch, shape.dtype))
-    graphed = Graphed(model, record=(lambda work: work) if shape.device == "cpu" else None)
+    graphed = CudaGraphModel(model, record=(lambda work: work) if shape.device == "cpu" else None)
     results = []
     for predictor in (model, graphed):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        with narrowed(model, shape.dtype if narrows else "float32"):
+        with autocast(model, shape.dtype if narrows else "float32"):
             for _ in range(6):
                 nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
                 nats.append(nll_BT.clone())

@@ -6,7 +6,7 @@ import torch
 from transformers import TransfoXLConfig, TransfoXLLMHeadModel, __version__
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve_models, update
+from benchmarks.workers.serve import autocast, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransfoXLLMHeadModel:
@@ -62,7 +62,7 @@ def train(shape: Shape) -> Iterator[object]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
     for input_BT, _ in segments(shape):
         input_BT = input_BT.to(shape.device)
-        with narrowed(shape):
+        with autocast(shape):
             out = model(input_BT, mems=mems, labels=input_BT)
         mems = out.mems
         update(model, optimizer, out.losses.mean())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve_models, update
+from benchmarks.workers.serve import autocast, segments, serve_models, update
 
 
 def load(folder: str) -> ModuleType:
@@ -84,7 +84,7 @@ def train(shape: Shape, folder: str, prepare: Callable[[nn.Module], None] | None
         prepare(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
     for input_TB, target_TB in ids(shape):
-        with narrowed(shape):
+        with autocast(shape):
             nll_TB, *mems = model(input_TB, target_TB, *mems)
         loss = nll_TB.float().mean()
         update(model, optimizer, loss)

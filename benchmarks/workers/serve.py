@@ -77,7 +77,7 @@ def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
         yield piece_BT[:, :-1], piece_BT[:, 1:]
 
 
-def narrowed(shape: Shape) -> torch.autocast:
+def autocast(shape: Shape) -> torch.autocast:
     """The matrix products of a training step in the shape's dtype, the weights in float32."""
     dtype = getattr(torch, shape.dtype)
     return torch.autocast(shape.device, dtype, enabled=dtype != torch.float32)

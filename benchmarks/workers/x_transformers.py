@@ -13,7 +13,7 @@ from torch import Tensor
 from x_transformers import Decoder, TransformerWrapper
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import narrowed, segments, serve_models, update
+from benchmarks.workers.serve import autocast, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransformerWrapper:
@@ -68,7 +68,7 @@ def train(shape: Shape) -> Iterator[object]:
     model, mems = model_of(shape).train(), None
     optimizer = torch.optim.Adam(model.parameters(), lr=0.00025)
     for input_BT, target_BT in segments(shape):
-        with narrowed(shape):
+        with autocast(shape):
             logit_BTV, mems = model(input_BT.to(shape.device), mems=mems, return_mems=True)
             loss = F.cross_entropy(logit_BTV.flatten(0, 1), target_BT.to(shape.device).flatten())
         update(model, optimizer, loss)

@@ -47,7 +47,7 @@ def causal(n_token: int, device: torch.device) -> Tensor:
 
 
 def require_served(config: ModelConfig) -> None:
-    """Raise `UsageError` if the configuration asks for what a model of 2017 does not have, and would not be heard."""
+    """Raise `UsageError` if the configuration asks for what the 2017 model does not have."""
     for field in fields(config):
         if field.name in _SIZES | _CLUSTERS:
             continue

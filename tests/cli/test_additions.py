@@ -192,5 +192,5 @@ def test_several_processes_cannot_adapt_one_set_of_weights() -> None:
     with pytest.raises(
         UsageError, match=r"^--dynamic sgd: adapts one set of weights to one text; run one process, not 2$"
     ):
-        Additions(DynamicConfig(dynamic="sgd")).require_sense([], EvalConfig(), world=2)
-    Additions(cache=CacheConfig(cache_size=3)).require_sense(["cache_size", "cache_dir"], EvalConfig(), world=2)
+        Additions(DynamicConfig(dynamic="sgd")).check([], EvalConfig(), world=2)
+    Additions(cache=CacheConfig(cache_size=3)).check(["cache_size", "cache_dir"], EvalConfig(), world=2)

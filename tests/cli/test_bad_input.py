@@ -119,9 +119,9 @@ def test_no_token_file_is_made_of_text_that_is_not_utf8(refused: Refused, traini
 def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
     refused: Refused, training: list[str], text: Path
 ) -> None:
-    (text / "valid.txt").write_text("bab ded\nbab unheard\n")
+    (text / "valid.txt").write_text("bab ded\nbab unread\n")
     line = refused("train", *training, "--dataset", "wt103")
-    assert f"{text / 'valid.txt'}, line 2: the word 'unheard' is not in the vocabulary" in line
+    assert f"{text / 'valid.txt'}, line 2: the word 'unread' is not in the vocabulary" in line
     assert "use --dataset text" in line
 
 
@@ -349,9 +349,9 @@ def test_an_unknown_word_of_a_text_is_named_where_there_is_no_unk(
     refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
 ) -> None:
     call("train", *training, "--dataset", "wt103", "--max_step", 1)
-    (tmp_path / "my.txt").write_text("bab unheard\n")
+    (tmp_path / "my.txt").write_text("bab unread\n")
     line = refused("eval", "--work_dir", tmp_path / "new_run", "--text", tmp_path / "my.txt")
-    assert f"{tmp_path / 'my.txt'}: the word 'unheard' is not in the vocabulary, which has no <unk>" in line
+    assert f"{tmp_path / 'my.txt'}: the word 'unread' is not in the vocabulary, which has no <unk>" in line
 
 
 @pytest.mark.parametrize("flag", ["--json", "--per_token"])
@@ -415,8 +415,8 @@ def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
     refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
 ) -> None:
     call("train", *training, "--dataset", "wt103", "--max_step", 1)
-    line = refused("generate", "--work_dir", tmp_path / "new_run", "--prompt", "bab unheard")
-    assert "--prompt: 'unheard' is not in the vocabulary" in line
+    line = refused("generate", "--work_dir", tmp_path / "new_run", "--prompt", "bab unread")
+    assert "--prompt: 'unread' is not in the vocabulary" in line
     assert "use other words" in line
 
 

@@ -349,7 +349,7 @@ def test_a_text_without_a_training_split_is_read_with_the_vocabulary_of_the_chec
 
 def test_unknown_words_of_such_a_text_are_counted_in_a_notice(call: Call, run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "test.txt").write_text("bab unheard unseen <unk> bad\n")
+    (tmp_path / "elsewhere" / "test.txt").write_text("bab unread unseen <unk> bad\n")
     outcome = call("eval", "--work_dir", run_folder, "--data", tmp_path / "elsewhere", "--split", "test")
     assert [note.partition("test.txt: ")[2] for note in outcome.notes] == [
         "2 of 6 words are not in the vocabulary and are read as <unk>"
@@ -494,7 +494,7 @@ ScoreText = Callable[..., list[dict[str, Any]]]
 
 
 def test_every_token_of_a_text_is_scored(score_text: ScoreText) -> None:
-    tokens = score_text("bab  bad\nbaf unheard\n")
+    tokens = score_text("bab  bad\nbaf unread\n")
     assert [(t["position"], t["token"], t["unk"]) for t in tokens] == [
         (0, "bab", False),
         (1, "bad", False),
@@ -577,7 +577,7 @@ def test_tokens_are_written_as_the_name_of_the_file_has_it(call: Call, run_folde
 def test_every_token_is_found_by_ordinary_readers_of_tsv_and_in_the_text(
     call: Call, run_folder: Path, tmp_path: Path
 ) -> None:
-    text = ' bab " un"heard " \u00fc\n'
+    text = ' bab " un"read_by_another " \u00fc\n'
     (tmp_path / "my.txt").write_text(text, encoding="utf-8")
     call("eval", "--work_dir", run_folder, "--text", tmp_path / "my.txt", "--per_token", tmp_path / "tokens.tsv")
     with (tmp_path / "tokens.tsv").open(encoding="utf-8", newline="") as file:
@@ -740,7 +740,7 @@ def test_unknown_words_of_the_prompt_are_named_in_a_notice(call: Call, run_folde
 
 
 def test_unknown_words_of_the_prompt_are_printed_as_unk(write: Write) -> None:
-    assert write("--prompt", "bab unheard", "--length", 3).startswith("bab <unk> ")
+    assert write("--prompt", "bab unread", "--length", 3).startswith("bab <unk> ")
 
 
 def test_a_reader_that_has_seen_enough_gets_no_complaint(

@@ -15,7 +15,7 @@ from txl.data_utils.stream import window_streams
 from txl.evaluation.config import StudyConfig
 from txl.evaluation.study.comparison import losses_of
 from txl.evaluation.study.recl import losses_by_context, recl, table
-from txl.model.autocast import narrowed
+from txl.model.autocast import autocast
 from txl.runtime.distributed import Ranks
 
 LENGTHS = (100, 200, 300, 400)
@@ -177,7 +177,7 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
         with torch.no_grad():
             model.layers[0].attn.v_net.weight.fill_(1e5)
     ranks = Beside(0, 2, torch.device("cpu"), other_CP=other_CP, own=[])
-    with narrowed(model, "float16"):
+    with autocast(model, "float16"):
         if lost == "nothing":
             assert np.isfinite(losses_of("run", model, shares[0], context, study, ranks, n_token=len(IDS))).all()
         else:

@@ -32,9 +32,9 @@ from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.report import (
     Token,
     as_tsv,
+    print_row,
+    print_table,
     require_outputs,
-    show,
-    tell,
     write_results,
     write_tokens,
 )
@@ -45,7 +45,7 @@ from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import say
+from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
@@ -66,7 +66,7 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Score splits or a text at the look-backs asked for."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
     config, study = build(EvalConfig, typed), build(StudyConfig, typed)
-    additions.require_sense(typed, config, ranks.world)
+    additions.check(typed, config, ranks.world)
     require_recl(typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
@@ -105,7 +105,7 @@ def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkp
         return config.batch_size
     if checkpoint.model_config.recurrence == "same" and config.reset == "never":
         if ranks.is_main:
-            say("| --recurrence same looks back without limit: read in one stream, on which the result depends")
+            print_line("| --recurrence same looks back without limit: read in one stream, on which the result depends")
         return 1
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 
@@ -149,9 +149,9 @@ def score_splits(
                 rows += new
                 if ranks.is_main:
                     for row in new:
-                        tell(row)
+                        print_row(row)
     if ranks.is_main:
-        show(rows)
+        print_table(rows)
         write_results(rows, config, checkpoint=str(checkpoint.folder))
         write_pictures(rows, pictures)
         show_pictures(Path(config.work_dir), pictures)
@@ -237,7 +237,7 @@ def score_file(
     if config.per_token == "-":
         sys.stdout.write(as_tsv(tokens))
     else:
-        show(rows)
+        print_table(rows)
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
     write_results(rows, config, checkpoint=str(checkpoint.folder))

@@ -8,13 +8,13 @@ from txl.data_utils.corpus import Corpus
 from txl.data_utils.stream import ScoringStream
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.report import show
+from txl.evaluation.report import print_table
 from txl.evaluation.rows import row_of_split
 from txl.evaluation.score import warmup_segments, within
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
-from txl.runtime.log import perplexity, say
+from txl.runtime.log import perplexity, print_line
 from txl.training.metrics import Metrics
 
 
@@ -59,7 +59,7 @@ def evaluate_best(
         reading = reading_of("txl", model, here, n_token=len(corpus.split(split)))
         rows.append(row_of_split(split, [stream], reading, model, ranks, counts=stream.sums(corpus.sizes(split))))
     if ranks.is_main:
-        show(rows)
+        print_table(rows)
         nats = rows[-1].score.nats_per_token
         metrics.add("test", checkpoint.record["step"], {"test/nll_nats": nats, "test/ppl": perplexity(nats)})
-        say(f"| End of training | test loss {nats:5.2f} | test ppl {perplexity(nats):9.3f}")
+        print_line(f"| End of training | test loss {nats:5.2f} | test ppl {perplexity(nats):9.3f}")

@@ -15,7 +15,7 @@ from txl.evaluation.study import recl
 from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
 from txl.model.settings import require_read_by_one
 from txl.runtime.distributed import Ranks
-from txl.runtime.log import say
+from txl.runtime.log import print_line
 
 
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
@@ -33,10 +33,10 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
     if ranks.is_main:
         result = recl.recl(nats_MCP, study.context_lengths)
-        say(recl.table(result, study.recl))
+        print_line(recl.table(result, study.recl))
         for picture in pictures:
             plot_recl(picture, result, study.recl)
-            say(f"| picture: {picture}")
+            print_line(f"| picture: {picture}")
         if config.json:
             content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
             write_json(Path(config.json), content)

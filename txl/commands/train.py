@@ -26,7 +26,7 @@ from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
-from txl.runtime.log import say
+from txl.runtime.log import print_line
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
 from txl.training.loop import Outcome, Watched, train
@@ -157,11 +157,11 @@ def run_training(
     )
     with metrics_of as metrics:
         if ranks.is_main:
-            say(describe(model, ranks, len(stream)))
-            say(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
+            print_line(describe(model, ranks, len(stream)))
+            print_line(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
             if model.config.recurrence == "same" and config.eval_batch_size is None:
-                say("| --recurrence same: evaluations read one stream, on whose number the result depends")
-            say(describe_bytes(needed))
+                print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
+            print_line(describe_bytes(needed))
             metrics.start(
                 **provenance(),
                 device=device_name(ranks.device),

@@ -12,7 +12,7 @@ from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
 from txl.evaluation.study.recl import Recl
 from txl.files import require_writable, written_whole
-from txl.runtime.log import perplexity, say
+from txl.runtime.log import perplexity, print_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
     plots = {"context.png": plot_context, "position.png": plot_losses, "attention.png": plot_attention}
     for path in paths:
         plots[path.name](path, rows)
-        say(f"| picture: {path}")
+        print_line(f"| picture: {path}")
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:

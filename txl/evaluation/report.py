@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
 from txl.files import naming, require_writable, written_whole
-from txl.runtime.log import perplexity, say
+from txl.runtime.log import perplexity, print_line
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -74,26 +74,26 @@ def _name(row: Row) -> str:
     return f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}{added}"
 
 
-def tell(row: Row) -> None:
+def print_row(row: Row) -> None:
     """Print a line of a split as soon as there is something to tell."""
     nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
     lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
-    say(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
+    print_line(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
 
 
-def show(rows: Sequence[Row]) -> None:
+def print_table(rows: Sequence[Row]) -> None:
     """Print the tables, and what was counted in each split."""
     for row in rows:
         if row.losses:
-            say(loss_tables(row))
-    say(table(rows))
+            print_line(loss_tables(row))
+    print_line(table(rows))
     for row in {row.split: row for row in rows}.values():
-        say(counted(row))
+        print_line(counted(row))
         if row.losses and "distance" not in row.losses:
-            say(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
-    say(rates(rows))
+            print_line(f"{row.split}: no headings like '= Title =', so no loss by distance since the document began")
+    print_line(rates(rows))
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
-        say(f"{row.split}: {row.note_of_unknown}")
+        print_line(f"{row.split}: {row.note_of_unknown}")
 
 
 def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:

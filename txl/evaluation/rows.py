@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.evaluation.conventions import Reading
-from txl.evaluation.score import Score, Stream, evaluate, require_finite, score_text
+from txl.evaluation.score import Score, ScoredRows, evaluate, require_finite, score_text
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.study.peak_memory import PeakMemory
@@ -79,7 +79,7 @@ class Row:
 
 def row_of_split(
     split: str,
-    streams: Sequence[Stream],
+    streams: Sequence[ScoredRows],
     reading: Reading,
     model: TransformerXL,
     ranks: Ranks,

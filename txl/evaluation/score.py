@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, require
-from txl.model.cuda_graph import Graphed
+from txl.model.cuda_graph import CudaGraphModel
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import wide_sum
 from txl.runtime.distributed import Ranks
@@ -21,7 +21,7 @@ Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, which targets count; None: all), in the order of the text."""
 
 
-class Stream(Protocol):
+class ScoredRows(Protocol):
     """Rows of a text side by side, in segments, to be read with a memory of their own.
 
     Attributes:
@@ -54,7 +54,7 @@ class Predictor(Protocol):
 class Learner(Predictor, Protocol):
     """A predictor that learns from a segment once it was scored."""
 
-    def learnt(self, memory: Any, counted_BT: Tensor | None) -> Any:
+    def learn(self, memory: Any, counted_BT: Tensor | None) -> Any:
         """The state after learning from the targets that count (None: all) of the segment just scored."""
         ...
 
@@ -148,7 +148,7 @@ def scored(
     is_model = predictor is None or predictor is model
     ids_device = torch.device("cpu") if is_model else device  # the model takes ids from the host, and waits for nothing
     if is_model:
-        predictor = Graphed(model) if device.type == "cuda" else model
+        predictor = CudaGraphModel(model) if device.type == "cuda" else model
     was_training = model.training
     model.eval()
     memory = None
@@ -158,7 +158,7 @@ def scored(
                 memory = predictor.fresh_memory(len(input_BT))
             nll_BT, memory = predictor.nll(input_BT.to(ids_device), target_BT.to(ids_device), memory, context)
             if isinstance(predictor, Learner):
-                memory = predictor.learnt(memory, counted_BT)
+                memory = predictor.learn(memory, counted_BT)
             yield nll_BT.flatten() if counted_BT is None else nll_BT[counted_BT.to(device)]
     finally:
         model.train(was_training)

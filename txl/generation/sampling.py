@@ -16,7 +16,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.autocast import require_in_range
-from txl.model.cuda_graph import Graphed
+from txl.model.cuda_graph import CudaGraphModel
 from txl.model.transformer import TransformerXL
 
 
@@ -50,7 +50,7 @@ def generate(
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     rule = Rule(temperature=temperature, top_k=top_k, top_p=top_p)
     segments = torch.tensor([list(prompt)]).split(context.tgt_len, dim=1)
-    reader = Graphed(model) if device.type == "cuda" else model
+    reader = CudaGraphModel(model) if device.type == "cuda" else model
     memory = reader.fresh_memory(1)
     for _ in range(length):
         with torch.inference_mode():

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from txl.config import require
 
 
-def narrowed(module: nn.Module, dtype: str) -> torch.autocast:
+def autocast(module: nn.Module, dtype: str) -> torch.autocast:
     """A context in which matrix products are made in numbers of `dtype`, as in training; "float32": as they are.
 
     What the weights are narrowed to is kept until the context is left, so that it is made once and not for every

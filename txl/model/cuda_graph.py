@@ -72,7 +72,7 @@ class _Recording:
 
 
 @dataclass(frozen=True, eq=False)
-class _Turn:
+class _RecordedMemory:
     """The memory after so many runs of a recording; it is the recording's until the next run."""
 
     recording: _Recording
@@ -84,7 +84,7 @@ class _Turn:
         return self.recording.length
 
 
-class Graphed:
+class CudaGraphModel:
     """A model that reads segments of one length over a full memory by replaying a recording; others as ever.
 
     Gives the model's numbers. Unlike the model's, a memory that it returns serves once: after the next segment it is
@@ -107,14 +107,14 @@ class Graphed:
         return self.model.fresh_memory(batch_size)
 
     @torch.no_grad()
-    def __call__(self, token_BT: Tensor, memory: AnyMemory | _Turn, context: Context) -> Output:
+    def __call__(self, token_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context) -> Output:
         """See `TransformerXL.forward`. The hidden states are overwritten by the next call.
 
         Raises:
             ValueError: if the memory has been used already.
         """
         h_BTD = self.model.word_emb(token_BT)
-        if isinstance(memory, _Turn):
+        if isinstance(memory, _RecordedMemory):
             if memory.turn != memory.recording.turn:
                 raise ValueError("this memory has been used: a graphed model can go on from its last segment only")
             recording = memory.recording
@@ -129,9 +129,9 @@ class Graphed:
                 self.failed = True
                 _LOG.warning("no CUDA graph, reading without: %s", str(error).splitlines()[0])
                 return self.model.read(h_BTD, memory, context)
-        elif not isinstance(memory, _Turn):
+        elif not isinstance(memory, _RecordedMemory):
             return self.model.read(h_BTD, memory, context)
-        return Output(recording.run(h_BTD), _Turn(recording, recording.turn))
+        return Output(recording.run(h_BTD), _RecordedMemory(recording, recording.turn))
 
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
         """True if the memory is full and stays so, and new keys will be of its type, which is that of the rooms."""
@@ -142,8 +142,8 @@ class Graphed:
         return product_dtype(self.model.layers[0].attn.k_net.weight)
 
     def nll(
-        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _Turn, context: Context
-    ) -> tuple[Tensor, AnyMemory | _Turn]:
+        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context
+    ) -> tuple[Tensor, AnyMemory | _RecordedMemory]:
         """See `TransformerXL.nll`."""
         hidden_BTD, memory = self(input_BT, memory, context)
         return self.model.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory

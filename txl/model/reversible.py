@@ -68,14 +68,14 @@ class _Reversible(torch.autograd.Function):
         *parameters: nn.Parameter,
     ) -> tuple[Tensor, Tensor]:
         ctx.layers, ctx.memory, ctx.span, ctx.parameters = layers, memory, span, parameters
-        ctx.surroundings = [_Surroundings(x1_BTD.device)]
+        ctx.surroundings = [_RandomAndAutocastState(x1_BTD.device)]
         for layer, mem_BMD in zip(layers, memory, strict=True):
             read_BTD = x2_BTD
             x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
-            ctx.surroundings.append(_Surroundings(x1_BTD.device))
+            ctx.surroundings.append(_RandomAndAutocastState(x1_BTD.device))
             x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
             keep(read_BTD, x2_BTD)
-            ctx.surroundings.append(_Surroundings(x1_BTD.device))
+            ctx.surroundings.append(_RandomAndAutocastState(x1_BTD.device))
         ctx.save_for_backward(x1_BTD, x2_BTD, feats)
         return x1_BTD, x2_BTD
 
@@ -121,7 +121,7 @@ class _Sums:
         return to_source
 
 
-class _Surroundings:
+class _RandomAndAutocastState:
     """The random numbers and the precision that a computation will meet, to repeat it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -42,9 +42,9 @@ def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> 
 def require_read_by_one(typed: Mapping[str, Any], shapes: Sequence[ModelConfig]) -> None:
     """Raise `UsageError` as `require_read` does for the first of several models if none of them reads a setting."""
     first, *others = shapes
-    heard = {name for name in typed for one in others if _is_read(readers(name), one.position, one.attention)}
-    unheard = {name: value for name, value in typed.items() if name not in heard}
-    require_read(unheard, position=first.position, attention=first.attention)
+    read_by_another = {name for name in typed for one in others if _is_read(readers(name), one.position, one.attention)}
+    unread = {name: value for name, value in typed.items() if name not in read_by_another}
+    require_read(unread, position=first.position, attention=first.attention)
 
 
 def _is_read(who: Readers, position: str, attention: str) -> bool:

@@ -20,7 +20,7 @@ class _AboveTheBar(logging.Handler):
         tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
 
 
-def show_notices() -> None:
+def print_notices() -> None:
     """Send the notices of both libraries to stderr, a line each, above any progress bar."""
     for library in ("txl", "data_utils"):
         logger = logging.getLogger(library)
@@ -28,13 +28,13 @@ def show_notices() -> None:
             logger.addHandler(_AboveTheBar())
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line of results to stdout, above any progress bar."""
     tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """Print why the program ends to stderr, in one line with the program's name."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
 

@@ -12,10 +12,10 @@ from tqdm import tqdm
 from txl.checkpoint import Snapshot
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, Vote
-from txl.runtime.log import eval_line, perplexity, say, train_line
+from txl.runtime.log import eval_line, perplexity, print_line, train_line
 from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_asked
 from txl.training.finite import require_finite_weights
-from txl.training.meter import Meter, Reading
+from txl.training.meter import Measurement, Meter
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState
 
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 """(input, target, ignored), as the text library yields them."""
 
 
-class Stream(Protocol):
+class TrainingStream(Protocol):
     """Segments of this process's streams, in order; any of any epoch can be asked for."""
 
     def epoch(self, epoch: int, *, first: int = 0) -> Iterator[Batch]:
@@ -62,7 +62,7 @@ class Outcome:
 
 def train(
     state: TrainState,
-    stream: Stream,
+    stream: TrainingStream,
     *,
     validate: Callable[[Watched], Score],
     save: Save,
@@ -116,11 +116,11 @@ def train(
     return Outcome(progress.best_nats, meter.tok_per_s)
 
 
-def _report(state: TrainState, reading: Reading, bar: tqdm, metrics: Metrics) -> None:
+def _report(state: TrainState, reading: Measurement, bar: tqdm, metrics: Metrics) -> None:
     if not state.ranks.is_main:
         return
     progress = state.progress
-    say(
+    print_line(
         train_line(
             epoch=progress.epoch,
             step=progress.step,
@@ -159,7 +159,7 @@ def _no_bar(ranks: Ranks) -> bool | None:
     return None if ranks.is_main else True  # None: where there is a terminal
 
 
-def _remaining(stream: Stream, state: TrainState) -> Iterator[Batch]:
+def _remaining(stream: TrainingStream, state: TrainState) -> Iterator[Batch]:
     """The stream from where the training is, over and over, each time with an empty memory, up to max_step."""
     while True:
         for batch in stream.epoch(state.progress.epoch, first=state.progress.batch):
@@ -199,7 +199,7 @@ def _evaluate(
         progress.best_nats = nats
     state.plateau.see(nats)
     if state.ranks.is_main:
-        say(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
+        print_line(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
         values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}
         if score.characters and score.unknown <= 0.01 * score.tokens:  # else they would count as the word <unk>
             values["valid/bits_per_character"] = score.bits_per_character

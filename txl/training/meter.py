@@ -17,7 +17,7 @@ from txl.runtime.distributed import Ranks
 from txl.training.estimate import flops_per_token, measured_peak_flops
 
 
-class Reading(NamedTuple):
+class Measurement(NamedTuple):
     """Of the steps since the last reading, over all processes; `mfu_share` is the share of one large matrix product's
     operations per second that each of them reaches."""
 
@@ -59,13 +59,13 @@ class Meter:
         yield
         self._start += time.perf_counter() - since
 
-    def read(self) -> Reading:
+    def read(self) -> Measurement:
         """What was measured since the last reading; all ranks call it together."""
         world = self._ranks.world
         nats = float(self._ranks.total(self._nats.clone())) / (self._tokens * world)
         seconds = time.perf_counter() - self._start
         speed = self._tokens * world / seconds
-        reading = Reading(
+        reading = Measurement(
             nats=nats,
             ms_per_step=1000 * seconds / self._batches,
             tok_per_s=speed,

@@ -8,7 +8,7 @@ import torch
 from txl.config import TrainConfig, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
-from txl.runtime.log import complain, perplexity, say
+from txl.runtime.log import perplexity, print_error, print_line
 from txl.training.loop import Outcome
 
 
@@ -55,17 +55,19 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     if not ranks.is_main:
         return outcome.status
     if outcome.reason:
-        complain(outcome.reason)
+        print_error(outcome.reason)
         return outcome.status
     best = perplexity(outcome.best_nats)
-    say(f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s | checkpoints in {run_folder}")
+    print_line(
+        f"| End of training | best valid ppl {best:9.3f} | {outcome.tok_per_s:.0f} tok/s | checkpoints in {run_folder}"
+    )
     missed = []
     if config.target_perplexity is not None and not best <= config.target_perplexity:
         missed.append(f"valid perplexity {best:.3f} is above --target_perplexity {config.target_perplexity}")
     if config.target_throughput is not None and 0 < outcome.tok_per_s < config.target_throughput:
         missed.append(f"{outcome.tok_per_s:.0f} tokens/s are below --target_throughput {config.target_throughput}")
     for line in missed:
-        say(f"| missed: {line}")
+        print_line(f"| missed: {line}")
     return 1 if missed else 0
 
 

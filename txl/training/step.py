@@ -16,7 +16,7 @@ from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
-from txl.runtime.log import say
+from txl.runtime.log import print_line
 from txl.training.average import WeightAverage
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
@@ -260,7 +260,7 @@ class TrainState:
         if self.n_skipped_in_a_row > self.config.max_nonfinite:
             raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
         if self.ranks.is_main:
-            say(f"| skipped: {where}")
+            print_line(f"| skipped: {where}")
 
     def _where_bad(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
         """Names the step, the ranks and their streams; the gradient is bad on all ranks if a loss is on one."""

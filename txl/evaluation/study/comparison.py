@@ -10,7 +10,7 @@ import torch
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.config import Context, UsageError, require
 from txl.evaluation.config import EvalConfig, StudyConfig
-from txl.evaluation.score import Stream, require_finite
+from txl.evaluation.score import ScoredRows, require_finite
 from txl.evaluation.study.recl import losses_by_context
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
@@ -68,7 +68,7 @@ def require_long_enough(n_token: int, config: EvalConfig, study: StudyConfig) ->
 def losses_of(
     name: str,
     model: TransformerXL,
-    windows: Sequence[Stream],
+    windows: Sequence[ScoredRows],
     context: Context,
     study: StudyConfig,
     ranks: Ranks,

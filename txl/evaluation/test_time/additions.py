@@ -31,7 +31,7 @@ class Additions(NamedTuple):
         }
         return " + ".join(part for part, is_on in parts.items() if is_on)
 
-    def require_sense(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
+    def check(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
         """Raise `UsageError` if something is asked for that has no effect, or that does not go together.
 
         Args:

@@ -92,7 +92,7 @@ class DynamicEvaluation:
         return nll_BT, memory
 
     @torch.no_grad()
-    def learnt(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
+    def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
         """The state after a step by the targets that count (None: all) of the segment just scored.
 
         Raises:

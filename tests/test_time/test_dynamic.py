@@ -35,7 +35,7 @@ def nats_of(model: TransformerXL, config: DynamicConfig, text_BL: Tensor) -> lis
     memory, nats = predictor.fresh_memory(len(text_BL)), []
     for input_BT, target_BT, _ in cut(text_BL):
         nll_BT, memory = predictor.nll(input_BT, target_BT, memory, CONTEXT)
-        memory = predictor.learnt(memory, None)
+        memory = predictor.learn(memory, None)
         nats.append(nll_BT)
     return nats
 
@@ -206,9 +206,9 @@ def test_a_segment_is_learnt_from_once() -> None:
     predictor = DynamicEvaluation(model, SGD)
     segment = cut(text(1))[0]
     _, memory = predictor.nll(segment[0], segment[1], predictor.fresh_memory(1), CONTEXT)
-    memory = predictor.learnt(memory, None)
+    memory = predictor.learn(memory, None)
     with pytest.raises(ValueError, match="no segment was scored"):
-        predictor.learnt(memory, None)
+        predictor.learn(memory, None)
 
 
 def test_layers_may_be_computed_a_second_time() -> None:

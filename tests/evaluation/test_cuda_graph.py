@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.model.cuda_graph import Graphed
+from txl.model.cuda_graph import CudaGraphModel
 
 CONTEXTS = [
     Context(tgt_len=4, mem_len=6),
@@ -26,7 +26,7 @@ def model() -> TransformerXL:
     return model
 
 
-def nats(predictor: TransformerXL | Graphed, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
+def nats(predictor: TransformerXL | CudaGraphModel, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
     memory, found = predictor.fresh_memory(len(token_BT)), []
     pieces = zip(token_BT[:, :-1].split(sizes, dim=1), token_BT[:, 1:].split(sizes, dim=1), strict=True)
     with torch.no_grad():
@@ -41,20 +41,20 @@ def nats(predictor: TransformerXL | Graphed, token_BT: Tensor, sizes: list[int],
 def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], context: Context) -> None:
     token_BT = torch.randint(0, 30, (3, 25))
     recorded = []
-    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(model, token_BT, sizes, context))
     assert len(recorded) > 0 or context.mem_len == 0
 
 
 def test_segments_of_one_length_are_recorded_once(model: TransformerXL) -> None:
     recorded = []
-    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     nats(graphed, torch.randint(0, 30, (2, 41)), [4] * 10, CONTEXTS[0])
     assert len(recorded) == 1
 
 
 def test_a_memory_serves_once(model: TransformerXL) -> None:
-    graphed, context = Graphed(model, record=lambda work: work), CONTEXTS[0]
+    graphed, context = CudaGraphModel(model, record=lambda work: work), CONTEXTS[0]
     memory = graphed.fresh_memory(1)
     for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
         _, memory = graphed(token_BT, memory, context)
@@ -70,7 +70,7 @@ def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: p
         raise RuntimeError("operation not permitted when stream is capturing")
 
     token_BT, context = torch.randint(0, 30, (2, 25)), CONTEXTS[0]
-    graphed = Graphed(model, record=record)
+    graphed = CudaGraphModel(model, record=record)
     torch.testing.assert_close(nats(graphed, token_BT, [4] * 6, context), nats(model, token_BT, [4] * 6, context))
     assert caplog.messages == ["no CUDA graph, reading without: operation not permitted when stream is capturing"]
 
@@ -82,7 +82,7 @@ def test_positions_are_projected_before_the_recording(model: TransformerXL, monk
     memory, calls = dataclasses.replace(empty, layers=tuple(layers)), []
     project = type(model.layers[0].attn.pos).project
     monkeypatch.setattr(type(model.layers[0].attn.pos), "project", lambda *a: calls.append(a) or project(*a))
-    graphed = Graphed(model, record=lambda work: work)
+    graphed = CudaGraphModel(model, record=lambda work: work)
     for token_BT in torch.randint(0, 30, (1, 16)).split(4, dim=1):
         _, memory = graphed(token_BT, memory, context)
     assert len(calls) == len(model.layers)
@@ -91,7 +91,7 @@ def test_positions_are_projected_before_the_recording(model: TransformerXL, monk
 def test_a_memory_of_other_numbers_is_read_without(model: TransformerXL) -> None:
     """Filled before the products were narrowed, or after; new keys would not go into its rooms."""
     model, context, recorded = model.float(), CONTEXTS[0], []
-    graphed = Graphed(model, record=lambda work: recorded.append(work) or work)
+    graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     parts, results = torch.randint(0, 30, (2, 32)).split(4, dim=1), []
     for predictor in (model, graphed):
         memory, hiddens = predictor.fresh_memory(2), []
