@@ -158,7 +158,7 @@ class ScoringStream(RowStream):
 
     Args:
         batch_size: streams wished for; fewer are used if more would not be faster.
-        n_warmup: segments read before the first that counts. See `txl.evaluation.score.warmup_segments`.
+        n_warmup: segments read before the first that counts. See `txl.evaluation.reading.warmup_segments`.
         rank, world: of the streams, those of one of `world` processes; together they count every token once.
     Raises:
         DataError: if there is no token to predict.

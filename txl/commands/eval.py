@@ -27,8 +27,9 @@ from txl.data_utils.stream import RowStream, ScoringStream, document_streams, eq
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
-from txl.evaluation.conventions import Reading, reading_of
+from txl.evaluation.conventions import reading_of
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
+from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import (
     Token,
     as_tsv,
@@ -39,7 +40,6 @@ from txl.evaluation.report import (
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
-from txl.evaluation.score import Predictor, within
 from txl.evaluation.study.loss_by_position import LossByPosition
 from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read

@@ -11,10 +11,10 @@ from txl.config import UsageError
 from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
-from txl.evaluation.score import within
+from txl.evaluation.reading import within
 from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_for
 from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
     banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
     rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    with autocast(model, config.dtype):
+    with autocast(model.device, dtype_for(model, config.dtype)):
         if config.prompt is not None:
             print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
         begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]

@@ -12,7 +12,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import ScoringStream
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.test_time import TrainingText
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 
@@ -22,7 +22,7 @@ def loaded(checkpoint: Checkpoint, config: EvalConfig, ranks: Ranks) -> Iterator
     """A checkpoint's model on this process's device, its attention and its products computed as asked for."""
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
-    with autocast(model, config.dtype):
+    with autocast(model.device, dtype_for(model, config.dtype)):
         yield model
 
 

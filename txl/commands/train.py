@@ -19,7 +19,8 @@ from txl.commands.trained_text import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
-from txl.evaluation.score import Score, evaluate, evaluation_context, within
+from txl.evaluation.reading import evaluation_context, within
+from txl.evaluation.score import Score, evaluate
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
