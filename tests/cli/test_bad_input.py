@@ -868,8 +868,8 @@ def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[st
     ("flags", "reason"),
     [
         ("--position sundial", "--position: invalid choice: 'sundial'"),
-        ("--position rotary --clamp_len 4", "--clamp_len 4: --position rotary knows positions, not distances"),
-        ("--position rotary --d_head 5", "--d_head 5: --position rotary turns pairs of channels; use an even one"),
+        ("--position rotary --clamp_len 4", "--clamp_len 4: --position rotary has no distances"),
+        ("--position rotary --d_head 5", "--d_head 5: --position rotary rotates pairs of channels; use an even one"),
         ("--position t5 --max_distance 3", "--max_distance 3: must be above half of --n_bucket 32"),
         ("--position t5 --n_bucket 0", "--n_bucket 0: must be at least 1"),
         ("--position shaw --max_distance 0", "--max_distance 0: must be at least 1"),
