@@ -21,7 +21,8 @@ from txl.config import Context, UsageError, require
 from txl.convert import convert
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.evaluation.score import score_text, within
+from txl.evaluation.reading import within
+from txl.evaluation.score import score_text
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
 from txl.records import read_json

@@ -14,7 +14,7 @@ from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
 from txl.config import TrainConfig
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_for
 from txl.model.cuda_graph import CudaGraphModel
 from txl.model.init import init_weights
 from txl.model.transformer import TransformerXL
@@ -107,7 +107,7 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
     results = []
     for predictor in (model, graphed):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        with autocast(model, shape.dtype if narrows else "float32"):
+        with autocast(model.device, dtype_for(model, shape.dtype if narrows else "float32")):
             for _ in range(6):
                 nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
                 nats.append(nll_BT.clone())
