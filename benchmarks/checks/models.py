@@ -1,4 +1,4 @@
-"""Whole models: compiled, recorded, reversible, waiting for nobody, and beside themselves on a CPU."""
+"""Checks of whole models: compiled, CUDA graphs, reversible, without synchronisation, and against a CPU."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ STEP = 0.005
 
 
 def varied(shape: Shape, **changes: Any) -> TransformerXL:
-    """A model of this shape but for some of its configuration, on the CPU; nothing in it is exactly 0."""
+    """A model of this shape with a changed configuration, on the CPU, without zero weights."""
     torch.manual_seed(0)
     config = dataclasses.replace(config_of(shape), n_position=shape.tgt_len + shape.mem_len, **changes)
     model = TransformerXL(config, dropout=shape.dropout, dropatt=shape.dropatt)
@@ -118,7 +118,7 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
 
 
 def reversible_errors(shape: Shape) -> Errors:
-    """Of a reversible model with dropout, against the same one that keeps its activations."""
+    """A reversible model with dropout, against the same one with stored activations."""
     model = varied(shape, reversible=True, pre_lnorm=True).to(shape.device)
     found = loss_and_gradients(model, shape)
     with mock.patch("txl.model.transformer.reversible_layers", _keeping):
@@ -176,7 +176,7 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
 
 
 def waiting_errors(shape: Shape, **changes: Any) -> Errors:
-    """None, but a training step that waits for the GPU raises; the first two may, they allocate and compile."""
+    """No errors; a training step that synchronises raises, except the first two, which allocate and compile."""
     state, text = state_of(varied(shape, **changes).to(shape.device), shape), segments(shape)
     for _ in range(2):
         state.step(*next(text))

@@ -106,11 +106,7 @@ class EvalConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(Checked):
-    """Length studies besides perplexity.
-
-    Raises:
-        UsageError: on lengths outside their range.
-    """
+    """Length studies besides perplexity."""
 
     loss_by_position: bool = option(
         False, "loss by position in the segment and by distance from the document start; tables and position.png"
@@ -150,11 +146,7 @@ class StudyConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig(Checked):
-    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
 
     dynamic: Literal["off", "sgd", "rms"] = option(
         "off",
@@ -182,11 +174,7 @@ class DynamicConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(Checked):
-    """The continuous cache (Grave et al. 2017): recent words, retrieved by similar hidden states.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by similar hidden states."""
 
     cache_size: int = option(
         0, "tokens in the cache (0: no cache); streams warm up on that much text before them", minimum=0
@@ -199,11 +187,7 @@ class CacheConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class KnnConfig(Checked):
-    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text."""
 
     knn_store: str | None = option(
         None, "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per token"

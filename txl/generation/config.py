@@ -20,11 +20,7 @@ from txl.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Checked):
-    """What to generate and how to sample.
-
-    Raises:
-        UsageError: on values outside their range, and on an empty prompt.
-    """
+    """What to generate and how to sample."""
 
     work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
     prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
