@@ -39,10 +39,13 @@ class EvalConfig(Checked):
         minimum=1,
     )
     tgt_len: tuple[int, ...] = option(
-        (), "tokens predicted per segment; several values are combined with each --mem_len", minimum=1, below=2**31
+        (),
+        "tokens predicted per segment (default: as in training); several values are combined with each --mem_len",
+        minimum=1,
+        below=2**31,
     )
     mem_len: tuple[int, ...] = option(
-        (), "tokens of memory; several values give a table and a plot, context.png", **LENGTH
+        (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
     )
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
     clamp_len: int | None = option(
