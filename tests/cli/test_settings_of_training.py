@@ -78,3 +78,21 @@ def test_the_batch_is_that_of_a_process_times_the_processes(call: Call, training
     typed = {"local_batch_size": 3}
     train._settle_batch_size(typed, Ranks(1, 2, torch.device("cpu")))
     assert typed["batch_size"] == 6
+
+
+def test_settings_that_are_typed_are_those_of_the_run(call: Call, training: list[str], tmp_path: Path) -> None:
+    flags = (
+        "--varlen --roll --optim adamw --beta1 0.8 --beta2 0.9 --epsilon 1e-6 --weight_decay 0.1 --scheduler dev_perf "
+        "--warmup_step 1 --warmup_convention original --decay_rate 0.3 --patience 1 --lr_min 1e-5 --init uniform "
+        "--init_range 0.2 --proj_init_std 0.3 --tf32 --recompute --div_val 2 --cutoffs 10 30 --min_freq 1 "
+        "--max_size 50"
+    ).split()
+    unread = ["--init_std", 0.02]  # its default: it is not read with --init uniform
+    assert call("train", *training, *unread, *flags, "--max_step", 2).status == 0
+    (start,) = records(tmp_path / "new_run", "start")
+    settings = {**start["train"], **start["model"], **start["data"]}
+    words = " ".join(flags).removeprefix("--").split(" --")
+    typed = {name: value.split() for name, _, value in (word.partition(" ") for word in words)}
+    asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
+    same = {name: value or ["True"] for name, value in typed.items()}
+    assert asked == same | {"epsilon": ["1e-06"], "lr_min": ["1e-05"]}
