@@ -8,6 +8,7 @@ import functools
 import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 
 import pytest

@@ -44,8 +44,6 @@ def test_each_place_of_dropout_acts_alone(model: TransformerXL) -> None:
 
 def test_the_last_hidden_states_are_dropped_out(model: TransformerXL) -> None:
     token_BT = torch.randint(0, N_TOKEN, (2, 9))
-    silenced(model, None)
-    quiet = states(model, token_BT)
     silenced(model, model.drop)
     assert isinstance(model.drop, nn.Dropout)
     dropped = states(model, token_BT)
