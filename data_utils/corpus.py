@@ -16,13 +16,16 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .files import DataError, one_at_a_time, read_lines, reading, require_text, sha256, written_whole
+from txl.config import Checked, option
+from txl.files import sha256, written_whole
+
+from .files import DataError, one_at_a_time, read_lines, reading, require_text
 from .pydoc_corpus import write_pydoc_corpus
 from .spelling import pieces, sizes_of
 from .vocabulary import EOS, UNK, Vocab, count_words
@@ -50,29 +53,24 @@ RECIPES = {
 }
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
     """Which text is read, and how it becomes words."""
 
-    data: str = _option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
-    dataset: Literal["wt103", "wt2", "text", "pydoc"] = _option(
-        "wt103", "kind of text: WikiText-103, WikiText-2, any folder, or the documentation of this Python"
+    data: str = option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
+    dataset: Literal["wt103", "wt2", "text", "pydoc"] = option(
+        "wt103", "kind of text: WikiText-103, WikiText-2, any folder of text, or the documentation of this Python"
     )
-    cache_dir: str | None = _option(None, "folder of the token files (not given: txl-cache inside --data)")
-    min_freq: int = _option(0, "dataset text: words seen less often become <unk>")
-    max_size: int | None = _option(None, "dataset text: so many words at most, the rest become <unk>")
+    cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache inside --data)")
+    min_freq: int = option(0, "dataset text: words seen less often become <unk>", minimum=0)
+    max_size: int | None = option(
+        None, "dataset text: largest number of words in the vocabulary, the rest become <unk>", minimum=1
+    )
 
     def __post_init__(self) -> None:
-        if self.dataset not in RECIPES:
-            raise DataError(f"--dataset {self.dataset}: not known; one of {', '.join(RECIPES)}")
+        super().__post_init__()
         if (self.min_freq or self.max_size is not None) and self.dataset != "text":
             raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
-        if self.min_freq < 0 or (self.max_size is not None and self.max_size < 1):
-            raise DataError("--min_freq must not be negative and --max_size must be at least 1")
 
 
 class Corpus:
@@ -167,8 +165,8 @@ class Corpus:
                 return answer
         answer = find()
         if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
-            with suppress(OSError), written_whole(store) as file:  # a folder that cannot be written remembers nothing
-                file.write(json.dumps(known | {name: [stamp, answer]}).encode())
+            with suppress(OSError), written_whole(store) as temporary:  # a read-only cache folder is no error
+                temporary.write_text(json.dumps(known | {name: [stamp, answer]}), encoding="utf-8")
         return answer
 
     def require_splits(self, *names: str) -> None:
@@ -211,9 +209,9 @@ class Corpus:
                 pass
             _LOG.warning("%s: stale or damaged, made anew", path)
         vocab = self._count(fingerprint)
-        with self._writing(), written_whole(path) as file:
+        with self._writing(), written_whole(path) as temporary:
             content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": vocab.words}
-            file.write(json.dumps(content, ensure_ascii=False).encode())
+            temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         return vocab
 
     def _count(self, fingerprint: dict[str, Any]) -> Vocab:
@@ -234,7 +232,7 @@ class Corpus:
         eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
         n_token = n_unknown = n_eos = 0
         checksum = hashlib.sha256()
-        with self._writing(), written_whole(path) as file:
+        with self._writing(), written_whole(path) as temporary, temporary.open("wb") as file:
             file.write(bytes(_HEADER_BYTES))
             n = 0
             for n, line in enumerate(read_lines(text, task="tokenising"), 1):

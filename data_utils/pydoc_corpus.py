@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .files import DataError, written_whole
+from txl.files import written_whole
+
+from .files import DataError
 from .vocabulary import UNK
 from .wikitext import tokenise
 
@@ -59,7 +61,7 @@ def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
             f"use another one or train on your own text with --dataset text --data FOLDER"
         )
     for split in SPLITS:
-        with written_whole(folder / f"{split}.txt") as file:
+        with written_whole(folder / f"{split}.txt") as temporary, temporary.open("wb") as file:
             for name, lines in documents:
                 if _split_of(name) == split:
                     for line in lines:

@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError, require
-from txl.legacy_flags import add_legacy_flags, answer_legacy_flags
+from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_dataset
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
@@ -90,19 +90,15 @@ def require_effect(config: Any, typed: Typed) -> None:
         )
 
 
-def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception]) -> NoReturn:
-    """Run an entry point; what the user can put right is one line on stderr and exit status 2.
-
-    Args:
-        main: returns its exit status, None for 0.
-        expected: further exceptions, besides `UsageError` and those of the file system, whose message is for the user.
-    """
+def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
+    """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
+    in one line on stderr, with exit status 2."""
     print_notices()
     try:
         _prepare_streams()
         status = main(sys.argv[1:]) or 0
         sys.stdout.flush()
-    except (UsageError, *expected) as error:
+    except UsageError as error:
         status = _complain(str(error), 2)
     except (NonFiniteError, LostContactError) as error:
         status = _complain(str(error), 1)
@@ -208,7 +204,8 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        group.add_argument(f"--{f.name}", choices=args, **given)
+        type_ = supported_dataset if f.name == "dataset" else str
+        group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
     elif typing.get_origin(hint) is tuple:
         group.add_argument(f"--{f.name}", nargs="+", type=args[0], metavar=args[0].__name__, **given)
     else:

@@ -41,6 +41,15 @@ _ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input
 """Today's names of the numbers of --attn_type."""
 
 
+def supported_dataset(name: str) -> str:
+    """The value of --dataset. Names the data sets of the 2019 code that are not supported."""
+    if name in ("enwik8", "text8", "lm1b"):
+        raise argparse.ArgumentTypeError(
+            f"{name} is not supported yet; there are wt103, wt2, text and pydoc; --dataset text takes any folder of text"
+        )
+    return name
+
+
 def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
     """Let the parser take the flags of 2019, those aside that are `known` today; --help does not list them."""
     for name, retired in {**_NO_EFFECT, **_REFUSED}.items():

@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from txl.cli import run
-from txl.data_utils.files import DataError
 
 WORDS = [
     a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in ("b", "d", "f", "k", "l", "n", "r", "s")
@@ -135,7 +134,7 @@ def call(
         monkeypatch.setattr(sys, "argv", [f"{entry}.py", *map(str, flags)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
-            run(entry_points[entry].main, DataError)
+            run(entry_points[entry].main)
         return Outcome(int(stop.value.code or 0), *capfd.readouterr())
 
     return call

@@ -207,7 +207,7 @@ TRAIN_VALUES = [
     ("--init uniform --init_range -1", "--init_range -1", "must"),
     ("--seed -1", "--seed -1", "at least 0"),
     ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
-    ("--min_freq -1", "--min_freq", "not be negative"),
+    ("--min_freq -1", "--min_freq", "at least 0"),
     ("--max_size 0", "--max_size", "at least 1"),
     ("--dataset wt2 --min_freq 3", "--min_freq", "use --dataset text"),
     ("--n_layer abc", "--n_layer", "int"),

@@ -194,7 +194,6 @@ def _serve() -> None:
 
     from txl.cli import run
     from txl.commands import train
-    from txl.data_utils.files import DataError
 
     alive = set()
     for line in sys.stdin:
@@ -209,7 +208,7 @@ def _serve() -> None:
             os.environ.update(request["environment"])
             sys.argv = ["train.py", *request["flags"]]
             _lay(**request["trap"])
-            run(train.main, DataError)
+            run(train.main)
         else:
             with contextlib.suppress(PermissionError):
                 os.setpgid(pid, pid)  # here too: whoever gets the pid may kill the group at once

@@ -105,6 +105,3 @@ def _remove_half_written(run: Path) -> None:
     for left in run.glob(".step_*.tmp"):
         if _NAME.match(left.name.removeprefix(".")):
             shutil.rmtree(left, ignore_errors=True)
-    for pointer in ("latest", "best"):
-        for left in run.glob(f".tmp.*.{pointer}"):
-            left.unlink(missing_ok=True)

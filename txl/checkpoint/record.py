@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
-from txl.checkpoint.save import FORMAT, digest_of, digest_of_file
+from txl.checkpoint.save import FORMAT, digest_of
 from txl.config import Context, ModelConfig, UsageError
+from txl.files import sha256
 from txl.records import read_json, require_fields
 
 _FIELDS = {
@@ -43,12 +44,12 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Hex digest of the weights."""
-        return digest_of_file(self.folder / WEIGHTS)
+        return sha256(self.folder / WEIGHTS)
 
     def require_digest(self, path: Path) -> None:
         """Raise `UsageError` unless a file has the checksum that config.json holds of it, if it holds one."""
         digest = self.record.get("files", {}).get(path.name)
-        if not path.is_file() or (digest is not None and digest_of_file(path) != digest):
+        if not path.is_file() or (digest is not None and sha256(path) != digest):
             raise damaged(path)
 
 

@@ -30,7 +30,7 @@ from txl.checkpoint.folder import (
     set_aside,
 )
 from txl.config import Context, UsageError, as_dict
-from txl.files import flush, naming, written_whole
+from txl.files import flush, naming, sha256, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -136,12 +136,6 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
-    """Hex digest of a file, SHA-256; about half a second a GB."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write(
     folder: Path,
     model: TransformerXL,
@@ -200,4 +194,4 @@ def _save(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
         save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # the library writes files that only their owner may read
     flush(path)
-    return {path.name: digest_of_file(path)}
+    return {path.name: sha256(path)}

@@ -69,8 +69,6 @@ class Metrics:
         self._records: FileIO | None = None
         self._curves: FileIO | None = None
         if work_dir is not None:
-            for left in work_dir.glob(f".tmp.*.{RECORDS}"):  # by a kill
-                left.unlink()
             if resumed_from is not None:
                 _cut(work_dir / RECORDS, resumed_from, owes_evaluation=owes_evaluation)
             # no buffers: nothing pends when the disk is full or the process is killed
