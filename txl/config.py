@@ -17,24 +17,20 @@ class UsageError(ValueError):
     """Something the user can put right. The message names the thing, what is wrong with it and what to do."""
 
 
+TINY = 1e-30
+"""The smallest temperature or probability that single precision still divides by."""
+SIZE: "Limits" = {"minimum": 1, "below": 2**31}
+LENGTH: "Limits" = {"minimum": 0, "below": 2**31}
+SEED: "Limits" = {"minimum": 0, "below": 2**32}
+ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
-ATTN_IMPL_HELP = (
+_ATTN_IMPL_HELP = (
     "how relative attention is computed, all with the same result; auto: the fastest; naive: by its definition; dense: "
     "keeps the probabilities; blockwise: memory grows linearly with the length; fused: a GPU kernel (Triton)"
 )
-
-TINY = 1e-30
-"""The smallest temperature or probability that single precision still divides by."""
-DTYPE_HELP = (
-    "number type of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and "
-    "less exact"
-)
-SIZE: "Limits" = {"minimum": 1, "below": 2**31}
-DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: a GPU that CUDA knows, else the CPU"
-LENGTH: "Limits" = {"minimum": 0, "below": 2**31}
-CLAMP: "Limits" = {"minimum": -1, "below": 2**31}
-ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
-SEED: "Limits" = {"minimum": 0, "below": 2**32}
+_DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
+_CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
+_SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
 
 
 class Limits(TypedDict, total=False):
@@ -227,8 +223,8 @@ class Context(Checked):
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")
-    clamp_len: int = option(-1, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP)
+    same_length: bool = option(False, _SAME_LENGTH_HELP)
+    clamp_len: int = option(-1, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,6 +237,22 @@ class Context(Checked):
     def overlaid(self, **given: int | bool | None) -> "Context":
         """The same with what was given in the place of what is here; None: it was not given."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse(Checked):
+    """How a trained model is loaded and run. Shared by eval.py and generate.py."""
+
+    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
+    same_length: bool | None = option(None, _SAME_LENGTH_HELP)
+    clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    device: str = option("auto", _DEVICE_HELP)
+    attn_impl: AttnImpl = option("auto", _ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32",
+        "dtype of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and less "
+        "exact",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,13 +370,13 @@ class TrainConfig(Checked):
     init_range: float = option(0.1, "weights are from U(-init_range, init_range)", needs=("init", "uniform"), minimum=0)
     init_std: float = option(0.02, "weights are from N(0, init_std)", needs=("init", "normal"), minimum=0)
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
-    device: str = option("auto", DEVICE_HELP, section="speed and memory")
+    device: str = option("auto", _DEVICE_HELP, section="speed and memory")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
-    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    attn_impl: AttnImpl = option("auto", _ATTN_IMPL_HELP)
     recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
     ff_chunk: int = option(
         0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.checkpoint import Snapshot, last_checkpoint, load_model, load_snapshot, save_checkpoint
+from txl.checkpoint import CheckpointWriter, last_checkpoint, load_model, load_snapshot
 from txl.config import TrainConfig
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
@@ -86,27 +86,12 @@ class Run:
             roll=self.config.roll,
             seed=self.config.seed,
         )
-        return train(self.state, stream, validate=self.validate, save=self.save, metrics=Metrics(None))
+        checkpoints = CheckpointWriter(self.folder, CONTEXT, self.ranks, self.columns) if self.folder else None
+        return train(self.state, stream, self, checkpoints, Metrics(None))
 
-    def validate(self, _: object) -> Score:
-        """Losses that fall and rise, so that dev_perf has something to do."""
+    def score(self, *_: object) -> Score:
+        """As `Validation.score`: losses that fall and rise, so that dev_perf has something to do."""
         return Score([3.0, 2.0, 2.5, 1.9, 2.4, 2.3, 2.2][self.state.progress.n_eval % 7], 1)
-
-    def save(self, snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path | None:
-        if self.folder is None:
-            return None
-        return save_checkpoint(
-            self.folder,
-            self.state.model,
-            CONTEXT,
-            step=step,
-            best=best,
-            record={},
-            attachments={},
-            snapshot=snapshot,
-            streams=self.columns,
-            ranks=self.ranks,
-        )
 
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.state.model.named_parameters()}

@@ -5,7 +5,7 @@ from pathlib import Path
 from txl.checkpoint import load_model, open_checkpoint
 from txl.config import Context, ModelConfig, TrainConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.stream import ScoringStream
+from txl.data_utils.rows import RowStream, ScoringStream
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.report import print_table
@@ -20,18 +20,17 @@ from txl.training.metrics import Metrics
 
 def scoring_stream(
     corpus: Corpus, split: str, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
-) -> ScoringStream:
+) -> RowStream:
     """This process's share of a split."""
     by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
-    return ScoringStream(
+    whole = ScoringStream(
         corpus.split(split),
         batch_size=config.eval_batch_size or by_default,
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
         n_warmup=warmup_segments(shape.n_layer, context),
-        rank=ranks.rank,
-        world=ranks.world,
     )
+    return whole.share(ranks.rank, ranks.world)
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:

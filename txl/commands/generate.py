@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from txl.checkpoint import load_model, open_checkpoint
+from txl.checkpoint import open_checkpoint
 from txl.cli import build, read_flags
-from txl.commands.trained_text import vocabulary_of
+from txl.commands.trained import loaded, vocabulary_of
 from txl.config import UsageError
 from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
@@ -14,7 +14,6 @@ from txl.data_utils.wikitext import tokenise
 from txl.evaluation.score import within
 from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
-from txl.model.autocast import autocast
 from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
 
@@ -32,12 +31,9 @@ def main(argv: Sequence[str]) -> None:
     longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + longest)
-    model = load_model(checkpoint).to(device_of(config.device))
-    model.use_attention(config.attn_impl)
-
     banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
     rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    with autocast(model, config.dtype):
+    with loaded(checkpoint, config, device_of(config.device)) as model:
         if config.prompt is not None:
             print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
         begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]

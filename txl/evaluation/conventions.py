@@ -2,7 +2,7 @@
 can be had again.
 
 How the text is cut is in the text library: all others drop what is left over at its end and never predict the first
-token of a stream (`txl.data_utils.stream.equal_streams`).
+token of a stream (`txl.data_utils.rows.equal_streams`).
 """
 
 import dataclasses

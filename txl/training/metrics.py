@@ -64,7 +64,7 @@ class Metrics:
     """
 
     def __init__(
-        self, work_dir: Path | None, *, resumed_from: int | None = None, owes_evaluation: bool = False
+        self, work_dir: Path | None, resumed_from: int | None = None, *, owes_evaluation: bool = False
     ) -> None:
         self._records: FileIO | None = None
         self._curves: FileIO | None = None

@@ -41,7 +41,7 @@ class Progress:
     n_token: int = 0
 
     @property
-    def place(self) -> dict[str, int]:
+    def position(self) -> dict[str, int]:
         """For the records."""
         return {"epoch": self.epoch, "tokens": self.n_token}
 
