@@ -45,7 +45,8 @@ def supported_dataset(name: str) -> str:
     """The value of --dataset. Names the data sets of the 2019 code that are not supported."""
     if name in ("enwik8", "text8", "lm1b"):
         raise argparse.ArgumentTypeError(
-            f"{name} is not supported yet; there are wt103, wt2, text and pydoc; --dataset text takes any folder of text"
+            f"{name} is not supported yet; there are wt103, wt2, text and pydoc; --dataset text takes any folder of "
+            f"text"
         )
     return name
 

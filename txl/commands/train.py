@@ -150,7 +150,7 @@ def require_resources(
     run_folder: Path,
     checkpoint: Checkpoint | None,
 ) -> dict[str, int]:
-    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk space is too small."""
+    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk is too small."""
     of_a_stream = within(context, len(corpus.split("train")) // config.batch_size)
     needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
     require_memory(needed, ranks)
