@@ -75,7 +75,7 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    return {name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval", "generate")}
+    return {name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval", "generate", "convert")}
 
 
 @pytest.fixture(scope="session")

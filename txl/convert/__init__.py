@@ -1,5 +1,7 @@
-"""Weights of other programs, in and out. One file a source."""
+"""Checkpoints of other programs, in and out. One file a source."""
 
+from txl.convert.huggingface import from_huggingface
 from txl.convert.kimiyoung import from_kimiyoung, to_kimiyoung
+from txl.convert.sources import Converted, convert
 
-__all__ = ["from_kimiyoung", "to_kimiyoung"]
+__all__ = ["Converted", "convert", "from_huggingface", "from_kimiyoung", "to_kimiyoung"]

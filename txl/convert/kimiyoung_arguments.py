@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.config import UsageError, require
 
-_CONSTRUCTOR = (
+CONSTRUCTOR = (
     "n_token n_layer n_head d_model d_head d_inner dropout dropatt tie_weight d_embed div_val tie_projs pre_lnorm "
     "tgt_len ext_len mem_len cutoffs adapt_inp same_length attn_type clamp_len sample_softmax"
 ).split()
@@ -48,9 +48,9 @@ def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any])
 
 def _of_constructor(given: Mapping[str, Any]) -> dict[str, Any]:
     """The same in the constructor's terms: train.py says `not_tied`, `adaptive` and `dataset`."""
-    unknown = sorted(set(given) - {*_CONSTRUCTOR, *_TRAIN_PY})
+    unknown = sorted(set(given) - {*CONSTRUCTOR, *_TRAIN_PY})
     require(not unknown, f"{', '.join(unknown)}: no argument of the 2019 model or of its train.py; leave it out")
-    arguments = {name: given[name] for name in _CONSTRUCTOR if name in given}
+    arguments = {name: given[name] for name in CONSTRUCTOR if name in given}
     if arguments.get("d_embed") == -1:
         del arguments["d_embed"]
     says_tied = {name: given[name] for name in ("tie_weight", "tied") if given.get(name) is not None}

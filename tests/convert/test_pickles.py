@@ -1,0 +1,164 @@
+"""Pickles of strangers: nothing of them runs, and what is wrong with one is said in one line."""
+
+import collections
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl.config import UsageError
+from txl.convert.pickles import Inert, PickledTensor, read_pickle
+
+
+class Evil:
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        Evil(os.system, "touch {}"),
+        Evil(eval, "open('{}', 'w')"),
+        Evil(exec, "open('{}', 'w')"),
+        Evil(getattr, Path, "touch"),
+        Evil(__import__, "os"),
+    ],
+)
+@pytest.mark.parametrize("how", ["torch", "old torch", "plain", "inside"])
+def test_nothing_of_a_pickle_runs(evil: Evil, how: str, tmp_path: Path) -> None:
+    mark, path = tmp_path / "mark", tmp_path / "model.pt"
+    evil = Evil(evil.call[0], *(str(a).format(mark) if isinstance(a, str) else a for a in evil.call[1]))
+    if how == "plain":
+        path.write_bytes(pickle.dumps(evil))
+    else:
+        content = {"model_config": {}, "model_state": {"a": evil}} if how == "inside" else evil
+        torch.save(content, path, _use_new_zipfile_serialization=how != "old torch")
+    with pytest.raises(UsageError, match="which no checkpoint needs"):
+        read_pickle(path)
+    assert not mark.exists()
+
+
+def test_functions_that_may_be_named_are_not_called(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(Evil(torch.load, str(tmp_path / "nowhere")), path)
+    assert isinstance(read_pickle(path), Inert)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_of_all_kinds_come_back(zipped: bool, tmp_path: Path) -> None:
+    base = torch.arange(24.0).view(4, 6)
+    tensors = {
+        "part": base[1:3, ::2],
+        "turned": base.T,
+        "half": torch.randn(3).half(),
+        "brain": torch.randn(3).bfloat16(),
+        "ids": torch.tensor([1, -2]),
+        "none": torch.empty(0, 3),
+        "one": torch.tensor(4.0, dtype=torch.float64),
+        "parameter": torch.nn.Parameter(torch.randn(2)),
+    }
+    path = tmp_path / "tensors.pt"
+    torch.save(collections.OrderedDict(tensors), path, _use_new_zipfile_serialization=zipped)
+    found = read_pickle(path)
+    for name, tensor in tensors.items():
+        read = found[name].read()
+        assert read.dtype == tensor.dtype
+        assert torch.equal(read, tensor)
+
+
+def test_a_tensor_beyond_its_storage_is_refused() -> None:
+    storage = type("S", (), {"dtype": torch.float32, "numel": 4, "content": bytes(16)})()
+    for offset, shape, stride in (
+        (0, (5,), (1,)),
+        (2, (3,), (1,)),
+        (-1, (1,), (1,)),
+        (0, (2,), (-1,)),
+        (0, (2**40,), (0,)),
+    ):
+        tensor = PickledTensor(storage, offset, shape, stride)
+        if shape == (2**40,):
+            continue
+        with pytest.raises(ValueError, match="beyond its storage"):
+            tensor.read()
+
+
+def saved(zipped: bool, path: Path) -> bytes:
+    torch.save({"w": torch.ones(3, 4), "n": [1, "a"]}, path, _use_new_zipfile_serialization=zipped)
+    return path.read_bytes()
+
+
+def read_all(path: Path) -> str:
+    """What is wrong with the file, or nothing."""
+    try:
+        found = read_pickle(path)
+    except UsageError as error:
+        return str(error)
+    for value in found.values() if isinstance(found, dict) else ():
+        if isinstance(value, PickledTensor):
+            try:
+                value.read()
+            except ValueError as error:
+                return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
+    whole, path = saved(zipped, tmp_path / "whole.pt"), tmp_path / "damaged.pt"
+    places = st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4)
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(cut=st.integers(0, len(whole)), changes=places, more=st.binary(max_size=9))
+    def check(cut: int, changes: list[tuple[int, int]], more: bytes) -> None:
+        content = bytearray(whole)
+        for place, byte in changes:
+            content[place] = byte
+        path.write_bytes(content[:cut] + more)
+        assert len(read_all(path).splitlines()) <= 1
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged"),
+        (b"GIF89a", "damaged"),
+        (pickle.dumps([1]), None),
+        (b"(" * 10**6, "damaged"),
+        (b"\x80\x02" + b"]" * 10**6 + b"a" * (10**6 - 1) + b".", None),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "damaged"),
+        (b"\x80\x02X\xff\xff\xff\xff", "damaged"),
+    ],
+    ids=["empty", "a picture", "a list", "marks", "deep", "huge bytes", "huge text"],
+)
+def test_strange_bytes(content: bytes, message: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    if message is None:
+        assert isinstance(read_pickle(path), list)
+    else:
+        with pytest.raises(UsageError, match=message):
+            read_pickle(path)
+
+
+def test_a_file_of_a_big_endian_machine_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    saved(True, path)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, record in records.items():
+            archive.writestr(name, b"big" if name.endswith("byteorder") else record)
+    with pytest.raises(UsageError, match="big-endian"):
+        read_pickle(path)

@@ -1,0 +1,133 @@
+"""Hugging Face's TransfoXL (transformers up to 4.57): weights, configuration and vocabulary of a folder.
+
+Its model attends to a memory of zeros from the start, which belongs to the reading of a text and not to the weights:
+evaluate with `--convention huggingface` to have its figures.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from txl.config import Context, ModelConfig, UsageError, require
+from txl.convert.kimiyoung_names import their_name, tied_names, to_ours
+from txl.convert.pickles import PickledTensor, read_pickle
+from txl.model.transformer import TransformerXL
+from txl.records import read_json
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
+_INV_FREQ = "transformer.pos_emb.inv_freq"
+
+
+def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
+    """Build the model and the context of a `TransfoXLLMHeadModel`.
+
+    Args:
+        state: its state dict.
+        config: its config.json.
+    Raises:
+        UsageError: if a tensor is missing, left over, of another shape, or not finite; if the configuration asks for
+            what the class never had.
+    """
+    model_config, context = _configs(config)
+    for name, tensor in state.items():
+        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
+        require(good, f"{name}: not a finite floating-point tensor; take another checkpoint")
+    theirs = _in_the_2019_layout(state)
+    dtype = next(iter(state.values())).dtype
+    model = TransformerXL(model_config, dropout=config.get("dropout", 0.0), dropatt=config.get("dropatt", 0.0))
+    model.to(dtype)
+    used = {_INV_FREQ.removeprefix("transformer.")} | {*tied_names(model_config)}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            key, tensor = _tensor(theirs, name, model_config)
+            used.add(key)
+            require(
+                tensor.shape == parameter.shape,
+                f"{key}: has the shape of {tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}",
+            )
+            parameter.copy_(tensor)
+    for name, first in tied_names(model_config).items():
+        same = name not in theirs or torch.equal(theirs[name], theirs[first])
+        require(same, f"{name}: differs from {first}, to which config.json ties it")
+    if not model_config.untie_r:  # each layer lists the shared u and v once more
+        used |= {name for name in theirs if name.endswith(("dec_attn.r_w_bias", "dec_attn.r_r_bias"))}
+    left = sorted(set(theirs) - used)
+    require(not left, f"{', '.join(left[:5])}: no tensors of the model that config.json describes")
+    return model, context
+
+
+def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and config.json of a folder that `save_pretrained` wrote.
+
+    Raises:
+        UsageError: if a file is missing or damaged, or the model is of another kind.
+    """
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        raise UsageError(f"{folder / 'config.json'}: missing or damaged; use another copy") from None
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    require(kind == "transfo-xl", f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read")
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
+        hint = tf if (folder / "tf_model.h5").is_file() else ""
+        raise UsageError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path), config
+        except (OSError, SafetensorError):
+            raise UsageError(f"{path}: truncated or damaged; use another copy") from None
+    held = read_pickle(path)
+    good = isinstance(held, dict) and all(isinstance(value, PickledTensor) for value in held.values()) and bool(held)
+    require(good, f"{path}: holds no state dict; use the file that save_pretrained wrote")
+    try:
+        return {name: tensor.read() for name, tensor in held.items()}, config
+    except ValueError as error:
+        raise UsageError(f"{path}: damaged ({error}); use another copy") from None
+
+
+def _configs(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
+    for name in _REQUIRED:
+        require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
+    for name, only in (("attn_type", 0), ("sample_softmax", -1)):
+        require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
+    cutoffs = tuple(config.get("cutoffs") or ()) if config.get("adaptive", True) else ()
+    ties = config.get("tie_projs")
+    if ties is None:
+        ties = [False] + [bool(config.get("proj_share_all_but_first", True))] * len(cutoffs)
+    model = ModelConfig(
+        n_token=config["vocab_size"],
+        **{name: config[name] for name in _REQUIRED[1:]},
+        d_embed=config.get("d_embed") or -1,
+        cutoffs=cutoffs,
+        div_val=config.get("div_val", 4),
+        not_tied=not config.get("tie_word_embeddings", config.get("tie_weight", True)),
+        tie_projs=tuple(map(bool, ties)),
+        pre_lnorm=bool(config.get("pre_lnorm", False)),
+        untie_r=bool(config.get("untie_r", True)),
+    )
+    lengths = {"mem_len": config.get("mem_len", 1600), "clamp_len": config.get("clamp_len", 1000)}
+    return model, Context(tgt_len=config.get("tgt_len") or 128, same_length=config.get("same_length", True), **lengths)
+
+
+def _in_the_2019_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefix, and with cluster rows from the last cluster on."""
+    theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    flipped = {name: theirs[name].flip(0) for name in ("crit.cluster_weight", "crit.cluster_bias") if name in theirs}
+    return theirs | flipped
+
+
+def _tensor(theirs: Mapping[str, Tensor], name: str, config: ModelConfig) -> tuple[str, Tensor]:
+    key = their_name(name, config)
+    if config.untie_r and key in ("r_w_bias", "r_r_bias"):
+        key = f"layers.{name.split('.')[1]}.dec_attn.{key}"
+        require(key in theirs, f"transformer.{key}: missing from the weights")
+        return key, theirs[key]
+    return key, to_ours(theirs, name, config)

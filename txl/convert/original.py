@@ -1,0 +1,84 @@
+"""The 2019 code's files: `model.pt`, a pickled module, and `cache.pt`, a pickled corpus."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from txl.config import UsageError, require
+from txl.convert.pickles import Inert, PickledTensor, read_pickle
+
+_LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
+_SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
+
+
+def read_original(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and constructor arguments of a `model.pt` of the 2019 code, for `from_kimiyoung`.
+
+    Raises:
+        UsageError: if the file is damaged or holds something else.
+    """
+    model = read_pickle(path)
+    if not isinstance(model, Inert) or not hasattr(model, "_modules"):
+        raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
+    if hasattr(model, "module") or "module" in model._modules:  # DataParallel
+        model = model._modules["module"]
+    try:
+        state = {name: tensor.read() for name, tensor in _tensors(model)}
+        layer = _children(_children(model)["layers"])["0"]
+        arguments = {name: getattr(model, name) for name in (*_SIZES, *_LENGTHS)}
+        arguments |= {
+            "pre_lnorm": bool(_children(layer)["dec_attn"].pre_lnorm),
+            "div_val": _children(model)["word_emb"].div_val,
+            "cutoffs": list(_children(model)["crit"].cutoffs)[:-1],
+            "dropout": float(_children(model)["drop"].p),
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy") from None
+    if arguments["attn_type"] in (1, 3) and "r_emb" in state:  # reset_length may have changed them since
+        arguments |= {"tgt_len": state["r_emb"].shape[1], "mem_len": 0, "ext_len": 0}
+    return state, arguments
+
+
+def words_of_pickle(path: Path) -> list[str]:
+    """The words in a pickled vocabulary, in the order of their ids: `cache.pt` of the 2019 code or of NVIDIA's, or
+    Hugging Face's `vocab.bin` or `vocab.pkl`.
+
+    Raises:
+        UsageError: if the file is damaged or holds no vocabulary.
+    """
+    found = read_pickle(path)
+    holder = getattr(found, "vocab", found)
+    fields: Mapping[str, Any] = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+    words = fields.get("idx2sym")
+    good = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    require(good and bool(words), f"{path}: holds no vocabulary (idx2sym); give cache.pt, vocab.bin or vocab.txt")
+    return [_text(word) for word in words or ()]
+
+
+def _text(word: str) -> str:
+    """Files of Python 2 hold UTF-8 bytes, which are read as Latin-1."""
+    try:
+        return word.encode("latin1").decode()
+    except UnicodeError:
+        return word
+
+
+def _children(module: Any) -> Mapping[str, Any]:
+    return module._modules
+
+
+def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, PickledTensor]]:
+    """Parameters and buffers by their names in the state dict."""
+    if depth > 8:
+        raise ValueError("modules inside modules without end")
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in getattr(module, kind).items():
+            if isinstance(tensor, PickledTensor):
+                yield prefix + name, tensor
+            elif tensor is not None:
+                raise ValueError(f"{prefix}{name} is no tensor")
+    for name, child in _children(module).items():
+        if child is not None:
+            yield from _tensors(child, f"{prefix}{name}.", depth + 1)

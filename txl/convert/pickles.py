@@ -1,0 +1,219 @@
+"""Reads pickled checkpoints without running anything they contain.
+
+Two formats of torch.save are known: zip archives (PyTorch 1.6 and newer) and the older one, in which tensors follow the
+pickle; besides these, plain pickles. Classes are never imported: an instance of an unknown class becomes an `Inert`
+with its attributes, a call of an unknown function an `Inert` with its arguments. Only the modules of programs that
+write such files may be named at all.
+"""
+
+import io
+import pickle
+import zipfile
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from txl.config import UsageError
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_NAMEABLE = (
+    "torch numpy collections argparse apex mem_transformer proj_adaptive_softmax vocabulary data_utils utils lamb "
+    "transformers pytorch_transformers pytorch_pretrained_bert"
+).split()
+"""Top-level modules that checkpoints of the programs we read may name; instances of their classes are inert."""
+_BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "bytearray", "complex", "slice", "range", "object")
+_DTYPES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+class Inert:
+    """A stand-in for an object of a class that is not imported, or for the result of a function that is not called."""
+
+    name = ""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.args = args
+        self.__dict__.update(settings)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # (__dict__, slots)
+            state = (state[0] or {}) | state[1]
+        if isinstance(state, dict):
+            self.__dict__.update({str(key): value for key, value in state.items()})
+        else:
+            self.__dict__["state"] = state
+
+    # what a pickle does to lists and dicts whose class is not imported
+    def append(self, value: Any) -> None:
+        self.__dict__.setdefault("items", []).append(value)
+
+    def extend(self, values: Any) -> None:
+        self.__dict__.setdefault("items", []).extend(values)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__dict__.setdefault("entries", {})[key] = value
+
+
+@dataclass
+class _Storage:
+    """Numbers in a file: their type, how many, and the bytes once they are read."""
+
+    dtype: torch.dtype
+    numel: int
+    content: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class PickledTensor:
+    """A tensor of the file, read when asked for."""
+
+    storage: _Storage = field(repr=False)
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own.
+
+        Raises:
+            ValueError: if it reaches beyond its storage.
+        """
+        storage = self.storage
+        last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        is_empty = 0 in self.shape
+        if min((self.offset, *self.shape, *self.stride), default=0) < 0 or (last >= storage.numel and not is_empty):
+            raise ValueError("a tensor reaches beyond its storage")
+        if storage.content is None:
+            raise ValueError("a tensor has no storage")
+        if is_empty:
+            return torch.empty(self.shape, dtype=storage.dtype)
+        flat = torch.frombuffer(bytearray(storage.content), dtype=storage.dtype)
+        return flat.as_strided(self.shape, self.stride, self.offset).clone()
+
+
+def read_pickle(path: Path) -> Any:
+    """What a pickled file holds: builtin types, `PickledTensor`s, and `Inert` objects.
+
+    Raises:
+        UsageError: if the file is damaged, is none of the known formats, or names what no checkpoint has.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            return _read_zip(path)
+        with path.open("rb") as file:
+            return _read_stream(file)
+    except UsageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; name a file that can be read") from None
+    except Exception as error:  # whatever a damaged pickle makes the unpickler raise
+        what = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise UsageError(f"{path}: damaged, or no checkpoint ({what}); use another copy") from None
+
+
+def _read_zip(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        main = next((name for name in names if name.endswith("/data.pkl") or name == "data.pkl"), None)
+        if main is None:
+            raise UsageError(f"{path}: a zip archive without data.pkl; name a file that torch.save wrote")
+        folder = main.removesuffix("data.pkl")
+        if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
+            raise UsageError(f"{path}: written on a big-endian machine, which is not supported")
+
+        def storage(dtype: torch.dtype, key: str, numel: int) -> _Storage:
+            info = archive.getinfo(f"{folder}data/{key}")
+            if info.file_size != numel * dtype.itemsize or info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"storage {key} has another size than the pickle says")
+            return _Storage(dtype, numel, archive.read(info))
+
+        return _Unpickler(io.BytesIO(archive.read(main)), path, storage).load()
+
+
+def _read_stream(file: BinaryIO) -> Any:
+    path = Path(file.name)
+    storages: dict[str, _Storage] = {}
+
+    def storage(dtype: torch.dtype, key: str, numel: int) -> _Storage:
+        return storages.setdefault(key, _Storage(dtype, numel))
+
+    def load() -> Any:
+        return _Unpickler(file, path, storage).load()
+
+    first = load()
+    if first != _LEGACY_MAGIC:
+        return first  # a plain pickle
+    protocol, system = load(), load()
+    if protocol != 1001 or not isinstance(system, dict) or not system.get("little_endian", True):
+        raise UsageError(f"{path}: torch.save's format {protocol}, or of a big-endian machine; not supported")
+    content = load()
+    for key in load():
+        numel = int.from_bytes(file.read(8), "little")
+        found = storages[key]
+        found.content = file.read(numel * found.dtype.itemsize) if numel == found.numel else b""
+        if len(found.content) != found.numel * found.dtype.itemsize:
+            raise ValueError("truncated")
+    return content
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports nothing and calls nothing but what is written here."""
+
+    def __init__(self, file: BinaryIO, path: Path, storage: Any) -> None:
+        super().__init__(file, encoding="latin1")
+        self._path, self._storage = path, storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _KNOWN:
+            return _KNOWN[module, name]
+        if module == "torch" and name in _DTYPES:
+            return type(name, (Inert,), {"dtype": _DTYPES[name]})
+        is_builtin = module in ("builtins", "__builtin__") and name in _BUILTINS
+        if module.split(".")[0] not in _NAMEABLE and not is_builtin:
+            raise UsageError(f"{self._path}: names {module}.{name}, which no checkpoint needs; it is not read")
+        return type(name, (Inert,), {"name": f"{module}.{name}"})
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, *rest = pid
+        if kind == "module":  # (class, source file, source), of the older format
+            return rest[0]
+        if kind != "storage":
+            raise ValueError(f"persistent id {kind!r}")
+        kind_of_storage, key, _, numel = rest[:4]
+        if not isinstance(numel, int) or numel < 0:
+            raise ValueError("a storage of no size")
+        return self._storage(kind_of_storage.dtype, str(key), numel)
+
+
+def _rebuild_tensor(storage: _Storage, offset: int, shape: Any, stride: Any, *_: Any) -> PickledTensor:
+    return PickledTensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+
+
+def _rebuild_parameter(data: Any, *_: Any) -> Any:
+    return data
+
+
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+    ("torch", "Size"): tuple,
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _rebuild_parameter,
+    ("torch.nn.parameter", "Parameter"): _rebuild_parameter,
+}

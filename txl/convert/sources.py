@@ -1,0 +1,103 @@
+"""Recognises whose checkpoint a file or folder is, and reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from txl.config import Context, UsageError
+from txl.convert.huggingface import from_huggingface, read_huggingface
+from txl.convert.kimiyoung import from_kimiyoung
+from txl.convert.nvidia import is_nvidia, read_nvidia
+from txl.convert.original import read_original, words_of_pickle
+from txl.convert.pickles import read_pickle
+from txl.model.transformer import TransformerXL
+from txl.records import read_json
+
+_VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
+_TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A checkpoint of another program, as ours.
+
+    Attributes:
+        kind: whose it was.
+        words: of its vocabulary, in the order of the ids; empty: none was found beside the weights.
+        tensors: the names of its tensors.
+    """
+
+    kind: str
+    model: TransformerXL
+    context: Context
+    words: list[str]
+    tensors: tuple[str, ...]
+
+
+def convert(source: Path, vocabulary: Path | None = None) -> Converted:
+    """Read a checkpoint of the 2019 code (`model.pt` or the folder it is in), of NVIDIA's (`checkpoint_*.pt`) or of
+    Hugging Face's TransfoXL (its folder). The kind is recognised. No code of the file runs.
+
+    Args:
+        vocabulary: its words: vocab.txt (one a line), vocab.json, or a pickled one (cache.pt, vocab.bin, vocab.pkl);
+            not given: the one inside or beside the weights.
+    Raises:
+        UsageError: if nothing is there, it is of no known kind or damaged, or weights and configuration do not agree.
+    """
+    if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
+        raise UsageError(
+            f"{source}: a TensorFlow checkpoint is not read; the same weights are on the Hugging Face hub as "
+            f"transfo-xl/transfo-xl-wt103, convert that folder"
+        )
+    words: list[str] = []
+    if (source / "config.json").is_file():
+        kind = "Hugging Face transfo-xl"
+        state, settings = read_huggingface(source)
+        model, context = from_huggingface(state, settings)
+        folder = source
+    else:
+        path = _weights(source)
+        folder = path.parent
+        if is_nvidia(read_pickle(path)):
+            kind = "NVIDIA DeepLearningExamples"
+            state, arguments, words = read_nvidia(path)
+        else:
+            kind = "kimiyoung/transformer-xl"
+            state, arguments = read_original(path)
+        model, context = from_kimiyoung(state, arguments)
+    found = vocabulary or next((folder / name for name in _VOCABULARIES if (folder / name).is_file()), None)
+    if found is not None and (vocabulary is not None or not words):
+        words = read_words(found)
+    return Converted(kind, model.eval(), context, words, tuple(state))
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a vocabulary file, in the order of the ids.
+
+    Raises:
+        UsageError: if it cannot be read or holds no vocabulary.
+    """
+    if path.suffix not in (".txt", ".json"):
+        return words_of_pickle(path)
+    wrong = UsageError(f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids")
+    try:
+        if path.suffix == ".txt":
+            return [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        content = read_json(path)
+    except (OSError, ValueError):
+        raise wrong from None
+    if isinstance(content, dict) and all(isinstance(i, int) for i in content.values()):
+        by_id = {i: word for word, i in content.items()}
+        content = [by_id.get(i) for i in range(len(content))]
+    if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
+        raise wrong
+    return content
+
+
+def _weights(source: Path) -> Path:
+    if source.is_file():
+        return source
+    names = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+    found = next((source / name for name in names if (source / name).is_file()), None)
+    if found is None:
+        raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
+    return found
