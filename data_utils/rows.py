@@ -77,7 +77,7 @@ class ScoringStream(RowStream):
 
     Args:
         batch_size: streams wished for; fewer are used if more would not be faster.
-        n_warmup: segments read before the first that counts. See `txl.evaluation.score.warmup_segments`.
+        n_warmup: segments read before the first that counts. See `txl.evaluation.reading.warmup_segments`.
     Raises:
         DataError: if there is no token to predict.
     """

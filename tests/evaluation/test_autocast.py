@@ -14,7 +14,7 @@ from txl.evaluation.test_time import Mixture
 from txl.evaluation.test_time.store import build_store, open_store
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
-from txl.model.autocast import autocast, require_in_range
+from txl.model.autocast import autocast, dtype_for, require_in_range
 from txl.model.cuda_graph import CudaGraphModel
 from txl.model.init import init_weights
 from txl.positions import POSITION_ENCODINGS
@@ -25,6 +25,10 @@ IDS = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (3, 65)))
 SEGMENTS = [(IDS[:, i : i + 8], IDS[:, i + 1 : i + 9], None) for i in range(0, 64, 8)]
 HALVES = {"bfloat16": 2e-2, "float16": 2e-3}
 """Largest error of a mean loss in nats."""
+
+
+def autocast_of(model: TransformerXL, name: str) -> torch.autocast:
+    return autocast(model.device, dtype_for(model, name))
 
 
 def model_of(**sizes: object) -> TransformerXL:
@@ -39,7 +43,7 @@ def model_of(**sizes: object) -> TransformerXL:
 def test_the_loss_is_nearly_that_of_float32(position: str, dtype: str) -> None:
     model = model_of(position=position)
     full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
-    with autocast(model, dtype):
+    with autocast_of(model, dtype):
         half = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
     assert 0 < abs(half - full) < HALVES[dtype]
 
@@ -50,7 +54,7 @@ def test_so_it_is_with_every_way_to_compute_attention(impl: str, dtype: str) -> 
     model = model_of()
     full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
     model.use_attention(impl)
-    with autocast(model, dtype):
+    with autocast_of(model, dtype):
         assert 0 < abs(evaluate(model, SEGMENTS, CONTEXT).nats_per_token - full) < HALVES[dtype]
         assert len(list(generate(model, [1, 2], CONTEXT, length=3, seed=0))) == 3
 
@@ -69,14 +73,14 @@ def test_so_it_is_with_every_way_to_compute_attention(impl: str, dtype: str) -> 
 )
 def test_so_is_that_of_other_layers_and_memories(sizes: dict[str, object]) -> None:
     model = model_of(**sizes)
-    with autocast(model, "bfloat16"):
+    with autocast_of(model, "bfloat16"):
         half = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
     assert 0 < abs(half - evaluate(model, SEGMENTS, CONTEXT).nats_per_token) < HALVES["bfloat16"]
 
 
 def test_float32_changes_nothing() -> None:
     model = model_of()
-    with autocast(model, "float32"):
+    with autocast_of(model, "float32"):
         inside = evaluate(model, SEGMENTS, CONTEXT)
     assert inside == evaluate(model, SEGMENTS, CONTEXT)
 
@@ -85,7 +89,7 @@ def test_float32_changes_nothing() -> None:
 def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(recurrence: str, kind: type) -> None:
     model = model_of(recurrence=recurrence)
     memory = model.fresh_memory(3)
-    with autocast(model, "bfloat16"), torch.no_grad():
+    with autocast_of(model, "bfloat16"), torch.no_grad():
         for input_BT, *_ in SEGMENTS[:3]:
             hidden_BTD, memory = model(input_BT, memory, CONTEXT)
     assert isinstance(memory, kind)
@@ -97,14 +101,14 @@ def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(re
 
 def test_a_recording_gives_the_same_numbers() -> None:
     model = model_of(cutoffs=(10,))
-    with autocast(model, "bfloat16"):
+    with autocast_of(model, "bfloat16"):
         recorded = evaluate(model, SEGMENTS, CONTEXT, predictor=CudaGraphModel(model, record=lambda work: work))
         assert recorded == evaluate(model, SEGMENTS, CONTEXT)
 
 
 def test_words_together_have_the_probability_one() -> None:
     model = model_of(cutoffs=(10,))
-    with autocast(model, "bfloat16"), torch.no_grad():
+    with autocast_of(model, "bfloat16"), torch.no_grad():
         hidden_BTD, _ = model(IDS[:, :8], None, CONTEXT)
         log_prob_BTV = model.log_prob(hidden_BTD)
     assert log_prob_BTV.dtype == torch.float32
@@ -115,7 +119,7 @@ def test_words_together_have_the_probability_one() -> None:
 def test_text_is_written_with_products_in_half_precision(cutoffs: tuple[int, ...]) -> None:
     model, seen = model_of(cutoffs=cutoffs), set()
     hook = model.layers[0].attn.q_net.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
-    with autocast(model, "bfloat16"):
+    with autocast_of(model, "bfloat16"):
         written = list(generate(model, [1, 2], CONTEXT, length=30, top_p=0.9, seed=0))
     hook.remove()
     assert seen == {torch.bfloat16}
@@ -125,7 +129,7 @@ def test_text_is_written_with_products_in_half_precision(cutoffs: tuple[int, ...
 def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
     model = model_of()
     for name in ("float32", "bfloat16"):
-        with autocast(model, name):
+        with autocast_of(model, name):
             build_store(tmp_path / name, model, SEGMENTS, CONTEXT, n_pair=3 * 64, source={})
     stores = (open_store(tmp_path / name, {}, model.config, n_pair=3 * 64) for name in ("float32", "bfloat16"))
     one, other = stores
@@ -137,8 +141,8 @@ def test_a_store_is_the_same_whatever_the_numbers(tmp_path: Path) -> None:
 def test_weights_in_float64_are_refused() -> None:
     model = model_of().double()
     with pytest.raises(UsageError, match=r"--dtype bfloat16: the weights are in float64"):
-        autocast(model, "bfloat16")
-    with autocast(model, "float32"):
+        autocast_of(model, "bfloat16")
+    with autocast_of(model, "float32"):
         assert score_text(model, IDS[0], CONTEXT).dtype == torch.float64
 
 
@@ -147,7 +151,7 @@ def test_what_is_beyond_float16_is_refused() -> None:
     with torch.no_grad():
         model.layers[1].attn.v_net.weight.fill_(1e5)
     list(generate(model, [1, 2], CONTEXT, length=3))
-    with autocast(model, "float16"), pytest.raises(UsageError, match=r"--dtype float16: .* give bfloat16"):
+    with autocast_of(model, "float16"), pytest.raises(UsageError, match=r"--dtype float16: .* use bfloat16"):
         list(generate(model, [1, 2], CONTEXT, length=3))
 
 
@@ -155,7 +159,7 @@ def test_what_is_beyond_float16_is_refused() -> None:
 def test_only_float16_is_to_blame_for_what_is_not_finite(result: Tensor) -> None:
     model = model_of()
     for dtype in ("float32", "bfloat16"):
-        with autocast(model, dtype):
+        with autocast_of(model, dtype):
             require_in_range(result, result.device)
 
 
@@ -174,7 +178,7 @@ class Watching:
 
 def test_words_seen_before_are_found_in_float32() -> None:
     model, source = model_of(), Watching()
-    with autocast(model, "bfloat16"):
+    with autocast_of(model, "bfloat16"):
         mixed = evaluate(model, SEGMENTS, CONTEXT, predictor=Mixture(model, [source]))
         assert mixed == evaluate(model, SEGMENTS, CONTEXT)
     assert source.seen == {torch.float32}

@@ -53,6 +53,17 @@ def test_segments_of_one_length_are_recorded_once(model: TransformerXL) -> None:
     assert len(recorded) == 1
 
 
+def test_a_text_after_another_reuses_the_recordings(model: TransformerXL) -> None:
+    """Also where the last segments of texts have lengths of their own."""
+    recorded = []
+    graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
+    for last in (4, 2, 4, 2, 3, 4):
+        token_BT, sizes = torch.randint(0, 30, (2, 17 + last)), [4] * 4 + [last]
+        expected = nats(model, token_BT, sizes, CONTEXTS[0])
+        torch.testing.assert_close(nats(graphed, token_BT, sizes, CONTEXTS[0]), expected)
+    assert len(recorded) == 3  # segments of 4, of 2 and of 3 tokens
+
+
 def test_a_memory_serves_once(model: TransformerXL) -> None:
     graphed, context = CudaGraphModel(model, record=lambda work: work), CONTEXTS[0]
     memory = graphed.fresh_memory(1)
@@ -72,7 +83,7 @@ def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: p
     token_BT, context = torch.randint(0, 30, (2, 25)), CONTEXTS[0]
     graphed = CudaGraphModel(model, record=record)
     torch.testing.assert_close(nats(graphed, token_BT, [4] * 6, context), nats(model, token_BT, [4] * 6, context))
-    assert caplog.messages == ["no CUDA graph, reading without: operation not permitted when stream is capturing"]
+    assert caplog.messages == ["no CUDA graph, running without: operation not permitted when stream is capturing"]
 
 
 def test_positions_are_projected_before_the_recording(model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.rows import ScoringStream
-from txl.evaluation.score import Score, evaluate, evaluation_context, score_text, warmup_segments, within
+from txl.evaluation.reading import evaluation_context, warmup_segments, within
+from txl.evaluation.score import Score, evaluate, score_text
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 

@@ -9,7 +9,8 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.data_utils.rows import ScoringStream
-from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.reading import warmup_segments
+from txl.evaluation.score import Score, evaluate
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.runtime.distributed import Ranks
 

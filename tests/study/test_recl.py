@@ -177,7 +177,7 @@ def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str
         with torch.no_grad():
             model.layers[0].attn.v_net.weight.fill_(1e5)
     ranks = Beside(0, 2, torch.device("cpu"), other_CP=other_CP, own=[])
-    with autocast(model, "float16"):
+    with autocast(model.device, torch.float16):
         if lost == "nothing":
             assert np.isfinite(losses_of("run", model, shares[0], context, study, ranks, n_token=len(IDS))).all()
         else:

@@ -12,7 +12,8 @@ from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.rows import ScoringStream
 from txl.evaluation.config import CacheConfig
-from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.reading import warmup_segments
+from txl.evaluation.score import Score, evaluate
 from txl.evaluation.test_time import Additions, ContinuousCache, Mixture
 
 CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)

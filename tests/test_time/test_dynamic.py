@@ -10,7 +10,8 @@ from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.evaluation.config import DynamicConfig
-from txl.evaluation.score import Segments, evaluate
+from txl.evaluation.reading import Segments
+from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import DynamicEvaluation, gradient_statistics
 
 CONTEXT = Context(tgt_len=5, mem_len=7)

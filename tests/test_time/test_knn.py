@@ -17,7 +17,8 @@ from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.data_utils.rows import ScoringStream
 from txl.evaluation.config import KnnConfig
-from txl.evaluation.score import Score, evaluate, warmup_segments
+from txl.evaluation.reading import warmup_segments
+from txl.evaluation.score import Score, evaluate
 from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, store
 from txl.evaluation.test_time.store import Store, build_store, open_store
 

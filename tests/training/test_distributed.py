@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
 from txl.data_utils.rows import ScoringStream
-from txl.evaluation.score import evaluate, warmup_segments
+from txl.evaluation.reading import warmup_segments
+from txl.evaluation.score import evaluate
 from txl.runtime.distributed import Ranks, Vote
 from txl.training.step import NonFiniteError
 

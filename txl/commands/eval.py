@@ -26,8 +26,9 @@ from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equa
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
-from txl.evaluation.conventions import Reading, reading_of
+from txl.evaluation.conventions import reading_of
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
+from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import (
     Token,
     as_tsv,
@@ -38,7 +39,6 @@ from txl.evaluation.report import (
     write_tokens,
 )
 from txl.evaluation.rows import Row, row_of_split, row_of_text
-from txl.evaluation.score import Predictor, within
 from txl.evaluation.study.loss_by_position import LossByPosition
 from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read

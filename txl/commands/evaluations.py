@@ -8,9 +8,9 @@ from txl.data_utils.corpus import Corpus
 from txl.data_utils.rows import RowStream, ScoringStream
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.evaluation.conventions import reading_of
+from txl.evaluation.reading import warmup_segments, within
 from txl.evaluation.report import print_table
 from txl.evaluation.rows import row_of_split
-from txl.evaluation.score import warmup_segments, within
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks

@@ -11,7 +11,7 @@ from txl.config import UsageError
 from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
-from txl.evaluation.score import within
+from txl.evaluation.reading import within
 from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
 from txl.model.settings import require_read

@@ -18,7 +18,7 @@ from txl.commands.trained import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
-from txl.evaluation.score import evaluation_context, within
+from txl.evaluation.reading import evaluation_context, within
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL

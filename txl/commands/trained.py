@@ -15,7 +15,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.rows import ScoringStream
 from txl.data_utils.vocabulary import EOS, Vocab
 from txl.evaluation.test_time import TrainingText
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks
@@ -26,7 +26,7 @@ def loaded(checkpoint: Checkpoint, use: ModelUse, device: torch.device) -> Itera
     """A checkpoint's model on a device, with the attention implementation and autocast that `use` asks for."""
     model = load_model(checkpoint).to(device)
     model.use_attention(use.attn_impl)
-    with autocast(model, use.dtype):
+    with autocast(model.device, dtype_for(model, use.dtype)):
         yield model
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.evaluation.conventions import Reading
-from txl.evaluation.score import Score, ScoredRows, evaluate, require_finite, score_text
+from txl.evaluation.reading import Reading, ScoredRows
+from txl.evaluation.score import Score, evaluate, require_finite, score_text
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.study.peak_memory import PeakMemory

@@ -1,4 +1,4 @@
-"""Multi-head attention over [memory, segment]. Knows neither which encoding nor which attention rule it joins."""
+"""Multi-head attention over [memory, segment], for any position encoding and attention rule."""
 
 import torch
 from einops import rearrange
@@ -12,11 +12,11 @@ from txl.positions import PositionEncoding
 
 
 class Attention(nn.Module):
-    """Queries of the new tokens over keys and values of memory and new tokens, heads joined by an output projection.
+    """Queries of the new tokens attend to keys and values of memory and new tokens; an output projection joins heads.
 
-    Projections carry no bias. Queries are projected for new tokens only; the original projects them for the memory
-    too and throws those away. Keys and values of memory and segment are projected apart and then joined, because the
-    memory takes no gradient: joined before, it would get one, 3 % of a training step, to be thrown away.
+    Projections have no bias. Queries are projected for new tokens only; the original also projects them for the memory
+    and discards the result. Memory and segment are projected separately and concatenated afterwards, because the memory
+    takes no gradient: concatenated first, it would get one, 3 % of a training step, to be discarded.
     """
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropatt: float = 0.0) -> None:
@@ -31,21 +31,20 @@ class Attention(nn.Module):
         self.o_net = Linear(inner, config.d_model, bias=False)
 
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """What the new tokens gather, (B, T, D). `feats` is what `pos.prepare` returned for `span`."""
+        """The attention output of the new tokens, (B, T, D). `feats` is the result of `pos.prepare` for `span`."""
         q_BNTH, k_BNSH = self.queries_and_keys(x_BTD, mem_BMD, feats, span)
         v_BNSH = self._heads(_joined(self.v_net(mem_BMD), self.v_net(x_BTD)))
         return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
 
     def queries_and_keys(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Projected queries (B, N, T, H) and keys (B, N, S, H), before `pos.transform_qk`; arguments as `forward`."""
-        placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
-        q_BNTH = self._heads(self.q_net(placed_BTD))
-        return q_BNTH, self._heads(_joined(self.k_net(placed_BMD), self.k_net(placed_BTD)))
+        x_BTD, mem_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
+        return self._heads(self.q_net(x_BTD)), self._heads(_joined(self.k_net(mem_BMD), self.k_net(x_BTD)))
 
     def over(self, x_BTD: Tensor, source_BSD: Tensor, span: Span) -> Tensor:
-        """What tokens gather from another sequence, (B, T, D); for encodings that need nothing prepared.
+        """Cross-attention to another sequence, (B, T, D), for encodings without `prepare`.
 
-        `span` says by its mask which source tokens each token sees.
+        The mask of `span` says which source tokens each token sees.
         """
         q_BNTH, k_BNSH = self._heads(self.q_net(x_BTD)), self._heads(self.k_net(source_BSD))
         return self._attend(q_BNTH, k_BNSH, self._heads(self.v_net(source_BSD)), x_BTD.new_empty(0), span)
@@ -53,9 +52,9 @@ class Attention(nn.Module):
     def with_key_values(
         self, x_BTD: Tensor, remembered: KeyValue, feats: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:
-        """The same from remembered keys and values, and the keys and values of [remembered, new].
+        """The attention output with remembered keys and values, and the keys and values of [memory, segment].
 
-        `feats` is what `pos.project` returned for `span`.
+        `feats` is the result of `pos.project` for `span`.
         """
         q_BNTH = self._heads(self.q_net(x_BTD))
         both = remembered.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))

@@ -1,42 +1,45 @@
-"""Reading in fewer bits than the weights have: matrix products in half precision, all else as it is."""
+"""Matrix products in half precision (autocast), in training and in evaluation."""
 
 import torch
 from torch import Tensor, nn
 
 from txl.config import require
+from txl.ops.numbers import is_autocast_on
 
 
-def autocast(module: nn.Module, dtype: str) -> torch.autocast:
-    """A context in which matrix products are made in numbers of `dtype`, as in training; "float32": as they are.
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """A context that computes matrix products on `device` in `dtype`; float32: no change.
 
-    What the weights are narrowed to is kept until the context is left, so that it is made once and not for every
-    segment: the weights must not change meanwhile.
-
-    Args:
-        module: what is going to read.
-    Raises:
-        UsageError: if its weights would not be narrowed.
+    Cast weights are cached until the context is left. In evaluation, enter it once around all segments, so that weights
+    are cast once; they must not change meanwhile.
     """
-    is_double = any(weight.dtype == torch.float64 for weight in module.parameters())
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def dtype_for(module: nn.Module, name: str) -> torch.dtype:
+    """The dtype of this name, for `autocast`.
+
+    Raises:
+        UsageError: if weights are in float64, which autocast does not cast.
+    """
     require(
-        dtype == "float32" or not is_double,
-        f"--dtype {dtype}: the weights are in float64, and so are their products; leave the flag out",
+        name == "float32" or all(weight.dtype != torch.float64 for weight in module.parameters()),
+        f"--dtype {name}: the weights are in float64, and so are their products; leave the flag out",
     )
-    device = next(module.parameters()).device
-    return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
+    return getattr(torch, name)
 
 
 def require_in_range(result: Tensor, device: torch.device) -> None:
-    """Raise `UsageError` if products are made in float16 and what came of them is not finite.
+    """Raise `UsageError` if products are computed in float16 and `result` is not finite.
 
-    Elsewhere nothing is looked at, as on a GPU to look is to wait.
+    With other dtypes `result` is not read, because reading it synchronises a GPU.
 
     Args:
-        result: of any shape, wherever it lies by now.
+        result: computed by the model, any shape, on any device.
         device: of the model.
     """
-    is_narrow = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16
+    is_float16 = is_autocast_on(device) and torch.get_autocast_dtype(device.type) == torch.float16
     require(
-        not is_narrow or bool(result.isfinite().all()),
-        "--dtype float16: numbers of this model lie beyond its range, which ends at 65504; give bfloat16",
+        not is_float16 or bool(result.isfinite().all()),
+        "--dtype float16: activations of this model exceed the range of float16 (65504); use bfloat16",
     )

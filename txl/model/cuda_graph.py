@@ -1,4 +1,4 @@
-"""A model whose memory is full, as one CUDA graph: a few tokens at a time are no longer bound by launches."""
+"""Replaying the forward pass over a full memory as a CUDA graph, which removes launch overhead."""
 
 import logging
 from collections.abc import Callable
@@ -9,62 +9,57 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.memory import KeyValue, KeyValueMemory
-from txl.model.transformer import AnyMemory, Output, TransformerXL
+from txl.model.transformer import AnyMemory, TransformerXL
 from txl.ops.numbers import product_dtype
 
 _LOG = logging.getLogger("txl.model.cuda_graph")
+_N_KEPT = 2  # recordings, each with buffers for a whole memory: full segments and a text's shorter last one
+Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class _Recording:
-    """The layers' pass over one shape of segment and a full memory, its operands at fixed addresses.
+    """The forward pass over one segment shape and a full memory, with operands at fixed addresses.
 
-    Each layer's keys and values lie in a room for M remembered and T new tokens; a replay writes the new ones behind
-    the remembered ones, and moves the last M of them to the front.
+    Each layer has a buffer for the keys and values of M remembered and T new tokens. A replay appends the new ones to
+    the remembered ones, then moves the last M of them to the front.
     """
 
     def __init__(
-        self,
-        model: TransformerXL,
-        h_BTD: Tensor,
-        memory: KeyValueMemory,
-        context: Context,
-        record: Callable[[Callable[[], None]], Callable[[], None]],
+        self, model: TransformerXL, h_BTD: Tensor, memory: KeyValueMemory, context: Context, record: Record
     ) -> None:
         n_new, n_mem = h_BTD.shape[1], memory.length
-        self.shape, self.context, self.length, self.turn = h_BTD.shape, context, n_mem, 0
+        self.length, self.turn = n_mem, 0
         self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
-        self._rooms_2BNCH = [self._room(layer, n_new=n_new) for layer in memory.layers]
-        self.dtype = self._rooms_2BNCH[0].dtype
-        # distances are projected here, not in each replay; the keys and values given stay with who gave them
+        self._buffers_2BNCH = [self._buffer(layer, n_new=n_new) for layer in memory.layers]
+        # position features are projected here, not in each replay
         self._feats = replace(model.with_feats(memory, context, n_new=n_new), layers=())
 
         def work() -> None:
-            out = model.read(self._h_BTD, self.remembered(), context)
+            out = model.read(self._h_BTD, self.memory(), context)
             self.hidden_BTD.copy_(out.hidden_BTD)
-            for room_2BNCH in self._rooms_2BNCH:
-                room_2BNCH[:, :, :, :n_mem] = room_2BNCH[:, :, :, n_new:].clone()
+            for buffer_2BNCH in self._buffers_2BNCH:
+                buffer_2BNCH[:, :, :, :n_mem] = buffer_2BNCH[:, :, :, n_new:].clone()
 
         self._replay = record(work)
-        self.take(memory)
 
     @staticmethod
-    def _room(layer: KeyValue, *, n_new: int) -> Tensor:
+    def _buffer(layer: KeyValue, *, n_new: int) -> Tensor:
         B, N, M, H = layer.k_BNMH.shape
         return layer.k_BNMH.new_empty(2, B, N, M + n_new, H)
 
-    def take(self, memory: KeyValueMemory) -> None:
-        """Begin with this memory."""
-        for room_2BNCH, layer in zip(self._rooms_2BNCH, memory.layers, strict=True):
-            room_2BNCH[0, :, :, : layer.length] = layer.k_BNMH
-            room_2BNCH[1, :, :, : layer.length] = layer.v_BNMH
+    def load(self, memory: KeyValueMemory) -> None:
+        """Copy a memory into the buffers; memories of earlier runs become invalid."""
+        self.turn += 1
+        for buffer_2BNCH, layer in zip(self._buffers_2BNCH, memory.layers, strict=True):
+            buffer_2BNCH[:, :, :, : layer.length] = torch.stack([layer.k_BNMH, layer.v_BNMH])  # may be views of buffers
 
-    def remembered(self) -> KeyValueMemory:
-        """The memory as it is now, in the recording's own rooms."""
+    def memory(self) -> KeyValueMemory:
+        """The current memory, a view of the buffers."""
         n_mem = self.length
-        return replace(self._feats, layers=tuple(KeyValue(room, 0, n_mem, [n_mem]) for room in self._rooms_2BNCH))
+        return replace(self._feats, layers=tuple(KeyValue(b, 0, n_mem, [n_mem]) for b in self._buffers_2BNCH))
 
     def run(self, h_BTD: Tensor) -> Tensor:
-        """The hidden states of a segment, which the next run overwrites."""
+        """The hidden states of a segment; the next run overwrites them."""
         self._h_BTD.copy_(h_BTD)
         self._replay()
         self.turn += 1
@@ -73,7 +68,7 @@ class _Recording:
 
 @dataclass(frozen=True, eq=False)
 class _RecordedMemory:
-    """The memory after so many runs of a recording; it is the recording's until the next run."""
+    """The memory after a run of a recording, valid until the next run."""
 
     recording: _Recording
     turn: int
@@ -83,58 +78,76 @@ class _RecordedMemory:
         """Remembered tokens."""
         return self.recording.length
 
+    def current(self) -> KeyValueMemory:
+        """The memory as keys and values.
+
+        Raises:
+            ValueError: if a later run has overwritten it.
+        """
+        if self.turn != self.recording.turn:
+            raise ValueError("this memory has been used: a CUDA graph can continue from its last segment only")
+        return self.recording.memory()
+
 
 class CudaGraphModel:
-    """A model that reads segments of one length over a full memory by replaying a recording; others as ever.
+    """A model that replays a recording for segments over a full memory, and runs normally otherwise.
 
-    Gives the model's numbers. Unlike the model's, a memory that it returns serves once: after the next segment it is
-    gone. The weights must not change meanwhile.
+    Results equal the model's. Recordings are reused from text to text, so make one `CudaGraphModel` per evaluation and
+    read one text at a time: a returned memory is valid until the next segment only. The weights must not change.
 
     Args:
-        record: turns work into what repeats it; a CUDA graph unless a test says otherwise.
+        record: turns work into a function that repeats it; by default a CUDA graph.
     """
 
-    def __init__(
-        self, model: TransformerXL, *, record: Callable[[Callable[[], None]], Callable[[], None]] | None = None
-    ) -> None:
+    def __init__(self, model: TransformerXL, *, record: Record | None = None) -> None:
         self.model = model
         self._record = record or _cuda_graph
+        self._recordings: dict[tuple[torch.Size, torch.dtype, Context], _Recording] = {}  # least recently used first
         self.failed = False
-        """Whether a recording was tried and could not be made."""
+        """True once a recording has failed."""
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """See `TransformerXL.fresh_memory`."""
         return self.model.fresh_memory(batch_size)
 
     @torch.no_grad()
-    def __call__(self, token_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context) -> Output:
-        """See `TransformerXL.forward`. The hidden states are overwritten by the next call.
+    def __call__(
+        self, token_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context
+    ) -> tuple[Tensor, AnyMemory | _RecordedMemory]:
+        """See `TransformerXL.forward`. The next call overwrites the hidden states.
 
         Raises:
             ValueError: if the memory has been used already.
         """
         h_BTD = self.model.word_emb(token_BT)
-        if isinstance(memory, _RecordedMemory):
-            if memory.turn != memory.recording.turn:
-                raise ValueError("this memory has been used: a graphed model can go on from its last segment only")
-            recording = memory.recording
-            if (recording.shape, recording.context, recording.dtype) != (h_BTD.shape, context, self._key_dtype()):
-                memory = recording.remembered()
-        if isinstance(memory, KeyValueMemory):
-            if self.failed or not self._can_record(memory, context):
-                return self.model.read(h_BTD, memory, context)
+        before = memory.current() if isinstance(memory, _RecordedMemory) else memory
+        if not isinstance(before, KeyValueMemory) or not self._can_record(before, context):
+            return self.model.read(h_BTD, before, context)
+        recording = self._recording(h_BTD, before, context)
+        if recording is None:
+            return self.model.read(h_BTD, before, context)
+        if not (isinstance(memory, _RecordedMemory) and memory.recording is recording):
+            recording.load(before)
+        return recording.run(h_BTD), _RecordedMemory(recording, recording.turn)
+
+    def _recording(self, h_BTD: Tensor, memory: KeyValueMemory, context: Context) -> _Recording | None:
+        """The recording for this segment shape, made if there is none; None if it cannot be made."""
+        key = h_BTD.shape, self._key_dtype(), context
+        recording = self._recordings.pop(key, None)
+        if recording is None and not self.failed:
             try:
                 recording = _Recording(self.model, h_BTD, memory, context, self._record)
-            except RuntimeError as error:  # what a layer does may not be allowed in a graph; slower, it works
+            except RuntimeError as error:  # a layer may use operations that a graph cannot contain
                 self.failed = True
-                _LOG.warning("no CUDA graph, reading without: %s", str(error).splitlines()[0])
-                return self.model.read(h_BTD, memory, context)
-        elif not isinstance(memory, _RecordedMemory):
-            return self.model.read(h_BTD, memory, context)
-        return Output(recording.run(h_BTD), _RecordedMemory(recording, recording.turn))
+                _LOG.warning("no CUDA graph, running without: %s", str(error).splitlines()[0])
+        if recording is not None:
+            self._recordings[key] = recording
+            if len(self._recordings) > _N_KEPT:
+                del self._recordings[next(iter(self._recordings))]
+        return recording
 
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
-        """True if the memory is full and stays so, and new keys will be of its type, which is that of the rooms."""
+        """True if the memory is full, stays full, and has the dtype of the new keys."""
         is_full = 0 < context.mem_len == memory.length and not context.ext_len
         return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
 
@@ -145,12 +158,17 @@ class CudaGraphModel:
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context
     ) -> tuple[Tensor, AnyMemory | _RecordedMemory]:
         """See `TransformerXL.nll`."""
-        hidden_BTD, memory = self(input_BT, memory, context)
-        return self.model.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory
+        hidden_BTD, after = self(input_BT, memory, context)
+        return self.model.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), after
+
+
+def with_cuda_graphs(model: TransformerXL) -> "TransformerXL | CudaGraphModel":
+    """The model, on a GPU as a `CudaGraphModel`."""
+    return CudaGraphModel(model) if model.device.type == "cuda" else model
 
 
 def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """Record work as a CUDA graph, after a run on the side that compiles kernels and allocates workspaces."""
+    """Record work as a CUDA graph, after a warm-up run on a side stream: it compiles kernels, allocates workspaces."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""The feed-forward net of a layer: activations, gates, and computation in chunks."""
+"""The feed-forward network of a layer: activations, gated units, computation in chunks."""
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +41,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "swiglu": nn.SiLU,
 }
 GATED = {"glu", "reglu", "geglu", "swiglu"}
-"""Of these the first matrix has 2 d_inner columns; `--d_inner` 2/3 as large keeps the number of weights."""
+"""With a gate the first matrix has 2 d_inner columns; 2/3 of the `--d_inner` keeps the number of parameters."""
 
 
 class FeedForward(nn.Sequential):
     """W_2 dropout(activation(W_1 x + b_1)) + b_2, then dropout. Source: Vaswani et al. 2017, eq. 2; gates: `Gated`.
 
     Attributes:
-        chunk: tokens of a segment that are computed at a time, 0 for all (Kitaev et al. 2020, sec. 3). Where gradients
-            are wanted a chunk is computed again in the backward pass, so that the inner states of only one are there.
+        chunk: tokens of a segment computed at a time, 0 for all (Kitaev et al. 2020, sec. 3). The backward pass
+            recomputes each chunk, so that the inner states of only one are in memory.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
@@ -64,11 +64,11 @@ class FeedForward(nn.Sequential):
         )
         self.chunk = 0
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        if not 0 < self.chunk < x_BTD.shape[1]:
-            return super().forward(x_BTD)
-        return torch.cat([self._one(part_BCD) for part_BCD in x_BTD.split(self.chunk, dim=1)], dim=1)
+        if not 0 < self.chunk < input.shape[1]:
+            return super().forward(input)
+        return torch.cat([self._one(part_BCD) for part_BCD in input.split(self.chunk, dim=1)], dim=1)
 
     def _one(self, part_BCD: Tensor) -> Tensor:
         if torch.is_grad_enabled():

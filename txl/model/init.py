@@ -1,4 +1,4 @@
-"""All initialisation, in one function."""
+"""Weight initialisation, in one function."""
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from txl.positions import PositionEncoding
 
 
 def init_weights(model: TransformerXL, config: TrainConfig) -> None:
-    """Draw all weights anew, as the original does.
+    """Initialise all weights, as the original does.
 
     | weights                                                     | drawn from                                   |
     |-------------------------------------------------------------|----------------------------------------------|
@@ -18,7 +18,7 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     | LayerNorm weights                                           | N(1, init_std)                               |
     | biases                                                      | 0                                            |
 
-    What a position encoding sets otherwise comes last, see `PositionEncoding.reset_parameters`.
+    Position encodings with their own initialisation come last, see `PositionEncoding.reset_parameters`.
     """
     projections = {
         id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs

@@ -1,4 +1,4 @@
-"""Layers whose inputs are computed from their outputs, so that no activations are kept for the backward pass."""
+"""Reversible layers: the backward pass recomputes inputs from outputs, so no activations are stored."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ from txl.memory import Span
 
 
 class TwoStreams(Protocol):
-    """A layer that `y1 = x1 + attended(x2); y2 = x2 + fed(y1)` makes one with two streams."""
+    """A reversible layer: y1 = x1 + attended(x2), y2 = x2 + feed_forward(y1)."""
 
     def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """What attention adds to stream 1, (B, T, D)."""
+        """The attention output, added to stream 1, (B, T, D)."""
         ...
 
-    def fed(self, x_BTD: Tensor) -> Tensor:
-        """What the feed-forward net adds to stream 2, (B, T, D)."""
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        """The feed-forward output, added to stream 2, (B, T, D)."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All that gradients are for."""
+        """All parameters that need gradients."""
         ...
 
 
@@ -38,16 +38,16 @@ def reversible_layers(
 ) -> tuple[Tensor, Tensor]:
     """The two streams after all layers, (B, T, D) each.
 
-    y1 = x1 + attended(x2),  y2 = x2 + fed(y1)          x2 = y2 - fed(y1),  x1 = y1 - attended(x2)
+    y1 = x1 + attended(x2),  y2 = x2 + ff(y1)          x2 = y2 - ff(y1),  x1 = y1 - attended(x2)
 
-    The backward pass goes through the layers from the last to the first, computes each one's input from its output and
-    its gradients from its input. It keeps the last output, and with dropout the state of the random numbers of each
-    layer; gradients equal those of kept activations but for rounding.
+    The backward pass goes from the last layer to the first, computing each input from the output and gradients from the
+    input. It stores the last output and each layer's random state (for dropout). Gradients equal those with stored
+    activations up to rounding.
     Source: Gomez et al. 2017, sec. 3; Kitaev et al. 2020, sec. 3, for the two halves of a layer.
 
     Args:
-        memory: per layer what is remembered, (B, M, D).
-        feats: what the position encoding prepared.
+        memory: one (B, M, D) per layer.
+        feats: from the position encoding's `prepare`.
         keep: called for each layer with stream 2 before and after it, without gradients.
     """
     parameters = list({id(p): p for layer in layers for p in layer.parameters()}.values())
@@ -68,32 +68,32 @@ class _Reversible(torch.autograd.Function):
         *parameters: nn.Parameter,
     ) -> tuple[Tensor, Tensor]:
         ctx.layers, ctx.memory, ctx.span, ctx.parameters = layers, memory, span, parameters
-        ctx.surroundings = [_RandomAndAutocastState(x1_BTD.device)]
+        ctx.states = [_RandomAndAutocastState(x1_BTD.device)]
         for layer, mem_BMD in zip(layers, memory, strict=True):
             read_BTD = x2_BTD
             x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
-            ctx.surroundings.append(_RandomAndAutocastState(x1_BTD.device))
+            ctx.states.append(_RandomAndAutocastState(x1_BTD.device))
             x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
             keep(read_BTD, x2_BTD)
-            ctx.surroundings.append(_RandomAndAutocastState(x1_BTD.device))
+            ctx.states.append(_RandomAndAutocastState(x1_BTD.device))
         ctx.save_for_backward(x1_BTD, x2_BTD, feats)
         return x1_BTD, x2_BTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy1_BTD: Tensor, dy2_BTD: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy1_BTD: Tensor, dy2_BTD: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # decorated
         y1_BTD, y2_BTD, feats = ctx.saved_tensors
         feats = feats.detach().requires_grad_(ctx.needs_input_grad[6])
         sums = _Sums([*ctx.parameters, feats])
-        surroundings = ctx.surroundings[:-1]
+        states = ctx.states[:-1]
         for layer, mem_BMD in zip(reversed(ctx.layers), reversed(ctx.memory), strict=True):
             y1_BTD = y1_BTD.detach().requires_grad_()
-            with surroundings.pop().restored(), torch.enable_grad():
+            with states.pop().restored(), torch.enable_grad():
                 ff_BTD = layer.feed_forward(y1_BTD)
             dy1_BTD = dy1_BTD + sums.add(ff_BTD, dy2_BTD, y1_BTD)
             x2_BTD = (y2_BTD - ff_BTD.detach()).requires_grad_()
             del ff_BTD
-            with surroundings.pop().restored(), torch.enable_grad():
+            with states.pop().restored(), torch.enable_grad():
                 attended_BTD = layer.attended(x2_BTD, mem_BMD, feats, ctx.span)
             dy2_BTD = dy2_BTD + sums.add(attended_BTD, dy1_BTD, x2_BTD)
             y1_BTD, y2_BTD = (y1_BTD - attended_BTD).detach(), x2_BTD.detach()
@@ -103,14 +103,14 @@ class _Reversible(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of tensors that several layers use."""
+    """Summed gradients of tensors that several layers use."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self.totals: list[Tensor | None] = [None] * len(tensors)
 
     def add(self, out: Tensor, upstream: Tensor, source: Tensor) -> Tensor:
-        """Add what `out` gives to the tensors, and return what it gives to its source."""
+        """Add the gradients of `out` with respect to the tensors, and return that with respect to `source`."""
         wanted = [i for i, tensor in enumerate(self.tensors) if tensor.requires_grad]
         inputs = [source, *(self.tensors[i] for i in wanted)]
         to_source, *grads = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
@@ -122,7 +122,7 @@ class _Sums:
 
 
 class _RandomAndAutocastState:
-    """The random numbers and the precision that a computation will meet, to repeat it."""
+    """The states of random generators and autocast, to repeat a computation exactly."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

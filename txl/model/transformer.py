@@ -1,5 +1,6 @@
-"""Transformer-XL: the file to read first. It does not know which position encoding or attention rule is in use."""
+"""Transformer-XL: the file to read first. Independent of the position encoding and the attention rule in use."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ from txl.positions import PositionEncoding, build_position_encodings, require_se
 
 
 class Layer(nn.Module):
-    """Attention over [memory, segment], then a feed-forward net, each with residual connection and LayerNorm.
+    """Attention over [memory, segment], then a feed-forward network, each with residual connection and LayerNorm.
 
-    With `reversible` the state has two streams, side by side in (B, T, 2D); see `txl.model.reversible`.
+    With `reversible` the state holds two streams, concatenated as (B, T, 2D); see `txl.model.reversible`.
     """
 
     def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
@@ -43,27 +44,27 @@ class Layer(nn.Module):
     def with_key_values(
         self, state: Tensor, remembered: KeyValue, feats: Tensor, span: Span
     ) -> tuple[Tensor, KeyValue]:
-        """The same from remembered keys and values; see `Attention.with_key_values`."""
+        """`forward` with a memory of keys and values; see `Attention.with_key_values`."""
         read_BTD = self.read(state)
         normed_BTD = self.attn_norm(read_BTD) if self.pre_lnorm else read_BTD
         attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, feats, span)
         return self._after(state, self.attn_drop(attended_BTD)), seen
 
     def read(self, state: Tensor) -> Tensor:
-        """Of the state what attention reads and memory keeps, (B, T, D)."""
+        """The part of the state that attention reads and memory stores, (B, T, D)."""
         return state.chunk(2, dim=-1)[1] if self.reversible else state
 
     def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """What attention adds to stream 1. What an encoding adds to a layer's input is read, not left in stream 2."""
+        """The attention output, added to stream 1. Positions added to the layer input do not stay in stream 2."""
         return self._attended(*self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span), feats, span)
 
     def _attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        if self.pre_lnorm:  # the memory, kept unnormalised, is normalised when read
+        if self.pre_lnorm:  # memory is stored unnormalised and normalised on each read
             x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
         return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        """What the feed-forward net adds."""
+        """The feed-forward output, before the residual connection."""
         return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
 
     def _after(self, state: Tensor, attended_BTD: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class Layer(nn.Module):
 
 
 AnyMemory = Memory | KeyValueMemory
-"""What a model remembers; it returns the kind that it was given, hidden states where gradients are asked for."""
+"""A model returns the kind of memory that it was given; hidden states if gradients are needed."""
 
 
 class Output(NamedTuple):
@@ -90,38 +91,41 @@ class Output(NamedTuple):
 
 
 class TransformerXL(nn.Module):
-    """A language model with a memory of the segments before (Dai et al. 2019, arXiv 1901.02860).
+    """A language model with segment-level recurrence (Dai et al. 2019, arXiv 1901.02860).
 
         hidden, memory = model(token_BT, memory, context)
         nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
 
-    State goes in and comes out; nothing is kept in the module. `memory=None` is the empty memory. `context` says how
-    far to look back, and may change from call to call.
+    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty memory. `context` holds
+    the segment and memory lengths, and may change from call to call.
     With `pre_lnorm` there is no LayerNorm after the last layer, as in the original.
     """
+
+    layers: Sequence[Layer]
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
         super().__init__()
         self.config = config
         self.word_emb = AdaptiveEmbedding(config)
         encodings = build_position_encodings(config, dropout=dropout)
-        self.layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
+        layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
+        self.layers = layers  # type: ignore[assignment]  # a ModuleList does not know the class of its elements
         self.drop = Dropout(dropout)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
         self.recompute = False
-        """Compute each layer a second time in the backward pass instead of keeping its activations."""
+        """Recompute each layer's activations in the backward pass (activation checkpointing)."""
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
-        """Read a segment. The ids may lie on the CPU, see `AdaptiveEmbedding`.
+        """Read a segment of token ids (B, T), which may be on the CPU, see `AdaptiveEmbedding`.
 
         Raises:
-            ValueError: if the memory belongs to a batch of another size or takes no gradient, an id lies outside the
-                vocabulary, or the position encoding has no meaning for this look-back.
+            ValueError: if the memory has another batch size or takes no gradient, or an id is outside the vocabulary.
+            UsageError: if the position encoding does not support the context.
         """
         return self.read(self.word_emb(token_BT), memory, context)
 
@@ -131,33 +135,26 @@ class TransformerXL(nn.Module):
         h_BTD = self.drop(h_BTD)
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:
-            memory = Memory.empty(len(self.layers), batch_size, self.config.d_model, like=h_BTD)
+            memory = self.empty_memory(batch_size, like=h_BTD)
         if isinstance(memory, KeyValueMemory) and h_BTD.requires_grad:
-            memory = self._for_gradients(memory, like=h_BTD)
+            if memory.length:
+                raise ValueError(
+                    "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
+                )
+            memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
-        if self.config.reversible:  # two streams that begin alike and end as their mean
+        if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
         if isinstance(memory, KeyValueMemory):
             h_BTD, memory = self._with_key_values(h_BTD, memory, span, context)
         else:
             h_BTD, memory = self._with_hidden_states(h_BTD, memory, span, context)
         if self.config.reversible:
-            h_BTD = sum(h_BTD.chunk(2, dim=-1)) / 2
+            x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
+            h_BTD = (x1_BTD + x2_BTD) / 2
         return Output(self.drop(h_BTD), memory)
-
-    def _for_gradients(self, memory: KeyValueMemory, *, like: Tensor) -> Memory:
-        """An empty memory of hidden states: keys and values are made without gradients, which no layer would then get.
-
-        Raises:
-            ValueError: if there is something to remember already.
-        """
-        if memory.length:
-            raise ValueError(
-                "a memory of keys and values takes no gradient; read under torch.no_grad(), or begin with memory=None"
-            )
-        return Memory.empty(len(self.layers), memory.batch_size, self.config.d_model, like=like)
 
     def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
         feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
@@ -183,7 +180,8 @@ class TransformerXL(nn.Module):
             old_BMD = memory.layers[len(kept)]
             kept.append(kept_tokens(old_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))
 
-        streams = reversible_layers(self.layers, *h_BTD.chunk(2, dim=-1), memory.layers, feats, span, keep)
+        x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
+        streams = reversible_layers(self.layers, x1_BTD, x2_BTD, memory.layers, feats, span, keep)
         return torch.cat(streams, dim=-1), Memory(tuple(kept))
 
     @torch.no_grad()
@@ -201,10 +199,10 @@ class TransformerXL(nn.Module):
 
     @torch.no_grad()
     def with_feats(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
-        """The memory with positions projected for a segment of n_new tokens, where it is without.
+        """The memory with the position features projected for a segment of n_new tokens, unless it has them.
 
-        For encodings of distances they are made once, for the longest span there will be. `forward` does this by
-        itself; whoever records a forward pass does it before, or it is recorded.
+        For encodings of distances they are computed once, for the longest span. `forward` calls this itself; call it
+        before recording a forward pass (CUDA graph), or the projection is recorded too.
         """
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
         encodings = [layer.attn.pos for layer in self.layers]
@@ -219,10 +217,10 @@ class TransformerXL(nn.Module):
         return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
 
     def use_attention(self, impl: str) -> None:
-        """Compute relative attention in the way named, see `txl.ops.rel_attention`; the result is the same.
+        """Choose the implementation of relative attention, see `txl.ops.rel_attention`; results agree up to rounding.
 
         Raises:
-            UsageError: if it does not work on the model's device.
+            UsageError: if it cannot run on the model's device.
         """
         reason = refusal(impl, self.device, d_head=self.config.d_head)
         require(reason is None, f"--attn_impl {impl}: {reason}")
@@ -230,7 +228,7 @@ class TransformerXL(nn.Module):
             layer.attn.rule.impl = impl
 
     def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
-        """The way in which attention over a full memory is computed, in numbers of `dtype`; for the log."""
+        """The implementation used for attention over a full memory in `dtype`, for the log."""
         attn = self.layers[0].attn
         path = attn.rule.path(attn.pos)
         if path != "relative":
@@ -239,26 +237,30 @@ class TransformerXL(nn.Module):
         return resolved(attn.rule.impl, self.device, dtype, **shape, needs_grad=needs_grad)
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
-        """An empty memory for evaluation and generation, of the faster kind where encoding and recurrence allow it.
+        """An empty memory for evaluation and generation: keys and values if encoding and recurrence allow it.
 
-        Where gradients are asked for it is read as `None` is.
+        If gradients are needed it acts like `None`.
         """
-        weight = self.layers[0].attn.k_net.weight
         if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
-            return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=weight)
-        n_head, d_head = self.config.n_head, self.config.d_head
+            return self.empty_memory(batch_size)
+        n_head, d_head, weight = self.config.n_head, self.config.d_head, self.layers[0].attn.k_net.weight
         return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
+
+    def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
+        """An empty memory of hidden states, with dtype and device of `like` (default: the weights)."""
+        like = self.layers[0].attn.k_net.weight if like is None else like
+        return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=like)
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
     ) -> tuple[Tensor, AnyMemory]:
-        """Nats of each target, (B, T) in the order of the tokens, and the memory for the next segment.
+        """Loss of each target in nats, (B, T), and the memory for the next segment.
 
-        The input may be longer than the target (`ext_len`): the targets belong to its last positions. Ids that lie on
-        the CPU spare a GPU the waiting, see `AdaptiveSoftmax.nll`.
+        The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
+        GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
-        hidden_BTD, memory = self(input_BT, memory, context)
-        return self.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), memory
+        out: Output = self(input_BT, memory, context)
+        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT), out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

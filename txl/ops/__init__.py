@@ -1,1 +1,1 @@
-"""Operators with a plain definition and fast paths that equal it, a folder each."""
+"""Operators: a reference definition each, and faster implementations tested against it."""

@@ -1,9 +1,8 @@
-"""Dropout with a mask of 16-bit draws on a CPU.
+"""Faster dropout on CPUs: one 64-bit random number masks four elements.
 
-PyTorch draws a Bernoulli variable per number there, which takes 5 % to 10 % of a training step. Here one 64-bit draw
-serves four numbers: each is dropped if its 16 bits, read as a number, lie below p 2^16. p is rounded to a multiple of
-2^-16 and the scale with it, so that the mean stays what it was. Elsewhere, and in compiled graphs, PyTorch's own is
-used.
+PyTorch draws one Bernoulli variable per element there, 5 % to 10 % of a training step. Here an element is dropped if
+its 16 random bits, read as a number, lie below p 2^16. p is rounded to a multiple of 2^-16 and the scale with it, so
+the mean is unchanged. On other devices and in compiled graphs, PyTorch's own dropout runs.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ _LEVELS = 2**16
 
 
 def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
-    """x with a share p of its numbers zeroed and the others divided by 1 - p, drawn from PyTorch's generator."""
+    """Zero elements of x with probability p and divide the others by 1 - p, using PyTorch's generator."""
     if not training or p == 0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -29,21 +28,21 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         n_dropped = min(round(p * _LEVELS), _LEVELS - 1)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        factor = torch.empty(x.shape, dtype=x.dtype)  # straight from the comparison: by way of a bool is slower
+        factor = torch.empty(x.shape, dtype=x.dtype)  # compared into floats: a bool mask is slower
         torch.ge(draws.view(torch.int16)[: x.numel()].view(x.shape), n_dropped - _LEVELS // 2, out=factor)
         factor.mul_(_LEVELS / (_LEVELS - n_dropped))
         ctx.save_for_backward(factor)
         return x * factor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (factor,) = ctx.saved_tensors
-        return grad * factor, None
+        return grads[0] * factor, None
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` by way of `dropout`."""
+    """`nn.Dropout` computed by `dropout`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(...) to (...)."""
-        return dropout(x, self.p, training=self.training)
+        return dropout(input, self.p, training=self.training)

@@ -1,9 +1,8 @@
-"""Linear maps of a few rows, as generation and the tail clusters need them.
+"""Linear layers for one to four rows, as in generation and in tail clusters of the softmax.
 
-A matrix product of one to four rows is bound by reading the weights. Asked for x W^T with so few rows, the BLAS behind
-PyTorch's CPU build (MKL) packs W first or falls back to one thread; asked for W x^T, with two columns at least, it
-reads W once with all threads. Measured on 2 cores of an AMD EPYC: 2.1 to 2.6 times as fast with one row, 2 to 7 times
-with two to four (`docs/speed.md`). The result is the same but for rounding.
+With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) first packs W or runs on one
+thread; for W x^T with at least two columns it reads W once with all threads. On 2 cores of an AMD EPYC this is 2.1 to
+2.6 times as fast with one row, 2 to 7 times with two to four (`docs/speed.md`). Results agree up to rounding.
 """
 
 import torch
@@ -14,7 +13,7 @@ FEW = 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, (..., in) to (..., out); by whichever product is faster where no gradient is asked for."""
+    """x @ weight.T + bias, (..., in) to (..., out); without gradients by the faster of the two products."""
     n_row = x.shape[:-1].numel()
     is_few = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and 0 < n_row <= FEW
     if not is_few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -31,8 +30,8 @@ def product(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by way of `linear`."""
+    """`nn.Linear` computed by `linear`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
-        return linear(x, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)

@@ -1,7 +1,7 @@
-"""Softmax cross entropy of a linear map, the logits a piece at a time.
+"""Cross-entropy of a linear layer's softmax, in chunks of tokens.
 
-Logits beyond `BUDGET` are computed in pieces of the tokens, and a second time in the backward pass, so that memory does
-not grow with tokens times words.
+Beyond `BUDGET` logits, tokens are processed in chunks whose logits the backward pass recomputes, so memory does not
+grow with tokens x vocabulary.
 """
 
 import torch
@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from txl.ops.few_rows import linear
 
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
-"""Logits that are held at once, in float32 128 and 512 MiB; the backward pass holds two more tensors of this size."""
+"""Logits held at once (128 and 512 MiB in float32); the backward pass holds two more tensors of this size."""
 
 
 def linear_cross_entropy(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
     """-log softmax(hidden_LE @ weight_VE.T + bias_V)[l, target_L[l]], in nats, (L,).
 
-    The softmax is at least in float32, also where the logits are in half precision. L may be 0.
+    The softmax is computed in float32 or wider, even if the logits are in half precision. L may be 0.
     """
     n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
     if len(hidden_LE) <= n_token:

@@ -1,17 +1,24 @@
-"""The numbers that matrix products are made in."""
+"""Dtypes of matrix products under autocast, and sums in float64."""
 
 import torch
 from torch import Tensor
 
+AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(d))
+"""Looked up on import: torch.compile cannot trace `is_autocast_available` in every supported version."""
+
+
+def is_autocast_on(device: torch.device) -> bool:
+    """True inside an enabled autocast context for the device."""
+    return device.type in AUTOCAST_DEVICES and torch.is_autocast_enabled(device.type)
+
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """That of a product with x here: autocast's where it is on, which leaves float64 alone; else that of x."""
-    device = x.device.type
-    if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device):
+    """The dtype of a matrix product with x: under autocast its dtype, unless x is float64; else that of x."""
+    if x.dtype == torch.float64 or not is_autocast_on(x.device):
         return x.dtype
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return torch.get_autocast_dtype(x.device.type)
 
 
-def wide_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum in float64; on the CPU where the device has no such numbers."""
+def wide_sum(x: Tensor) -> Tensor:
+    """The sum in float64; on the CPU for devices without float64."""
     return (x.cpu() if x.device.type == "mps" else x).double().sum()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, TrainConfig, require
 from txl.memory import Span
+from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.runtime.distributed import Ranks
@@ -110,7 +111,7 @@ def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_s
     model.train()
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),  # the training's own must not be touched
-        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+        autocast(device, dtype),
         torch.autograd.graph.saved_tensors_hooks(count, lambda x: x),
     ):
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)

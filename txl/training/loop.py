@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from txl.checkpoint import CheckpointWriter
 from txl.config import Context
-from txl.evaluation.score import Score, ScoredRows, evaluate
+from txl.evaluation.reading import ScoredRows
+from txl.evaluation.score import Score, evaluate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import eval_line, perplexity, print_line, train_line

@@ -13,6 +13,7 @@ from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context, TrainConfig
 from txl.memory import Memory
+from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
@@ -214,7 +215,7 @@ class TrainState:
             with self._without_sync() if i < n_chunk - 1 else nullcontext():
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
-                with torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                with autocast(self.ranks.device, self.dtype):
                     loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, require
-from txl.evaluation.score import Predictor, Segments
+from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.study.bins import bin_of_tensor, log_edges, spans
 from txl.memory import Memory, Span
 from txl.model.attention import Attention

@@ -11,7 +11,8 @@ import torch
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.config import Context, UsageError, require
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
-from txl.evaluation.score import ScoredRows, require_finite
+from txl.evaluation.reading import ScoredRows
+from txl.evaluation.score import require_finite
 from txl.evaluation.study.recl import losses_by_context
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.evaluation.score import Segments
+from txl.evaluation.reading import Segments
 from txl.evaluation.study.bins import bin_of, log_edges, spans
 from txl.runtime.distributed import Ranks
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from txl.config import Context
-from txl.evaluation.score import Segments
+from txl.evaluation.reading import Segments
 from txl.model.transformer import TransformerXL
 from txl.runtime.log import perplexity
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from txl.config import Context, UsageError, require
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
-from txl.evaluation.score import Predictor
+from txl.evaluation.reading import Predictor
 from txl.evaluation.test_time.cache import ContinuousCache
 from txl.evaluation.test_time.dynamic import DynamicEvaluation, Weights
 from txl.evaluation.test_time.knn import NearestNeighbours

@@ -1,4 +1,4 @@
-"""Dynamic evaluation: the weights follow the text that is read.
+"""Dynamic evaluation: gradient steps on the text while it is scored.
 
 Source: Krause et al. 2018 (arXiv 1709.07432) for the update rules; Krause et al. 2019 (arXiv 1904.08378) for
 Transformer-XL. With the trained weights theta_g, segments s_1, s_2, ... and their mean loss L(s), all operations
@@ -10,8 +10,8 @@ elementwise:
     (4) RMS      theta <- theta - eta dL(s_i)/dtheta / (sqrt(MS_g) + epsilon)
                           + min(lambda RMS_norm, 1) (theta_g - theta)
 
-The minimum in (4) keeps the decay from overshooting theta_g. Segment i is predicted with the weights that the segments
-before it have left, and updates them afterwards.
+The minimum in (4) keeps the decay from overshooting theta_g. Segment i is scored with the weights after segment i - 1,
+and updates them afterwards.
 
 Differs from benkrause/dynamic-evaluation, whose mean in (2) is one over the means of the tensors; and from
 benkrause/dynamiceval-transformer, whose (1) is a sum and whose (4) lacks the mean and the minimum: its learning rate
@@ -27,42 +27,40 @@ from torch import Tensor
 
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
-from txl.evaluation.score import Segments
-from txl.memory import Memory
-from txl.model.transformer import TransformerXL
+from txl.evaluation.reading import Segments
+from txl.model.transformer import AnyMemory, TransformerXL
 
 Weights = dict[str, Tensor]
-"""By the name of the parameter, tied ones once."""
+"""Tensors by parameter name, tied parameters once."""
 
 
 class Adapted(NamedTuple):
-    """The state of the text.
+    """The state after a segment.
 
     Attributes:
         memory: hidden states of the segments before.
-        learner: a copy of the model, with the weights that those segments have left.
-        scored: between scoring a segment and learning from it, its nats (B, T) as a function of these weights.
+        learner: a copy of the model with the adapted weights.
+        scored: after a segment was scored, until it is learned from: its nats (B, T), with their autograd graph.
     """
 
-    memory: Memory
+    memory: AnyMemory
     learner: TransformerXL
     scored: Tensor | None = None
 
 
 class DynamicEvaluation:
-    """A predictor whose weights take a step after each segment: (3) and (4) in the docstring of the module.
+    """A predictor that updates its weights after each segment by (3) or (4), see the module's docstring.
 
-    The adapted weights are part of the state. They start as a copy of the model's, which stay as they are, and are
-    changed in place: a state that was handed on is used up. What is remembered are hidden states; keys and values would
-    be those of weights that are no longer there.
+    The adapted weights are part of the state: a copy of the model's, updated in place, so a state can be used once. The
+    memory holds hidden states; keys and values would belong to outdated weights.
 
-    Streams side by side share their weights, which follow the mean loss over all of them: the result depends on their
-    number. One stream is what the papers do.
+    Parallel streams share their weights, which follow the mean loss: the result depends on the number of streams. The
+    papers use one.
 
     Args:
-        mean_square: (1), see `gradient_statistics`; only the rule "rms" needs it.
+        mean_square: (1), see `gradient_statistics`; needed for the rule "rms".
     Raises:
-        ValueError: if it needs it and does not have it.
+        ValueError: if it is needed and missing.
     """
 
     def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
@@ -74,29 +72,29 @@ class DynamicEvaluation:
             if mean_square is None:
                 raise ValueError("the rule rms divides by the mean squares of the gradients, which are not given")
             self.rms = {name: square.sqrt() for name, square in mean_square.items()}
-            self.decay /= _mean(self.rms.values())  # (2), so that (4) is left with a product
+            self.decay /= _mean(self.rms.values())  # the denominator of (2)
 
     def fresh_memory(self, batch_size: int) -> Adapted:
-        """The trained weights, and nothing remembered."""
+        """The trained weights and an empty memory."""
         return _fresh(self.model, batch_size)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
-        """Nats of each target under the weights so far, and the state to learn from them.
+        """Nats of each target under the current weights, and the state to learn from them.
 
         Raises:
-            UsageError: if the weights have run away, and a loss is no longer a number.
+            UsageError: if the weights have diverged and a loss is not finite.
         """
         nll_BT, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
-            raise UsageError(f"--dynamic_lr {self.lr:g}: the weights ran away, losses are infinite; use a smaller one")
+            raise UsageError(f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a smaller one")
         return nll_BT, memory
 
     @torch.no_grad()
     def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
-        """The state after a step by the targets that count (None: all) of the segment just scored.
+        """The state after an update by the scored targets (None: all) of the last segment.
 
         Raises:
-            ValueError: if no segment was scored since the last step.
+            ValueError: if no segment was scored since the last update.
         """
         gradients = _gradients(memory, counted_BT)
         for name, weight in memory.learner.named_parameters():
@@ -111,12 +109,12 @@ class DynamicEvaluation:
 
 
 def gradient_statistics(model: TransformerXL, segments: Segments, context: Context) -> Weights:
-    """Mean squares of the gradients over segments of a text, (1) in the docstring of the module.
+    """Mean squares of the gradients over segments of a text, (1) in the module's docstring.
 
-    The gradient of a segment is that of its mean loss over all streams: read as many as will be evaluated.
+    A segment's gradient is that of its mean loss over all streams, so use as many streams as in the evaluation.
     """
     squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
-    device = next(model.parameters()).device
+    device = model.device
     memory, n_segment = None, 0
     for input_BT, target_BT, counted_BT in segments:
         if memory is None:
@@ -129,9 +127,7 @@ def gradient_statistics(model: TransformerXL, segments: Segments, context: Conte
 
 
 def _fresh(model: TransformerXL, batch_size: int) -> Adapted:
-    like = model.layers[0].attn.k_net.weight
-    memory = Memory.empty(len(model.layers), batch_size, model.config.d_model, like=like)
-    return Adapted(memory, copy.deepcopy(model).eval())
+    return Adapted(model.empty_memory(batch_size), copy.deepcopy(model).eval())
 
 
 def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
@@ -142,13 +138,9 @@ def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Conte
 
 
 def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
-    """Those of the mean loss over the targets that count (None: all) of the segment just scored.
-
-    Raises:
-        ValueError: if no segment was scored since the last step.
-    """
+    """Gradients of the mean loss over the scored targets (None: all) of the last segment; see `learn`."""
     if memory.scored is None:
-        raise ValueError("no segment was scored since the last step")
+        raise ValueError("no segment was scored since the last update")
     with torch.enable_grad():
         loss = (memory.scored if counted_BT is None else memory.scored[counted_BT.to(memory.scored.device)]).mean()
     names, weights = zip(*memory.learner.named_parameters(), strict=True)

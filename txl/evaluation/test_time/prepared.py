@@ -9,7 +9,7 @@ import numpy as np
 from txl.checkpoint import Checkpoint
 from txl.config import Context
 from txl.evaluation.config import KnnConfig
-from txl.evaluation.score import Predictor, ScoredRows, warmup_segments, within
+from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
 from txl.evaluation.test_time.additions import Additions
 from txl.evaluation.test_time.dynamic import gradient_statistics
 from txl.evaluation.test_time.store import Store, build_store, open_store

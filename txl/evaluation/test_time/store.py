@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.evaluation.score import Segments
+from txl.evaluation.reading import Segments
 from txl.files import flush, naming
 from txl.model.transformer import TransformerXL
 
@@ -132,7 +132,7 @@ def build_store(
 
 def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
     """Hidden states and the words they predict, (L, D) and (L,), of the tokens that count in each segment."""
-    device = next(model.parameters()).device
+    device = model.device
     memory = None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all numbers
         for input_BT, target_BT, counted_BT in segments:

@@ -1,4 +1,4 @@
-"""Relative attention with the biases u and v: one definition, several ways to compute it."""
+"""Relative attention with the biases u and v: one definition, four implementations."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -7,13 +7,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from txl.ops.numbers import is_autocast_on, product_dtype
 from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
 
 
 def _fused(*args: Tensor, **options: float) -> Tensor:
-    from txl.ops.rel_attention.fused import fused  # registers an operator: not before somebody asks for it
+    from txl.ops.rel_attention.fused import fused  # on first use: the import registers a custom operator
 
     return fused(*args, **options)
 
@@ -25,8 +26,9 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "fused": _fused,
 }
 
+_HAS_TRITON = find_spec("triton") is not None  # on import: torch.compile cannot trace the lookup
 _LARGEST_FUSED_HEAD = 128
-_LONG = 8192  # keys from which on tiles are faster than rows on a CPU, where no gradient is asked for
+_LONG = 8192  # keys; from here on blockwise is faster than dense on a CPU without gradients
 
 
 def rel_attention(
@@ -43,55 +45,54 @@ def rel_attention(
     clamp_len: int = -1,
     impl: str = "auto",
 ) -> Tensor:
-    """softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s over the keys that query t may see, (B, N, T, H).
+    """softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s over the keys visible to query t, (B, N, T, H).
 
-    The last query stands at the last key: the distance from query t to key s is S - T + t - s. A query sees distances
-    from 0 up to `window`, exclusive (-1: all there are).
+    The last query is at the position of the last key, so the distance from query t to key s is S - T + t - s. A query
+    sees distances 0 <= d < `window` (-1: all d >= 0).
 
-    Source: Dai et al. 2019, sec. 3.3, terms a to d; w is the paper's v, renamed beside the values.
+    Source: Dai et al. 2019, sec. 3.3, terms a to d; w is the paper's v, renamed because v are the values here.
 
     Args:
-        r_SNH: a row per distance, farthest first: row S - 1 - d belongs to distance d.
+        r_SNH: one row per distance, farthest first: row S - 1 - d for distance d.
         scale: of the logits; H^(-1/2) in the paper.
-        dropout: share of the probabilities that are zeroed, the others divided by 1 - dropout.
-        clamp_len: a promise that rows of larger distances equal that of this one (-1: none), which saves the dense
-            path their products.
-        impl: a name in IMPLEMENTATIONS; auto: the fastest one for these shapes.
+        dropout: probability of zeroing an attention probability; the others are divided by 1 - dropout.
+        clamp_len: states that all rows for larger distances equal the row for this one (-1: no such promise); the
+            dense implementation then multiplies them once.
+        impl: a name in IMPLEMENTATIONS, or "auto" for the fastest one for these shapes.
     """
-    device = q_BNTH.device.type
-    narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if narrows:
-        dtype = torch.get_autocast_dtype(device)
+    is_autocast = is_autocast_on(q_BNTH.device)
+    if is_autocast:
+        dtype = product_dtype(q_BNTH)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
     shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2]}
     impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
     promise = {"clamp_len": clamp_len} if impl == "dense" else {}
-    with torch.autocast(device, enabled=False) if narrows else nullcontext():
+    with torch.autocast(q_BNTH.device.type, enabled=False) if is_autocast else nullcontext():
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **promise
         )
 
 
 def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
-    """Why an implementation does not work, and what to do; None: it does."""
+    """Why an implementation cannot run, and what to use instead; None if it can."""
     if impl != "fused":
         return None
     if device.type != "cuda":
-        return "needs a GPU; leave the flag out, or give dense or blockwise"
-    if find_spec("triton") is None:
+        return "needs a GPU; leave the flag out, or use dense or blockwise"
+    if not _HAS_TRITON:
         return "needs Triton, which is not installed; pip install triton"
     if d_head > _LARGEST_FUSED_HEAD:
-        return f"takes heads of up to {_LARGEST_FUSED_HEAD}, not {d_head}; give dense or blockwise"
+        return f"supports heads of up to {_LARGEST_FUSED_HEAD}, not {d_head}; use dense or blockwise"
     return None
 
 
 def resolved(impl: str, device: torch.device, dtype: torch.dtype, *, d_head: int, n_key: int, needs_grad: bool) -> str:
-    """The implementation of this name; for `auto` the fastest one for these shapes.
+    """The implementation of this name; "auto" resolves to the fastest one for these shapes.
 
-    On a GPU in half precision the fused one, where the hardware multiplies matrices of 16-bit numbers. In float32 it
-    would not, and the fused path has twice as many products, in small tiles; that dense is the faster one there is an
-    estimate, not timed on a GPU. Without gradients tiles beat rows from some length on.
+    On a GPU in half precision: fused, which uses the tensor cores. In float32 it cannot, and has twice as many products
+    in small tiles; preferring dense there is an estimate, not a measurement. Without gradients and with many keys:
+    blockwise.
     """
     if impl != "auto":
         return impl

@@ -1,9 +1,9 @@
-"""Tiles of queries and keys with an online softmax: memory grows with T + S, not with their product.
+"""Tiles of queries and keys with an online softmax: memory grows with T + S, not with T x S.
 
 Source of the online softmax: Milakov and Gimelshein 2018; of the tiling, forward and backward: Dao et al. 2022.
-A tile of n queries and m keys meets n + m - 1 distances, so its product with r has that many columns and is shifted
-within the tile. The backward pass computes the probabilities of a tile again, from the row's log-sum-exp; dropout's
-mask is drawn again, from a seed and the number of the tile. The equations are those of `dense.py`.
+A tile of n queries and m keys covers n + m - 1 distances, so its product with r has that many columns and is shifted
+within the tile. The backward pass recomputes the probabilities of a tile from the row's log-sum-exp, and dropout's mask
+from a seed and the tile's number. The equations are those of `dense.py`.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from txl.ops.rel_attention.tiles import Gradients, Heads, hide, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, like_operands, needs_grad, skewed
 
 _QUERIES, _KEYS = 128, 512
-_CACHE = 2**18  # scores of a tile
+_CACHE = 2**18  # scores per tile
 
 
 class _Tile(NamedTuple):
-    """Some heads, one row of the batch, some queries and keys, and where it stands."""
+    """Some heads, one row of the batch, some queries and some keys."""
 
     heads: slice
     row: int
@@ -30,7 +30,7 @@ class _Tile(NamedTuple):
     n_ahead: int
     """Distance from the first query to the first key."""
     number: int
-    """Which tile of all it is."""
+    """Its index among all tiles."""
 
     def of_queries(self, x_NBTE: Tensor) -> Tensor:
         return x_NBTE[self.heads, self.row, self.queries]
@@ -39,8 +39,7 @@ class _Tile(NamedTuple):
         return x_NBSH[self.heads, self.row, self.keys]
 
     def distances(self, n_distance: int) -> tuple[slice, int]:
-        """Rows of r from the farthest distance of the tile to the nearest, and how many of them, in the future, r
-        does not have."""
+        """Rows of r from the tile's farthest distance to its nearest, and how many future distances r lacks."""
         farthest = self.n_ahead + self.queries.stop - self.queries.start - 1
         nearest = self.n_ahead - (self.keys.stop - self.keys.start - 1)
         return slice(n_distance - 1 - farthest, n_distance - max(0, nearest)), max(0, -nearest)
@@ -63,7 +62,7 @@ def _tiles(heads: slice, row: int, queries: slice, T: int, S: int, window: int, 
 
 
 def _logits(tile: _Tile, x: Heads, window: int) -> Tensor:
-    """(heads, n, m), hidden pairs at -inf."""
+    """(heads, n, m), masked pairs at -inf."""
     rows, n_missing = tile.distances(x.r_NSH.shape[1])
     r_NLH = F.pad(x.r_NSH[tile.heads, rows], (0, 0, 0, n_missing))
     place_NTL = tile.of_queries(x.qw_NBTH) @ r_NLH.mT
@@ -74,7 +73,7 @@ def _logits(tile: _Tile, x: Heads, window: int) -> Tensor:
 
 
 def _kept(shape: torch.Size, tile: _Tile, seed: int, dropout: float, like: Tensor) -> Tensor:
-    """What dropout multiplies the tile's probabilities by."""
+    """Dropout's factors for the tile's probabilities."""
     generator = torch.Generator(like.device).manual_seed(seed + tile.number)
     drawn = torch.rand(shape, generator=generator, device=like.device, dtype=torch.float32)
     return (drawn >= dropout).to(like.dtype) / (1 - dropout)
@@ -92,18 +91,19 @@ def forward(
     dropout: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, N, T, H), in the memory order (B, T, N, H), and the log-sum-exp of each query's logits."""
-    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    """The output (B, N, T, H), stored as (B, T, N, H), and the log-sum-exp of each query's logits, (N, B, T, 1)."""
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
     lse_NBT1 = q_BNTH.new_empty(N, B, T, 1)
     for number, (heads, row, queries) in enumerate(_query_blocks(N, B, T)):
-        largest = total = gathered = None
+        largest: Tensor | None = None
+        total = gathered = x.v_NBSH.new_empty(0)
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
             weight_NTS = _logits(tile, x, window)
             new = weight_NTS.amax(-1, keepdim=True)
             new = new if largest is None else torch.maximum(largest, new)
-            new = new.clamp_min(torch.finfo(new.dtype).min)  # all keys of a tile may be hidden: exp(-inf - -inf)
+            new = new.clamp_min(torch.finfo(new.dtype).min)  # a row may be masked in the whole tile: exp(-inf - -inf)
             weight_NTS.sub_(new).exp_()
             sums = weight_NTS.sum(-1, keepdim=True)
             if dropout > 0:
@@ -116,6 +116,7 @@ def forward(
                 total.mul_(shrink).add_(sums)
                 gathered.mul_(shrink).baddbmm_(weight_NTS, v_NSH)
             largest = new
+        assert largest is not None  # every query sees itself
         out_BTNH.permute(2, 0, 1, 3)[heads, row, queries] = gathered / total
         lse_NBT1[heads, row, queries] = largest + total.log()
     return out_BTNH.transpose(1, 2), lse_NBT1
@@ -137,11 +138,11 @@ def backward(
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, r, u, w."""
-    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, _ = q_BNTH.shape
     dout_NBTH = dout_BNTH.transpose(0, 1)
     dot_NBT1 = (dout_NBTH * out_BNTH.transpose(0, 1)).sum(-1, keepdim=True)
-    grads = Gradients.zeros(x)
+    grads = Gradients(*(part.new_zeros(part.shape) for part in x))
     for number, (heads, row, queries) in enumerate(_query_blocks(N, B, T)):
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
             prob_NTS = _logits(tile, x, window).sub_(tile.of_queries(lse_NBT1)).exp_()
@@ -193,20 +194,8 @@ _backward_op.register_fake(like_operands)
 _forward_op.register_autograd(_backward, setup_context=_setup)
 
 
-def blockwise(
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    r_SNH: Tensor,
-    u_NH: Tensor,
-    w_NH: Tensor,
-    *,
-    scale: float,
-    window: int = -1,
-    dropout: float = 0.0,
-) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; computes scores twice for gradients."""
-    operands = q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH
+def blockwise(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
+    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores."""
     seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
     if needs_grad(*operands):
         return _forward_op(*operands, scale, window, dropout, seed)[0]

@@ -1,4 +1,4 @@
-"""Probabilities kept, in blocks that fit a cache; the backward pass written by hand.
+"""Attention that stores its probabilities, in cache-sized blocks, with a hand-written backward pass.
 
 With x = q + u, y = q + w, P the probabilities, M the dropout mask over 1 - dropout (1 without dropout):
 
@@ -7,8 +7,8 @@ With x = q + u, y = q + w, P the probabilities, M the dropout mask over 1 - drop
     dx = scale dlogit k    dk = scale dlogit^T x    dy = scale shift^-1(dlogit) r    dr = scale shift^-1(dlogit)^T y
     dq = dx + dy           du = sum dx              dw = sum dy
 
-shift is a view of y r^T with a row step one shorter (`tiles.skewed`), and dlogit written through the same view *is*
-shift^-1(dlogit): neither direction copies. Keys that no query of a block may see are left out of its products.
+shift is a view of y r^T with a row stride one shorter (`tiles.skewed`), and dlogit written through the same view is
+shift^-1(dlogit): neither direction copies. Keys that no query of a block sees are left out of its products.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from txl.ops.rel_attention.tiles import Gradients, Heads, hide, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, like_operands, needs_grad, skewed
 
-_CACHE = 2**19  # scores of a block; twice or half of it differ by a few per cent
+_CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
 _QUERIES = 128
 
 
 class _Block(NamedTuple):
-    """Heads, rows and queries computed together, and the keys that any of the queries may see."""
+    """Heads, rows and queries computed together, and the keys that any of the queries sees."""
 
     heads: slice
     rows: slice
@@ -72,7 +72,7 @@ class _Block(NamedTuple):
         x_NBTH[self.heads, self.rows, self.queries] = part.view(-1, self.n_row, self.n_query, x_NBTH.shape[-1])
 
     def add_to_keys(self, x_NBSH: Tensor, part: Tensor) -> None:
-        """Add what these queries give their keys; the first queries come first, and find nothing written yet."""
+        """Add these queries' gradient of their keys. The first block of queries initialises the sum."""
         sum_NBSH, part_NBSH = x_NBSH[self.heads, self.rows], part.view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
         if self.queries.start > 0:
             sum_NBSH[:, :, self.keys] += part_NBSH
@@ -83,21 +83,21 @@ class _Block(NamedTuple):
 
 
 def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
-    """The queries of a block, and the keys that any of them may see; on a GPU one block for all."""
+    """The queries of each block, and the keys that any of them sees; on a GPU one block."""
     for t in range(0, T, _QUERIES if on_cpu else T):
         queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
         yield queries, slice(max(0, S - T + t - window + 1) if window > 0 else 0, S - T + queries.stop)
 
 
 def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> int:
-    """Scores of all blocks. However heads and rows are grouped: a compiled graph, which asks for this, must not depend
-    on that, or it would be compiled anew for each length of the memory."""
+    """Scores of all blocks, independent of how heads and rows are grouped: a compiled graph that depended on the
+    grouping would be recompiled for each memory length."""
     pairs = _query_blocks(T, S, window, on_cpu=on_cpu)
     return B * N * sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys in pairs)
 
 
 def _blocks(N: int, B: int, T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[_Block]:
-    """On a GPU one for everything; on a CPU as large as a cache, and never fewer products than threads."""
+    """On a GPU one block; on a CPU blocks that fit the cache, with at least one product per thread."""
     for queries, keys in _query_blocks(T, S, window, on_cpu=on_cpu):
         n_product = N * B
         if on_cpu:
@@ -142,10 +142,10 @@ def forward(
     keep: bool,
     clamp_len: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (B, N, T, H), in the memory order (B, T, N, H); and with `keep` what `backward` needs of it:
-    the probabilities of all blocks in a row, and where dropout kept them (empty without dropout)."""
+    """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the probabilities of all
+    blocks in a row, and dropout's mask (empty without dropout)."""
     n_distinct = clamp_len + 1 if clamp_len > 0 else k_BNSH.shape[2]
-    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
     blocks = _blocks_of(q_BNTH, k_BNSH, window)
@@ -187,10 +187,10 @@ def backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, r, u, w."""
-    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale)
+    x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     dout_NBTH = dout_BNTH.transpose(0, 1).contiguous()
     dot_NBT1 = (dout_NBTH * out_BNTH.transpose(0, 1)).sum(-1, keepdim=True)
-    grads = Gradients(*(part.new_empty(part.shape) for part in x[:-1]), x.r_NSH.new_zeros(x.r_NSH.shape))
+    grads = Gradients(*(part.new_empty(part.shape) for part in x))._replace(r_NSH=x.r_NSH.new_zeros(x.r_NSH.shape))
     blocks = _blocks_of(q_BNTH, k_BNSH, window)
     dprob = q_BNTH.new_empty(max(block.n_score for block in blocks))
     dplace = q_BNTH.new_empty(max(block.n_product * block.n_query * (block.n_key + 1) for block in blocks))
@@ -216,10 +216,10 @@ def backward(
 def _backward_of_logits(
     block: _Block, x: Heads, grads: Gradients, dprob_ZTS: Tensor, prob_ZTS: Tensor, dplace: Tensor
 ) -> None:
-    """dlogit = P (dP - rowsum), and from it what the four factors of the logits get."""
+    """dlogit = P (dP - rowsum), and from it the gradients of the logits' four factors."""
     T, S = block.n_query, block.n_key
     dplace_ZTL = dplace.view(-1, T, S + 1)
-    dplace_ZTL.flatten(1)[:, : T - 1] = 0  # what the shift does not reach
+    dplace_ZTL.flatten(1)[:, : T - 1] = 0  # outside the shifted view
     dlogit_ZTS = torch.mul(dprob_ZTS, prob_ZTS, out=skewed(dplace_ZTL, S))
     block.set_queries(grads.qu_NBTH, torch.bmm(dlogit_ZTS, block.of_keys(x.k_NBSH)))
     block.add_to_keys(grads.k_NBSH, torch.bmm(dlogit_ZTS.mT, block.of_queries(x.qu_NBTH)))
@@ -257,21 +257,8 @@ _backward_op.register_fake(like_operands)
 _forward_op.register_autograd(_backward, setup_context=_setup)
 
 
-def dense(
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    r_SNH: Tensor,
-    u_NH: Tensor,
-    w_NH: Tensor,
-    *,
-    scale: float,
-    window: int = -1,
-    dropout: float = 0.0,
-    clamp_len: int = -1,
-) -> Tensor:
+def dense(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, clamp_len: int = -1) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
-    operands = q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH
     if needs_grad(*operands):
         return _forward_op(*operands, scale, window, dropout, True, clamp_len)[0]
     return forward(*operands, scale, window, dropout, False, clamp_len)[0]

@@ -1,26 +1,18 @@
-"""The definition, by index. Every other path is tested against this one."""
+"""The definition, by index: the reference that all other implementations are tested against."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from txl.ops.rel_attention.tiles import Operands
 
-def naive(
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    r_SNH: Tensor,
-    u_NH: Tensor,
-    w_NH: Tensor,
-    *,
-    scale: float,
-    window: int = -1,
-    dropout: float = 0.0,
-) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Forms a (T, S, N, H) tensor of r: for small sizes."""
+
+def naive(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
+    """See `txl.ops.rel_attention.rel_attention`. Materialises r as (T, S, N, H): for small sizes."""
+    q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
     T, S, dtype = q_BNTH.shape[2], k_BNSH.shape[2], q_BNTH.dtype
-    wide = torch.promote_types(dtype, u_NH.dtype)  # under autocast the biases alone are in float32
-    q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(wide) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
+    wide = torch.promote_types(dtype, u_NH.dtype)  # under autocast only the biases are in float32
+    q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(wide) for x in operands[:4])
     at = torch.arange(S, device=q_BNTH.device)
     distance_TS = at[S - T :, None] - at[None, :]
     r_TSNH = r_SNH[(S - 1 - distance_TS).clamp(0, S - 1)]

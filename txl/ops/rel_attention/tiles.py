@@ -1,15 +1,18 @@
-"""What the paths in plain PyTorch share: heads first, the shift as a view, the two corners that are hidden."""
+"""Shared by the PyTorch implementations: operands with heads first, the relative shift as a view, masking."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, r, u, w as `rel_attention` takes them."""
+
 
 class Heads(NamedTuple):
-    """The operands with heads first, so that a product with r, which all rows of a batch share, is one for all rows.
+    """The operands with heads first, so that one product with r serves all rows of the batch.
 
-    q is there twice, with either bias added and scaled; r holds a row per distance, farthest first.
+    q is stored twice, scaled, with u and with w added; r has one row per distance, farthest first.
     """
 
     qu_NBTH: Tensor
@@ -19,38 +22,18 @@ class Heads(NamedTuple):
     r_NSH: Tensor
 
     @classmethod
-    def of(
-        cls,
-        q_BNTH: Tensor,
-        k_BNSH: Tensor,
-        v_BNSH: Tensor,
-        r_SNH: Tensor,
-        u_NH: Tensor,
-        w_NH: Tensor,
-        scale: float,
-    ) -> "Heads":
+    def of(cls, *operands: *Operands, scale: float) -> "Heads":
+        q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
         q_NBTH = q_BNTH.transpose(0, 1)
         qu_NBTH, qw_NBTH = (_biased(q_NBTH, bias_NH, scale) for bias_NH in (u_NH, w_NH))
         return cls(qu_NBTH, qw_NBTH, heads_first(k_BNSH), heads_first(v_BNSH), r_SNH.transpose(0, 1))
 
 
-class Gradients(NamedTuple):
-    """Gradients of `Heads`, to be added up block by block."""
+class Gradients(Heads):
+    """Gradients of `Heads`, accumulated block by block."""
 
-    qu_NBTH: Tensor
-    qw_NBTH: Tensor
-    k_NBSH: Tensor
-    v_NBSH: Tensor
-    r_NSH: Tensor
-
-    @classmethod
-    def zeros(cls, x: Heads) -> "Gradients":
-        return cls(*(part.new_zeros(part.shape) for part in x))
-
-    def of_operands(
-        self, u_NH: Tensor, w_NH: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of q, k, v, r, u, w in their own layouts. Uses up its own."""
+    def of_operands(self, u_NH: Tensor, w_NH: Tensor, scale: float) -> Operands:
+        """Gradients of q, k, v, r, u, w in their original layouts. Overwrites its own tensors."""
         dqu_NBTH, dqw_NBTH = self.qu_NBTH.mul_(scale), self.qw_NBTH.mul_(scale)
         du_NH, dw_NH = dqu_NBTH.sum((1, 2), dtype=u_NH.dtype), dqw_NBTH.sum((1, 2), dtype=w_NH.dtype)
         dq_NBTH = dqu_NBTH.add_(dqw_NBTH)
@@ -58,22 +41,14 @@ class Gradients(NamedTuple):
         return dq_BNTH, dk_BNSH, dv_BNSH, self.r_NSH.transpose(0, 1), du_NH, dw_NH
 
 
-def needs_grad(*operands: Tensor) -> bool:
-    """True if autograd will ask for gradients of any."""
+def needs_grad(*operands: *Operands) -> bool:
+    """True if autograd needs the gradient of any operand."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
 
 
-def like_operands(
-    dout_BNTH: Tensor,
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    r_SNH: Tensor,
-    u_NH: Tensor,
-    w_NH: Tensor,
-    *_: object,
-) -> tuple[Tensor, ...]:
-    """The shapes, layouts and dtypes of `Gradients.of_operands`, for torch.compile."""
+def like_operands(dout_BNTH: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    """Empty tensors with the shapes, layouts and dtypes of `Gradients.of_operands`, for torch.compile."""
+    q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, *_ = saved
     heads_first = (x.transpose(0, 1) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     dq, dk, dv, dr = (x.new_empty(x.shape).transpose(0, 1) for x in heads_first)
     return dq, dk, dv, dr, u_NH.new_empty(u_NH.shape), w_NH.new_empty(w_NH.shape)
@@ -86,7 +61,7 @@ def _biased(q_NBTH: Tensor, bias_NH: Tensor, scale: float) -> Tensor:
 
 
 def heads_first(x_BNLH: Tensor) -> Tensor:
-    """(N, B, L, H), such that (heads, all rows) or (one head, rows) flatten to a view; copied unless B is 1."""
+    """(N, B, L, H), laid out so that (heads, rows) flatten to a view; copied unless B is 1."""
     x_NBLH = x_BNLH.transpose(0, 1)
     return x_NBLH if x_NBLH.shape[1] == 1 else x_NBLH.contiguous()
 
@@ -94,27 +69,27 @@ def heads_first(x_BNLH: Tensor) -> Tensor:
 def skewed(x_ZTL: Tensor, n_key: int) -> Tensor:
     """A view with out[z, t, s] = x[z, t, T - 1 - t + s]: `rel_shift` (Dai et al. 2019, appendix B) without a copy.
 
-    In flat memory that is element t * (L - 1) + (T - 1) + s, so that a row step of L - 1 does it. Needs contiguous x
-    with L >= n_key. Where the shift runs past the end of a row it reads the next one's beginning: pairs in the future,
-    to be hidden. To be written to, the rows must not overlap: L > n_key, or T of 1.
+    In flat memory that is element t * (L - 1) + (T - 1) + s: a row stride of L - 1. Needs contiguous x with L >= n_key.
+    Past the end of a row the view reads the start of the next: these are future pairs, which must be masked. Writing
+    through the view needs rows that do not overlap: L > n_key, or T = 1.
     """
     Z, T, L = x_ZTL.shape
     return x_ZTL.as_strided((Z, T, n_key), (T * L, L - 1, 1), x_ZTL.storage_offset() + T - 1)
 
 
 def hide(logit_ZTS: Tensor, n_ahead: int, window: int) -> None:
-    """Set logits of pairs that may not attend to -inf, in place, touching only the two corners where there are any.
+    """Set the logits of masked pairs to -inf, in place, touching only the two corners that hold any.
 
     Args:
         n_ahead: distance from the first query to the first key.
     """
     _, T, S = logit_ZTS.shape
     at_T = torch.arange(T, device=logit_ZTS.device)[:, None]
-    first_hidden = max(0, n_ahead + 1)  # of the first query: the key behind itself
+    first_hidden = max(0, n_ahead + 1)  # the first future key of the first query
     if first_hidden < S:
         at_S = torch.arange(first_hidden, S, device=logit_ZTS.device)
         logit_ZTS[..., first_hidden:].masked_fill_(at_S > at_T + n_ahead, -torch.inf)
-    last_hidden = min(S, n_ahead + T - window)  # of the last query: the last key that is too far
+    last_hidden = min(S, n_ahead + T - window)  # up to the last key outside the window of the last query
     if window > 0 and last_hidden > 0:
         at_S = torch.arange(last_hidden, device=logit_ZTS.device)
         logit_ZTS[..., :last_hidden].masked_fill_(at_S <= at_T + n_ahead - window, -torch.inf)
