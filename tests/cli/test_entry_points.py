@@ -632,6 +632,12 @@ def test_the_example_of_the_docs_gives_what_the_program_gives(run_folder: Path, 
     assert names["nats"].tolist() == pytest.approx([t["nats"] for t in tokens], rel=1e-6)
 
 
+def test_pictures_go_where_they_are_asked_for(evaluate: Evaluate, run_folder: Path, tmp_path: Path) -> None:
+    evaluate("--mem_len", 0, 4, "--split", "test", "--pictures", tmp_path / "seen")
+    assert imread(tmp_path / "seen" / "context.png").std() > 0
+    assert not (run_folder / "context.png").exists()
+
+
 def test_rows_stand_in_the_order_of_the_memory_lengths(evaluate: Evaluate) -> None:
     assert [row["mem_len"] for row in evaluate("--mem_len", 16, 0, 4, "--split", "test")] == [16, 0, 4]
 

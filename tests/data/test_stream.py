@@ -1,6 +1,6 @@
 """Streams: what is read, and what counts."""
 
-from itertools import pairwise
+import itertools
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from txl.data_utils.stream import SegmentStream
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_columns_go_on_where_they_ended(batch_size: int) -> None:
     segments = list(SegmentStream(np.arange(103), batch_size=batch_size, tgt_len=7))
-    for before, after in pairwise(segments):
+    for before, after in itertools.pairwise(segments):
         assert torch.equal(after.input_BT[:, 0], before.target_BT[:, -1])
     for segment in segments:
         assert torch.equal(segment.target_BT, segment.input_BT + 1)
@@ -31,20 +31,43 @@ def test_too_many_streams_are_refused_with_the_largest_number() -> None:
     assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
 
 
+def rolled(epoch: int, columns: slice | None = None) -> np.ndarray:
+    """The streams of an epoch, without their last token: one segment holds all of them."""
+    stream = SegmentStream(np.arange(60), batch_size=4, tgt_len=99, columns=columns, roll=True, seed=3)
+    (segment,) = stream.epoch(epoch)
+    return np.concatenate([segment.input_BT, segment.target_BT[:, -1:]], axis=1)
+
+
+def test_every_epoch_turns_each_stream_by_a_number_of_its_own() -> None:
+    begins = []
+    for epoch in (1, 2, 3):
+        streams = rolled(epoch)
+        assert np.array_equal(np.sort(streams, axis=1), np.arange(60).reshape(4, 15))
+        assert set(np.diff(streams, axis=1).flatten()) == {1, -14}
+        begins.append(tuple(streams[:, 0] % 15))
+        assert len(set(begins[-1])) > 1
+    assert len(set(begins)) == 3
+    assert np.array_equal(rolled(2), rolled(2))
+
+
+def test_the_streams_of_a_rank_turn_as_they_do_in_one_process() -> None:
+    for epoch in (1, 2):
+        of_two = [rolled(epoch, slice(0, 2)), rolled(epoch, slice(2, 4))]
+        assert np.array_equal(np.concatenate(of_two), rolled(epoch))
+
+
 LENGTHS = [2, 3, 8, 50, 101]
 WARMUPS = [0, 1, 3, 40]
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 16, 200])
-@pytest.mark.parametrize("tgt_len", [1, 4, 64])
-@pytest.mark.parametrize("n_warmup", WARMUPS)
-def test_every_token_but_the_first_counts_once(n: int, batch_size: int, tgt_len: int, n_warmup: int) -> None:
-    stream = ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
-    segments = list(stream)
-    assert len(stream) == len(segments)
-    counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
-    assert sorted(counted.tolist()) == list(range(1, n))
+def test_every_token_but_the_first_counts_once(n: int) -> None:
+    for batch_size, tgt_len, n_warmup in itertools.product([1, 2, 7, 16, 200], [1, 4, 64], WARMUPS):
+        stream = ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
+        segments = list(stream)
+        assert len(stream) == len(segments)
+        counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
+        assert sorted(counted.tolist()) == list(range(1, n)), (batch_size, tgt_len, n_warmup)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

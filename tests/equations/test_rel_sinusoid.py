@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from txl import ModelConfig, Span
+from txl import Context, ModelConfig, Span, TransformerXL
 from txl.model.attention import Attention
 from txl.positions import build_position_encodings
 from txl.positions.base import rel_shift, sinusoid
@@ -83,3 +83,23 @@ def test_angles_are_not_computed_in_half_precision() -> None:
     far = torch.tensor([5000])
     exact = sinusoid(far, 8, torch.float32)
     torch.testing.assert_close(sinusoid(far, 8, torch.bfloat16), exact.bfloat16(), rtol=0, atol=0)
+
+
+def test_distances_are_dropped_out_once_for_all_layers() -> None:
+    """As the 2019 code does: one mask of R, whose other entries grow by 1 / (1 - p); none in evaluation."""
+    config = ModelConfig(n_token=5, n_layer=2, n_head=N, d_head=H, d_model=64, d_inner=4)
+    pos = TransformerXL(config, dropout=0.25).layers[0].attn.pos
+    span, like = Span(40, 20), torch.zeros(1)
+    plain = sinusoid(span.distances_S(like.device), 64, torch.float32)
+    assert torch.equal(pos.eval().prepare(span, like), plain)
+    dropped = pos.train().prepare(span, like)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], plain[kept] / 0.75)
+    assert kept[plain != 0].float().mean() == pytest.approx(0.75, abs=0.05)
+    model, seen = TransformerXL(config, dropout=0.25).train(), []
+    for layer in model.layers:
+        layer.attn.pos.r_net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(torch.zeros(1, 3, dtype=torch.long), None, Context())
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    assert (seen[0] == 0).any()

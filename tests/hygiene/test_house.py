@@ -13,21 +13,40 @@ from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "txl").rglob("*.py"), *(ROOT / "data_utils").rglob("*.py"), *ROOT.glob("*.py")])
+FILE_LINES, CONFIG_LINES, FUNCTION_LINES = 300, 400, 60
+TOO_LONG = {
+    "data_utils/stream.py",
+    "txl/commands/train.py: run_training",
+    "txl/ops/rel_attention/fused.py",
+    "txl/ops/rel_attention/triton_kernels.py",
+}
+"""Files and functions over budget that are still to be cut. Nothing is added here; what is within budget is removed."""
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_function_fits_on_a_screen(path: Path) -> None:
-    functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
-    long = [f.name for f in functions if f.end_lineno - f.lineno + 1 > 80]
-    assert long == []
+def too_long(path: Path) -> list[str]:
+    """The file and its functions that are over budget."""
+    name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    allowed = CONFIG_LINES if name == "txl/config.py" else FILE_LINES
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = [f"{name}: {f.name}" for f in functions if (f.end_lineno or 0) - f.lineno + 1 > FUNCTION_LINES]
+    return [*long, *([name] if len(text.splitlines()) > allowed else [])]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_public_has_a_docstring(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    public = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
-    bare = [n.name for n in public if not ast.get_docstring(n) and n.name != "main"]
-    assert ast.get_docstring(tree)
+def test_files_and_functions_are_within_budget() -> None:
+    assert {name for path in SOURCES for name in too_long(path)} - TOO_LONG == set()
+
+
+def test_the_list_of_what_is_over_budget_only_shrinks() -> None:
+    assert TOO_LONG - {name for path in SOURCES for name in too_long(path)} == set()
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    bare = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        public = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
+        named = [(path.name, tree), *((n.name, n) for n in public if n.name != "main")]
+        bare += [f"{path.relative_to(ROOT)}: {name}" for name, n in named if not ast.get_docstring(n)]
     assert bare == []
 
 

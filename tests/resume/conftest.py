@@ -1,13 +1,11 @@
 """The text, and the runs that nobody stops: one in one process, one in two."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import ENVIRONMENT, ROOT, Starts, command, write_text
+from tests.resume.runs import Starts, command, write_text
 
 
 @pytest.fixture(scope="session")
@@ -16,28 +14,23 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def alone(text: Path) -> Path:
-    """The uninterrupted run of one process."""
-    run = text.parent / "alone"
-    _finish([sys.executable, "train.py", *command(text, run)])
-    return run
-
-
-@pytest.fixture(scope="session")
-def pair(text: Path) -> Path:
-    """The uninterrupted run of two processes."""
-    run = text.parent / "pair"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    _finish([*torchrun, "train.py", *command(text, run)])
-    return run
-
-
-@pytest.fixture(scope="session")
 def starts() -> Iterator[Starts]:
     with Starts() as starts:
         yield starts
 
 
-def _finish(words: list[str]) -> None:
-    ended = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+@pytest.fixture(scope="session")
+def alone(starts: Starts, text: Path) -> Path:
+    """The uninterrupted run of one process."""
+    run, log = text.parent / "alone", text.parent / "alone_log"
+    assert starts(command(text, run), log).wait() == 0, log.read_text()
+    return run
+
+
+@pytest.fixture(scope="session")
+def pair(starts: Starts, text: Path) -> Path:
+    """The uninterrupted run of two processes."""
+    run = text.parent / "pair"
+    ranks = starts.pair(command(text, run), text.parent / "pair_logs")
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    return run

@@ -25,8 +25,8 @@ from tests.resume.runs import (
 
 pytestmark = pytest.mark.slow
 
-ASKED_IN = 31  # no step of an evaluation or of a checkpoint that is due anyway
-RARELY = ("--save_interval", "20")
+ASKED_IN = 17  # no step of an evaluation or of a checkpoint that is due anyway
+RARELY = ("--save_interval", "10")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
@@ -63,7 +63,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
 ) -> None:
     """The learning rate of dev_perf depends on every evaluation."""
     run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
-    schedule = ("--scheduler", "dev_perf", "--save_interval", "20")
+    schedule = ("--scheduler", "dev_perf", *RARELY)
     assert starts(command(text, never_stopped, *schedule), log).wait() == 0, log.read_text()
     trap = {"signal_in_evaluation": (signal.SIGTERM, n)}
     assert starts(command(text, run, *schedule), log, **trap).wait() == 143, log.read_text()
@@ -84,7 +84,7 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
     assert [rank.wait() for rank in ranks] == [status, status], [rank.log.read_text() for rank in ranks]
     step = last_step(run)
     assert step == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
-    assert {folder.name for folder in run.glob("step_*")} == {"step_00000020", f"step_{step:08d}"}  # best and last
+    assert {folder.name for folder in run.glob("step_*")} == {"step_00000010", f"step_{step:08d}"}  # best and last
     assert hidden(run) == []
     ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
@@ -98,8 +98,8 @@ def test_a_signal_during_an_evaluation_of_two_ranks_stops_both_and_it_is_made_wh
     trap = {"signal_in_evaluation": (signal.SIGTERM, 3)}
     ranks = starts.pair(command(text, run, *RARELY), logs, trap_of_1=trap)
     assert [rank.wait() for rank in ranks] == [143, 143], [rank.log.read_text() for rank in ranks]
-    assert last_step(run) == 60
-    assert [step for step, _ in evaluations(run)] == [20, 40]
+    assert last_step(run) == 30
+    assert [step for step, _ in evaluations(run)] == [10, 20]
     ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     assert weights(run) == weights(pair)
@@ -110,7 +110,7 @@ def test_a_run_killed_in_an_evaluation_loses_no_step(starts: Starts, text: Path,
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"signal_in_evaluation": (signal.SIGKILL, 3)}
     assert starts(command(text, run, *RARELY), log, **trap).wait() == -signal.SIGKILL
-    assert last_step(run) == 60
+    assert last_step(run) == 30
     assert starts(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
     assert evaluations(run) == evaluations(alone)
     assert weights(run) == weights(alone)

@@ -1,5 +1,6 @@
 """Small trainings, in one process or two."""
 
+import functools
 import os
 import pickle
 import socket
@@ -109,8 +110,15 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (world, port, work, args, folder), nprocs=world, start_method="spawn")
+        _preload()
+        mp.start_processes(_rank, (world, port, work, args, folder), nprocs=world, start_method="forkserver")
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
+
+
+@functools.cache
+def _preload() -> None:
+    """Processes are forked from one that has imported what takes seconds."""
+    mp.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])
 
 
 def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:

@@ -1,0 +1,259 @@
+"""Every command and every Python block of README.md and docs/ runs: on a tiny text, with flags that make it small.
+
+A command is a line of a code block without a language, or a span of code in a paragraph, that begins as commands do.
+"""
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import aot, kernels, positions, profile_step
+from tests.cli.conftest import TINY, WORDS
+from tests.cli.test_flags import read
+from txl import ModelConfig, TransformerXL
+from txl.config import UsageError
+from txl.convert import to_kimiyoung
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"([A-Z_]+=\S+ )*(python|torchrun|bash|sbatch|pip|txl|\S*/\w+\.sh) \S|\./\S+")
+SIZES = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --sample_length 0".split()
+SMALL = {
+    "new": [*SIZES, "--max_step", "1", "--eval_interval", "1"],
+    "resumed": ["--max_step", "5", "--max_step_scheduler", "5"],
+    "generate": ["--length", "3"],
+}
+"""Flags that are put behind those of the page."""
+TINY_FLAGS = {
+    "--cutoffs": "--cutoffs 10 30",
+    "--recl": "--recl_step 10 --recl_longest 30 --recl_every 10 --tgt_len 8 --mem_len 30",
+    "--knn_store": "--knn_k 4",
+    "--knn_tokens": "--knn_tokens 50",
+    "--tgt_len 64 --mem_len 128 --eval": "--tgt_len 8 --mem_len 8 --eval_tgt_len 8",
+}
+"""The same, where the page has a flag."""
+
+Call = Callable[..., Any]
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a page."""
+    blocks = [body.replace("\\\n", " ") for language, body in BLOCK.findall(text) if language in ("", "bash", "sh")]
+    lines = [line for body in blocks for line in body.splitlines()]
+    return [line for line in [*lines, *re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))] if COMMAND.match(line)]
+
+
+def python_blocks(text: str) -> list[str]:
+    return [body for language, body in BLOCK.findall(text) if language == "python"]
+
+
+COMMANDS = {f"{page.stem}: {line}": line for page in PAGES for line in commands(page.read_text(encoding="utf-8"))}
+IN_PROCESS = {key: line for key, line in COMMANDS.items() if re.search(r"\b(train|eval|generate)\.py\b", line)}
+MODULES = {key: line for key, line in COMMANDS.items() if line.startswith("python -m ")}
+SCRIPTS = {key: line for key, line in COMMANDS.items() if "run_wt103.sh" in line or line.startswith("sbatch ")}
+TESTS = {key: line for key, line in COMMANDS.items() if "run_tests.sh" in line}
+CONSOLE = {key: line for key, line in COMMANDS.items() if line.startswith("txl ")}
+INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip ")}
+OTHERS = {key: line for key, line in COMMANDS.items() if line.startswith("bash benchmarks/")}
+
+
+def each(some: dict[str, str]) -> Any:
+    return pytest.mark.parametrize("line", some.values(), ids=list(some))
+
+
+def test_every_command_is_run_by_a_test_below() -> None:
+    run = [IN_PROCESS, MODULES, SCRIPTS, TESTS, CONSOLE, INSTALLED, OTHERS]
+    assert sorted(key for some in run for key in some) == sorted(COMMANDS)
+    assert all(some for some in run)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    page = "Try `./x.sh demo`, not `txl/a.py` or `txl`.\n```\nA=1 ./x.sh a \\\n  --b\nx.sh  the script\n```\n"
+    page += "```python\n./no.sh\n```\n```bash\npython a.py\n```\n"
+    assert commands(page) == ["A=1 ./x.sh a    --b", "python a.py", "./x.sh demo"]
+    assert python_blocks(page) == ["./no.sh\n"]
+
+
+@pytest.fixture(scope="module")
+def stock(
+    tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Path], entry_points: dict[str, ModuleType]
+) -> Path:
+    """A text with articles and with the words that the pages use, and a run on it."""
+    folder = tmp_path_factory.mktemp("stock")
+    write_text(folder / "text", words=[*WORDS, *"= the name of file".split()])
+    for path in (folder / "text").iterdir():
+        path.write_text(f" \n = bab = \n \n{path.read_text()} \n = bad = \n \n bab bad \n")
+    with contextlib.redirect_stdout(io.StringIO()):
+        entry_points["train"].main(["--data", str(folder / "text"), "--work_dir", str(folder / "run"), *TINY])
+    return folder
+
+
+@pytest.fixture
+def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with all that the pages name."""
+    for run in ("mine", "other", "wt2"):
+        shutil.copytree(stock / "run", tmp_path / "runs" / run)
+    for text in ("my_folder", "data/wikitext-2"):
+        shutil.copytree(stock / "text", tmp_path / text)
+    (tmp_path / "my.txt").write_text("bab bad\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def complete(line: str) -> tuple[str, list[str]]:
+    """The program of a command and its flags: those of the page, then those that make it small."""
+    (program,) = re.findall(r"\b(train|eval|generate)\.py", line)
+    how, flags = line.split(f"{program}.py")
+    assert re.fullmatch(r"python |torchrun --nproc_per_node=\d+ ", how)
+    page = shlex.split(flags)
+    if page[:1] == ["..."]:
+        page[:1] = ["--data", "my_folder", "--dataset", "text"] if program == "train" else ["--work_dir", "runs/mine"]
+    kind = program if program != "train" else "resumed" if "--resume" in page else "new"
+    small = [word for flag, words in TINY_FLAGS.items() if flag in flags for word in words.split()]
+    return program, [*page, *SMALL.get(kind, []), *small]
+
+
+@each(IN_PROCESS)
+@pytest.mark.usefixtures("workplace")
+def test_a_program_runs_as_the_page_says(call: Call, line: str) -> None:
+    program, flags = complete(line)
+    if program == "train" and "--resume" not in flags:
+        shutil.rmtree("runs")
+    outcome = call(program, *flags)
+    assert (outcome.status, outcome.complaints) == (0, []), outcome
+    if "--per_token" in flags:
+        assert Path(flags[flags.index("--per_token") + 1]).is_file()
+
+
+def recorded(folder: Path, words: list[str], **environment: str) -> list[list[str]]:
+    """What a script runs: the words of each call of a stand-in for Python, or for the commands of Slurm."""
+    stand_ins = {
+        "python": '[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\nprintf "%s\\n" "$@" "" >>"$CALLS"',
+        "scontrol": '[[ $1 != show ]] || echo "host-a host-b" | tr " " "\\n"',
+        "srun": 'SLURM_NODEID=1 exec "${@:2}"',
+        "sbatch": "shift; SLURM_JOB_ID=7 SLURM_NNODES=4 SLURM_JOB_NODELIST=host-[a-b] SLURM_SUBMIT_DIR=$PWD "
+        'exec bash "$@"',
+    }
+    for name, body in stand_ins.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    known = {k: v for k, v in os.environ.items() if not re.match(r"SLURM|NNODES|NPROC|NODE_RANK|MASTER|RUN_ID", k)}
+    own = {"PYTHON": str(folder / "python"), "CALLS": str(folder / "calls"), "PATH": f"{folder}:{known['PATH']}"}
+    done = subprocess.run(words, cwd=ROOT, env=known | own | environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [call.split("\n") for call in (folder / "calls").read_text().removesuffix("\n\n").split("\n\n")]
+
+
+@each(SCRIPTS)
+def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line: str) -> None:
+    words = shlex.split(line)
+    environment = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
+    words = words[len(environment) :]
+    asked = words[3:] if "run_wt103.sh" in words[0] else []
+    calls = recorded(tmp_path, [*words, *["base"] * (words[-1] == "train")], **environment)
+    programs = ["train", "eval", "generate"] if "demo" in words else ["train" if "sbatch" in words else words[1]]
+    assert len(calls) == len(programs)
+    for program, call in zip(programs, calls, strict=True):
+        (at,) = (i for i, word in enumerate(call) if word == f"{ROOT}/{program}.py")
+        read(program, *call[at + 1 :])
+        assert call[len(call) - len(asked) :] == asked
+        if environment or "sbatch" in words:
+            agent = " ".join(call[:at])
+            assert "--nnodes 4 " in agent if "sbatch" in words else "--nnodes 2 " in agent
+            assert "--rdzv_endpoint host-a:" in agent
+
+
+@each(TESTS)
+def test_the_tests_are_run_with_these_flags(tmp_path: Path, line: str) -> None:
+    _, *flags = shlex.split(line)
+    (call,) = recorded(tmp_path, shlex.split(line))
+    assert call[:2] == ["-m", "pytest"]
+    assert call[len(call) - len(flags) :] == flags
+
+
+@each(MODULES)
+def test_a_module_has_the_flags_of_the_page(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, name, *flags = shlex.split(line)
+    module = {f"benchmarks.{one.__name__.rpartition('.')[2]}": one for one in (aot, kernels, positions, profile_step)}
+    monkeypatch.setattr(sys, "argv", [name, *flags, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        module[name].main()
+    out = capsys.readouterr().out
+    assert stop.value.code in (None, 0)
+    for flag in (flag for flag in flags if flag.startswith("--")):
+        assert flag in out or (name == "benchmarks.positions" and known(flag)), flag
+
+
+def known(flag: str) -> bool:
+    try:
+        read("train", flag)
+    except UsageError as error:
+        return "no such flag" not in str(error)
+    return True
+
+
+@each(CONSOLE)
+def test_the_console_command_knows_the_program(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*shlex.split(line), "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("txl", run_name="__main__")
+    assert not stop.value.code
+    assert capsys.readouterr().out.startswith(f"usage: {line} ")
+
+
+@each(INSTALLED)
+def test_what_is_installed_is_this_project_or_one_of_its_extras(line: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [re.split(r"[<>=\[]", one)[0] for some in project["optional-dependencies"].values() for one in some]
+    assert line.removeprefix("pip install ") in (".", *extras)
+
+
+@each(OTHERS)
+def test_a_script_of_the_benchmarks_is_there(line: str) -> None:
+    """What it runs is tested with it, in tests/benchmarks/test_gpu_script.py."""
+    subprocess.run(["bash", "-n", *shlex.split(line)[1:]], cwd=ROOT, check=True)
+
+
+class OfThe2019Code(nn.Module):
+    """Stands for the class whose objects the 2019 code pickled."""
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+        sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
+        return to_kimiyoung(TransformerXL(ModelConfig(n_token=9, **sizes)))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_blocks(page.read_text())], ids=lambda page: page.stem
+)
+@pytest.mark.usefixtures("workplace")
+def test_the_python_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block after another, with the names that the page takes as given."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda)
+    torch.save(OfThe2019Code(), "model.pt")
+    text_BT = torch.randint(0, 9, (2, 4))
+    names: dict[str, Any] = {"input_BT": text_BT[:, :-1], "target_BT": text_BT[:, 1:]}
+    for block in python_blocks(page.read_text(encoding="utf-8")):
+        exec(compile(block, page.name, "exec"), names)
+    results = [names[name] for name in ("nats", "nll_BT") if name in names]
+    assert results
+    assert all(value.isfinite().all() for value in results)
