@@ -151,7 +151,7 @@ TRAIN_VALUES = [
     ("--attention lsh --lsh_round 256", "--lsh_round 256", "at most 255"),
     ("--attention performer --n_feature 0", "--n_feature 0", "at least 1"),
     ("--ff_chunk -1", "--ff_chunk -1", "at least 0"),
-    ("--reversible", "--reversible needs --pre_lnorm", "cannot be undone"),
+    ("--reversible", "--reversible needs --pre_lnorm", "cannot be inverted"),
     ("--attention performer", "--attention performer --position rel_sinusoid", "use --attention softmax"),
     ("--attention lsh", "--attention lsh --position rel_sinusoid", "use --attention softmax"),
     ("--d_embed 0", "--d_embed 0", "at least 1"),
