@@ -247,7 +247,8 @@ class TrainConfig(Checked):
 
     work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
     resume: bool | int = option(
-        False, "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's"
+        False,
+        "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's",
     )
     overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
@@ -293,7 +294,9 @@ class TrainConfig(Checked):
     scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
         "cosine", "dev_perf: lower the rate when validation stops improving", section="learning rate schedule"
     )
-    max_step_scheduler: int | None = option(None, "length of the schedule, in updates (not given: --max_step)", minimum=1)
+    max_step_scheduler: int | None = option(
+        None, "length of the schedule, in updates (not given: --max_step)", minimum=1
+    )
     warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr", minimum=0)
     warmup_convention: Literal["txl", "original"] = option(
         "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
@@ -373,7 +376,9 @@ class TrainConfig(Checked):
         super().__post_init__()
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
-        require(self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1")
+        require(
+            self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
+        )
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
         )

@@ -510,8 +510,8 @@ def test_a_text_with_another_vocabulary_is_refused(
 
 def test_a_run_is_not_written_over(refused: Refused, training: list[str], run_folder: Path) -> None:
     line = refused("train", *training, "--work_dir", run_folder)
-    assert f"--work_dir {run_folder}: holds the checkpoints of a run already" in line
-    assert "go on with --resume, name another folder, or add --overwrite" in line
+    assert f"--work_dir {run_folder}: already holds the checkpoints of a run" in line
+    assert "continue with --resume, name another folder, or delete them with --overwrite" in line
 
 
 @pytest.mark.parametrize("mistake", ["--data nowhere", "--d_model 17", "--cutoffs 99999", "--batch_size 99999"])
@@ -779,7 +779,7 @@ def test_ctrl_c_saves_the_last_whole_update_and_says_where(
     press_at_call(3, place)
     outcome = call("train", *training, "--log_interval", 1)
     saved = tmp_path / "new_run" / "step_00000003"
-    said = f"train.py: interrupted after step 3; saved in {saved}; go on with --resume\n"
+    said = f"train.py: interrupted after step 3; saved in {saved}; continue with --resume\n"
     assert (outcome.status, outcome.err) == (130, said)
 
 

@@ -27,7 +27,7 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, joined
 from txl.runtime.log import print_line
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
+from txl.training.folder import begin_anew, locked_run_directory, go_on, open_run, saved_settings
 from txl.training.loop import Validation, train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{ranks.world} process(es) they differ; drop one of them",
             )
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
-        with claimed(run_folder, ranks) as restarted:
+        with locked_run_directory(run_folder, ranks) as restarted:
             return run(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
 
 

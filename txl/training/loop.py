@@ -110,13 +110,13 @@ def train(
             bar.update()
 
             if progress.step % config.log_interval == 0:
-                state.look()
+                state.check()
                 _report(state, meter.read(), bar, metrics)
 
             asked = vote.agree(request.noted)
             evaluate_now = progress.step % config.eval_interval == 0 or progress.step >= config.max_step
             if evaluate_now or asked or progress.step % save_interval == 0:
-                state.look()
+                state.check()
                 with meter.paused():
                     progress.owes_evaluation = evaluate_now
                     saved_in = _save(state, checkpoints)  # first, because an evaluation may be killed
@@ -129,7 +129,7 @@ def train(
                 break
         vote.close()
     if asked:
-        reason = f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; go on with --resume"
+        reason = f"{WORDS[asked]} after step {progress.step}; saved in {saved_in}; continue with --resume"
         return Outcome(progress.best_nats, meter.tok_per_s, STATUS[asked], reason)
     return Outcome(progress.best_nats, meter.tok_per_s)
 
