@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from tqdm import tqdm
@@ -53,11 +54,11 @@ def read_lines(path: Path, *, task: str) -> Iterator[str]:
     """
     require_text(path)
     bar = tqdm(total=path.stat().st_size, desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
-    with bar, reading(path), path.open(encoding="utf-8", newline="") as file:
+    with bar, reading(path), path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8", newline="") as file:
         try:
             for n, line in enumerate(file):
                 if n % 4096 == 0:
-                    bar.update(file.buffer.tell() - bar.n)
+                    bar.update(raw.tell() - bar.n)
                 yield line if n else line.removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             raise DataError(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_naming(path: Path) -> Iterator[None]:
     """Add `path` to I/O errors that name no file, such as those of a write that fails half way."""
     try:
         yield
@@ -32,7 +32,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Temporary files that killed processes left for `path` are removed first.
     """
-    with naming(path):
+    with errors_naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".tmp.*.{path.name}"):
             with suppress(OSError), left.open("rb") as file:
@@ -88,7 +88,7 @@ def require_writable(path: Path) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
-    with naming(path):
+    with errors_naming(path):
         _fsync(path)
 
 

@@ -21,7 +21,7 @@ from txl.config import TrainConfig
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
 from txl.model.init import init_weights
-from txl.runtime.distributed import Ranks, joined
+from txl.runtime.distributed import Ranks, process_group
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState
@@ -125,6 +125,6 @@ def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tupl
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    with joined(timeout_s=60) as ranks:
+    with process_group(timeout_s=60) as ranks:
         (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))
     os._exit(0)  # as txl.cli ends a process of several

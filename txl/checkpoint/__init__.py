@@ -1,4 +1,4 @@
-"""Checkpoints: a folder each, whole or not there."""
+"""Checkpoints: one folder each, complete or not there."""
 
 from txl.checkpoint.folder import (
     OPTIMIZER,

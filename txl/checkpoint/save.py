@@ -31,7 +31,7 @@ from txl.checkpoint.folder import (
     set_aside,
 )
 from txl.config import Context, as_dict
-from txl.files import flush, naming, sha256, written_whole
+from txl.files import errors_naming, flush, sha256, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -130,7 +130,7 @@ class CheckpointWriter:
                 digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
                 texts = {RECORD: _json(config | {"files": digests}), PROGRESS: _json(snapshot.progress)}
                 for name, text in {**texts, **self.attachments}.items():
-                    with naming(temporary / name):
+                    with errors_naming(temporary / name):
                         (temporary / name).write_text(text, encoding="utf-8")
                     flush(temporary / name)
                 flush(temporary)
@@ -176,7 +176,7 @@ def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
     """Write a file of tensors; its name and digest."""
-    with naming(path):
+    with errors_naming(path):
         save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes files that only their owner may read
     flush(path)

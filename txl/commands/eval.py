@@ -43,7 +43,7 @@ from txl.evaluation.study.loss_by_position import LossByPosition
 from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import Ranks, joined
+from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
 
@@ -54,7 +54,7 @@ PLAIN, NO_STUDY = Additions(), StudyConfig()
 def main(argv: Sequence[str]) -> None:
     configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
-    with joined(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
+    with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
         else:

@@ -32,7 +32,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
         pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
     nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
     if ranks.is_main:
-        result = recl.recl(nats_MCP, study.context_lengths)
+        result = recl.recl(np.stack(nats_MCP), study.context_lengths)
         print_line(recl.table(result, study.recl))
         for picture in pictures:
             plot_recl(picture, result, study.recl)

@@ -24,10 +24,10 @@ from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
-from txl.runtime.distributed import Ranks, joined
+from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import begin_anew, locked_run_directory, go_on, open_run, saved_settings
+from txl.training.folder import begin_anew, go_on, locked_run_directory, open_run, saved_settings
 from txl.training.loop import Validation, train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     keep_freed_memory()
-    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")) as ranks:
+    with process_group(
+        timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")
+    ) as ranks:
         build(TrainConfig, typed)  # refuses bad values as they were typed, before anything is opened
         if "local_batch_size" in typed:
             batch_size = typed["local_batch_size"] * ranks.world

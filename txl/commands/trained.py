@@ -55,7 +55,7 @@ def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, A
         UsageError: if config.json does not hold them, or the folder of the text is gone and --data is not given.
     """
     try:
-        saved = require_fields(checkpoint.record["data"], DataConfig) | {"cache_dir": None}
+        saved: dict[str, Any] = {**require_fields(checkpoint.record["data"], DataConfig), "cache_dir": None}
         DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
@@ -74,7 +74,7 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         UsageError: if the text defines another vocabulary.
     """
     vocab = vocabulary_of(checkpoint)
-    as_trained = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
+    as_trained: dict[str, Any] = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
         del as_trained["min_freq"], as_trained["max_size"]
     corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)

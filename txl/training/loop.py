@@ -18,7 +18,7 @@ from txl.evaluation.score import Score, evaluate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import eval_line, perplexity, print_line, train_line
-from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_asked
+from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopped
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Measurement, Meter
 from txl.training.metrics import Metrics
@@ -55,7 +55,7 @@ class Validation:
         """The score over all ranks. Raises `StopNow` if a rank is asked to stop meanwhile."""
         n_segment = len(self.rows)
         limit = self.max_segments if self.max_segments > 0 else n_segment
-        segments = until_asked(itertools.islice(self.rows, limit), request, ranks)
+        segments = until_stopped(itertools.islice(self.rows, limit), request, ranks)
         score = evaluate(model, segments, self.context)
         return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.model.transformer import TransformerXL
-from txl.ops.numbers import wide_sum
+from txl.ops.numbers import float64_sum
 from txl.runtime.distributed import Ranks
 from txl.training.estimate import flops_per_token, measured_peak_flops
 
@@ -32,7 +32,7 @@ class Meter:
 
     def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
-        self._nats = wide_sum(torch.zeros(1, device=ranks.device))
+        self._nats = float64_sum(torch.zeros(1, device=ranks.device))
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
         self._tokens = self._batches = 0
@@ -47,7 +47,7 @@ class Meter:
 
     def add(self, nll_BT: Tensor) -> None:
         """Add the nats of a step."""
-        self._nats += wide_sum(nll_BT)
+        self._nats += float64_sum(nll_BT)
         self._tokens += nll_BT.numel()
         self._batches += 1
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from txl.config import require
-from txl.files import naming, written_whole
+from txl.files import errors_naming, written_whole
 
 _CURVES = {
     "train/nll_nats": "loss/train_nats_per_token",
@@ -187,7 +187,7 @@ def remove_records(work_dir: Path) -> None:
 def _append(file: FileIO, content: bytes) -> None:
     """All or nothing: after a write that failed half way, the next record would continue the same line."""
     begin = os.fstat(file.fileno()).st_size
-    with naming(Path(file.name)):
+    with errors_naming(Path(file.name)):
         try:
             while content:
                 content = content[file.write(content) :]

@@ -20,10 +20,10 @@ class Nats(nn.Module):
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
     ) -> tuple[Tensor, Tensor, AnyMemory]:
         if not self.label_smoothing:
-            nll_BT, memory = self.model.nll(input_BT, target_BT, memory, context)
-            return nll_BT, nll_BT.detach(), memory
-        hidden_BTD, memory = self.model(input_BT, memory, context)
+            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context)
+            return nll_BT, nll_BT.detach(), new_memory
+        hidden_BTD, new_memory = self.model(input_BT, memory, context)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
         added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
-        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), memory
+        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), new_memory
