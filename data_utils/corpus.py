@@ -1,11 +1,10 @@
-"""A folder of text as memory-mapped token files with their vocabulary.
+"""A folder of text as memory-mapped token files with a vocabulary.
 
-A token file is a header and the ids as uint16 or uint32. Its header holds a fingerprint of all it was made from and a
-checksum of the ids; a file that is stale or damaged is made anew from the text. Files are written whole or not at all,
-and RAM does not grow with the corpus.
+A token file has a header and the ids as uint16 or uint32. The header holds fingerprints of the text and the vocabulary
+and a checksum of the ids; stale or damaged files are rewritten from the text. RAM does not grow with the corpus.
 
-What was found by reading a whole file, the fingerprint of a text or that ids are what their checksum says, is kept in
-checked.json with size and times of the file, so that it is read again only when these have changed.
+checked.json keeps the result of each check that reads a whole file, with the size and times of the file: it is read
+again only when these have changed.
 """
 
 import hashlib
@@ -34,12 +33,12 @@ VERSION = 2
 SPLITS = ("train", "valid", "test")
 _HEADER_BYTES = 4096
 _SETTLED_NS = 2 * 10**9
-"""A file that changed less than this ago may change again within the resolution of its times."""
+"""A younger file may change again without a new modification time."""
 _LOG = logging.getLogger(__name__)
 
 
 class Recipe(NamedTuple):
-    """What is particular to a data set."""
+    """How the vocabulary of a data set is made."""
 
     counted: tuple[str, ...]  # the splits whose words make the vocabulary
     special: tuple[str, ...]
@@ -55,7 +54,7 @@ RECIPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked):
-    """Which text is read, and how it becomes words."""
+    """Which text is read, and how it is tokenised."""
 
     data: str = option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
     dataset: Literal["wt103", "wt2", "text", "pydoc"] = option(
@@ -77,7 +76,7 @@ class Corpus:
     """The splits of a data set as ids.
 
     Args:
-        vocab: words and ids; made from the text, or read from the cache, where not given.
+        vocab: None: counted on the text, or read from the cache.
     Raises:
         DataError: if the text is missing, empty or not UTF-8.
     """
@@ -101,17 +100,17 @@ class Corpus:
         return all(self._text(split).is_file() for split in self.recipe.counted)
 
     def split(self, name: str) -> np.ndarray:
-        """The ids of a split, one `<eos>` a line, memory-mapped and read-only."""
+        """The ids of a split, with an `<eos>` per line, memory-mapped and read-only."""
         if name not in self._splits:
             with one_at_a_time(self.folder):
                 self._splits[name] = self._open(name)
         return self._splits[name]
 
     def sizes(self, name: str) -> dict[str, np.ndarray]:
-        """What each token of a split stands for in its text, (N,) each; see `sizes_of`. Reads the text.
+        """Words, characters, bytes, ... of each token of a split in its text, (N,) each; see `sizes_of`. Reads the text.
 
-        A token has the white space before it too, and `<eos>` what is left of the line, so that characters and bytes
-        of all tokens together are those of the file.
+        A token includes the white space before it, and `<eos>` the rest of the line, so that characters and bytes sum
+        to those of the file.
         """
         lines = read_lines(self._text(name), task="measuring")
         return sizes_of((piece for line in lines for piece in pieces(line, line.split())), self.split(name), self.vocab)
@@ -152,7 +151,7 @@ class Corpus:
         return header
 
     def _checked(self, path: Path, find: Callable[[], str]) -> str:
-        """What `find` says of the content of a file, from checked.json where the file is as it was then."""
+        """The result of `find` on the content of a file, from checked.json if the file has not changed since."""
         store = self.cache / "checked.json"
         state = path.stat()
         stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
@@ -170,13 +169,13 @@ class Corpus:
         return answer
 
     def require_splits(self, *names: str) -> None:
-        """Raise `DataError` unless the text of all these splits is there, before hours are spent on one of them."""
+        """Raise `DataError` unless the text of all these splits is there."""
         for name in names:
             require_text(self._text(name))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Let a cache that cannot be written to be known by the flag that moves it."""
+        """Turn write errors into a `DataError` that names --cache_dir."""
         try:
             yield
         except OSError as error:
@@ -207,7 +206,7 @@ class Corpus:
                         return vocab
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 pass
-            _LOG.warning("%s: stale or damaged, made anew", path)
+            _LOG.warning("%s: stale or damaged, rewritten", path)
         vocab = self._count(fingerprint)
         with self._writing(), written_whole(path) as temporary:
             content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": vocab.words}
@@ -227,7 +226,7 @@ class Corpus:
 
     def _tokenise(self, text: Path, path: Path, fingerprint: dict[str, Any]) -> None:
         if path.is_file():
-            _LOG.warning("%s: stale or damaged, made anew", path)
+            _LOG.warning("%s: stale or damaged, rewritten", path)
         wide = len(self.vocab) > 2**16
         eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
         n_token = n_unknown = n_eos = 0
@@ -274,7 +273,7 @@ def _read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | No
         with path.open("rb") as file:
             header = json.loads(file.read(_HEADER_BYTES).rstrip(b"\0"))
         counts = [header[name] for name in ("n_token", "n_unknown", "n_eos")]
-        # nothing but these two: np.memmap would take "O" too, and the bytes of the file for addresses
+        # no other dtype: np.memmap would accept "O" and use the bytes of the file as addresses
         fits = header["dtype"] in ("uint16", "uint32") and all(type(n) is int and n >= 0 for n in counts)
         n_byte = _HEADER_BYTES + header["n_token"] * np.dtype(header["dtype"]).itemsize if fits else -1
         fits = fits and header["n_token"] > 0 and path.stat().st_size == n_byte
@@ -288,7 +287,7 @@ def _ids(path: Path, header: dict[str, Any]) -> np.ndarray:
 
 
 def _fault(path: Path, header: dict[str, Any], n_word: int) -> str:
-    """What is wrong with the ids of a token file; empty if nothing is."""
+    """What is wrong with the ids of a token file; empty if nothing."""
     if sha256(path, start=_HEADER_BYTES) != header.get("checksum"):
         return "damaged"
     return "" if _ids(path, header).max() < n_word else "ids outside the vocabulary"

@@ -43,14 +43,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path, *, task: str) -> Iterator[str]:
-    """The lines of a UTF-8 file with their line ends, without a byte-order mark; a progress bar shows its bytes.
+    """The lines of a UTF-8 file with their line ends, without a byte-order mark, under a progress bar.
 
-    Lines end at \\n, \\r and \\r\\n and nowhere else, as in the original.
+    Lines end at \\n, \\r and \\r\\n only, as in the original.
 
     Args:
-        task: what the lines are read for, shown at the bar.
+        task: the label of the bar.
     Raises:
-        DataError: if the file is missing, unreadable, empty or not UTF-8; in the last case with the number of the line.
+        DataError: if the file is missing, unreadable, empty or not UTF-8 (with the number of the line).
     """
     require_text(path)
     bar = tqdm(total=path.stat().st_size, desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
@@ -69,7 +69,7 @@ def read_lines(path: Path, *, task: str) -> Iterator[str]:
 
 
 def require_text(path: Path) -> None:
-    """Raise `DataError` unless `path` is a file with something in it."""
+    """Raise `DataError` unless `path` is a file that is not empty."""
     with reading(path):
         if not path.parent.is_dir():
             raise DataError(f"{path.parent}: no such folder; give the folder of the text files with --data")

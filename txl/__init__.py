@@ -1,4 +1,4 @@
-"""Transformer-XL: the model library. It knows tensors, never files of text."""
+"""Transformer-XL: the model, training, evaluation and generation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _HOMES = {"Context": "config", "ModelConfig": "config", "Memory": "memory", "Spa
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: PyTorch takes seconds."""
+    """Import on first use: PyTorch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'txl' has no attribute {name!r}")
     return getattr(import_module(f"txl.{_HOMES.get(name, 'model.transformer')}"), name)

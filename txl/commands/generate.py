@@ -1,4 +1,4 @@
-"""Let a trained Transformer-XL write, printed as it comes."""
+"""Generate text with a trained Transformer-XL, printed token by token."""
 
 import logging
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
         tokens = generate(model, vocab.encode(prompt), context, length=longest, banned=banned, **rule)
         for n_written, token in enumerate(tokens, start=1):
             word = vocab.words[token]
-            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # neither a blank line nor a heading
+            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # not a blank line or a heading
             if config.finish_line and n_written >= config.length and ends_paragraph:
                 break
             print("\n" if word == EOS else f" {word}", end="", flush=True)
@@ -49,15 +49,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
-    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`.
+    """The prompt as words of the vocabulary; unknown ones become `<unk>`, with a warning.
 
-    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it. A line break
-    inside it is `<eos>`.
+    Words are separated by white space if `plain`, else tokenised as WikiText is. A line break inside is `<eos>`.
     """
     if prompt is None:
         return [EOS]
     if prompt == "-":
-        prompt = read_text(prompt).rstrip("\r\n")  # that of `echo`, which is to be gone on with
+        prompt = read_text(prompt).rstrip("\r\n")  # a final line break, as of `echo`, is no part of it
         if not prompt.strip():
             raise UsageError("--prompt -: standard input is empty; send some text, or leave the flag out")
     words: list[str] = []
