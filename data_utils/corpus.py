@@ -107,7 +107,7 @@ class Corpus:
         return self._splits[name]
 
     def sizes(self, name: str) -> dict[str, np.ndarray]:
-        """Words, characters, bytes, ... of each token of a split in its text, (N,) each; see `sizes_of`. Reads the text.
+        """Words, characters, bytes, ... of each token of a split, (N,) each; see `sizes_of`. Reads the text.
 
         A token includes the white space before it, and `<eos>` the rest of the line, so that characters and bytes sum
         to those of the file.

@@ -40,7 +40,7 @@ def written_whole(path: Path) -> Iterator[Path]:
                     left.unlink()
         temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # the suffix tells writers the format
         try:
-            with _sigterm_raises(), temporary.open("wb") as held:
+            with sigterm_raises(), temporary.open("wb") as held:
                 lock(held.fileno(), wait=False)
                 yield temporary
                 _fsync(temporary)
@@ -51,8 +51,8 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Where SIGTERM would end the process at once, it raises `SystemExit` instead, so that cleanup runs."""
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `SystemExit` if it would end the process at once, so that cleanup runs. Also a decorator."""
 
     def end(*_: object) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM)

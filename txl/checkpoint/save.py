@@ -31,7 +31,7 @@ from txl.checkpoint.folder import (
     set_aside,
 )
 from txl.config import Context, as_dict
-from txl.files import errors_naming, flush, sha256, written_whole
+from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -115,6 +115,7 @@ class CheckpointWriter:
         self.ranks.barrier()  # no rank returns before the checkpoint is there
         return folder
 
+    @sigterm_raises()
     def _write(self, folder: Path, model: TransformerXL, config: dict[str, Any], snapshot: Snapshot) -> None:
         """A whole checkpoint. Each rank writes its streams, rank 0 the rest."""
         temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main

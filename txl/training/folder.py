@@ -55,32 +55,32 @@ def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
         OSError: if the folder cannot be written to.
     """
     restarted = any(ranks.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
-    locks: list[Lock] = []
+    lock: Lock | None = None
+    may_restart = False
 
     def claim() -> bool:
+        nonlocal lock
         require(
             not is_checkpoint(folder),
             f"--work_dir {folder}: is a checkpoint; name the folder of its run, {folder.absolute().parent}, and "
             f"continue from the checkpoint with --resume STEP",
         )
         folder.mkdir(parents=True, exist_ok=True)
-        locks.append(Lock(folder / LOCK, wait_s=60 if restarted else 0))
-        return _BEGUN in locks[0].before
+        lock = Lock(folder / LOCK, wait_s=60 if restarted else 0)
+        return _BEGUN in lock.before
 
     try:
         had_begun = _by_main(ranks, claim)
         _require_shared(folder, ranks)
         yield restarted and had_begun
-    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # torchrun must not restart after these
-        for lock in locks:
-            lock.remove()
+    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # a restart would fail again
         raise
     except BaseException:
-        for lock in locks:
-            lock.close()
+        may_restart = True
         raise
-    for lock in locks:
-        lock.remove()
+    finally:
+        if lock is not None:
+            lock.close() if may_restart else lock.remove()
 
 
 def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bool) -> Checkpoint | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.reading import Segments
-from txl.files import errors_naming, flush
+from txl.files import errors_naming, flush, sigterm_raises
 from txl.model.transformer import TransformerXL
 
 FORMAT = 1
@@ -94,6 +94,7 @@ def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair
     return None if all(np.isfinite(block).all() for block in blocks) else "holds keys that are not finite"
 
 
+@sigterm_raises()
 def build_store(
     folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
 ) -> None:
