@@ -49,16 +49,21 @@ def main(argv: Sequence[str]) -> int:
         timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")
     ) as ranks:
         build(TrainConfig, typed)  # refuses bad values as they were typed, before anything is opened
-        if "local_batch_size" in typed:
-            batch_size = typed["local_batch_size"] * ranks.world
-            require(
-                typed.setdefault("batch_size", batch_size) == batch_size,
-                f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}: over "
-                f"{ranks.world} process(es) they differ; drop one of them",
-            )
+        set_batch_size(typed, ranks)
         run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
         with locked_run_directory(run_folder, ranks) as restarted:
             return run(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
+
+
+def set_batch_size(typed: Typed, ranks: Ranks) -> None:
+    """Set `batch_size` from --local_batch_size, if that is given."""
+    if "local_batch_size" in typed:
+        batch_size = typed["local_batch_size"] * ranks.world
+        require(
+            typed.setdefault("batch_size", batch_size) == batch_size,
+            f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}: over "
+            f"{ranks.world} process(es) they differ; drop one of them",
+        )
 
 
 def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
