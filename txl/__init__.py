@@ -1,16 +1,24 @@
-"""Transformer-XL: the model, training, evaluation and generation."""
+"""Transformer-XL (Dai et al. 2019): `txl.load` for trained models, `TransformerXL` for new ones."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from txl.api import LanguageModel, load
     from txl.config import Context, ModelConfig
     from txl.memory import Memory, Span
     from txl.model.transformer import TransformerXL
 
 __version__ = "0.2.0"
-__all__ = ["Context", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__"]
-_HOMES = {"Context": "config", "ModelConfig": "config", "Memory": "memory", "Span": "memory"}
+__all__ = ["Context", "LanguageModel", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__", "load"]
+_HOMES = {
+    "load": "api",
+    "LanguageModel": "api",
+    "Context": "config",
+    "ModelConfig": "config",
+    "Memory": "memory",
+    "Span": "memory",
+}
 
 
 def __getattr__(name: str) -> Any:

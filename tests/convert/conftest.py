@@ -1,5 +1,5 @@
-"""The caller of commands that tests of the command line have."""
+"""The trained run and the caller of commands that tests of the command line have."""
 
-from tests.cli.conftest import call, entry_points
+from tests.cli.conftest import call, entry_points, run_folder, trained, write_text
 
-__all__ = ["call", "entry_points"]
+__all__ = ["call", "entry_points", "run_folder", "trained", "write_text"]

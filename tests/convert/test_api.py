@@ -1,0 +1,87 @@
+"""`txl.load`: a trained model and its vocabulary as one object."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import txl
+from tests.cli.conftest import Outcome
+from txl.config import UsageError
+
+HF = Path(__file__).parents[1] / "golden" / "hf" / "hf_div2"
+
+
+@pytest.fixture
+def lm(run_folder: Path) -> txl.LanguageModel:
+    return txl.load(run_folder)
+
+
+def test_a_text_has_the_figures_of_eval_py(
+    lm: txl.LanguageModel, run_folder: Path, tmp_path: Path, call: Callable[..., Outcome]
+) -> None:
+    (tmp_path / "before.txt").write_text("bab ded\n")
+    (tmp_path / "my.txt").write_text("bab ded bab\nded")
+    flags = ["--text", tmp_path / "my.txt", "--context", tmp_path / "before.txt", "--per_token", tmp_path / "my.json"]
+    assert call("eval", "--work_dir", run_folder, *flags).status == 0
+    theirs = json.loads((tmp_path / "my.json").read_text())["tokens"]
+    score = lm.score("bab ded bab\nded", context="bab ded\n")
+    assert score.tokens == [token["token"] for token in theirs] == ["bab", "ded", "bab", "<eos>", "ded"]
+    assert score.nats == pytest.approx([token["nats"] for token in theirs], rel=1e-6)
+    assert lm.loglikelihood("bab ded\n", "bab ded bab\nded") == pytest.approx(-score.total_nats)
+    assert score.perplexity == pytest.approx(torch.tensor(score.nats).mean().exp().item(), rel=1e-5)
+
+
+def test_hidden_states_give_the_probabilities_of_the_next_words(lm: txl.LanguageModel) -> None:
+    text = "bab ded bab ded ded bab " * 5
+    hidden_ND = lm.hidden_states(text)
+    score = lm.score(text)
+    ids = torch.tensor(lm.vocab.encode(score.tokens))
+    nll = -lm.model.log_prob(hidden_ND[:-1]).gather(1, ids[1:, None])[:, 0]
+    assert len(hidden_ND) == len(score.tokens) == 30
+    torch.testing.assert_close(nll, torch.tensor(score.nats[1:]), rtol=1e-4, atol=1e-5)
+
+
+def test_generation_is_repeatable_and_never_unknown(lm: txl.LanguageModel) -> None:
+    words = list(lm.stream("bab ded", length=40, seed=3))
+    assert len(words) == 40
+    assert "<unk>" not in words
+    assert lm.generate("bab ded", length=40, seed=3).split() == [word for word in words if word != "<eos>"]
+    assert lm.generate(length=3, temperature=0) == lm.generate(length=3, temperature=0)
+
+
+def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> None:
+    text = "bab ded bab ded ded bab " * 20
+    far = dataclasses.replace(lm, context=dataclasses.replace(lm.context, mem_len=100))
+    assert far.score(text).total_nats != lm.score(text).total_nats
+
+
+def test_checkpoints_of_others_and_single_checkpoints(run_folder: Path, tmp_path: Path) -> None:
+    checkpoint = next(run_folder.glob("step_*"))
+    assert txl.load(checkpoint).vocab.words == txl.load(run_folder).vocab.words
+    hf = shutil.copytree(HF, tmp_path / "hf")
+    with pytest.raises(UsageError, match="holds no vocabulary"):
+        txl.load(hf)
+    words = tmp_path / "words.txt"
+    words.write_text("".join(f"{w}\n" for w in ["<eos>", *(f"w{i}" for i in range(199))]))
+    assert txl.load(hf, vocabulary=words).score("w3 w4").tokens == ["w3", "w4"]
+
+
+def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
+    asked: list[Any] = []
+    hub = SimpleNamespace(snapshot_download=lambda name, **_: asked.append(name) or str(run_folder))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert txl.load("someone/model").vocab.words == txl.load(run_folder).vocab.words
+    assert asked == ["someone/model"]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match="pip install huggingface_hub"):
+        txl.load("someone/model")
+    with pytest.raises(UsageError, match="no such file or folder"):
+        txl.load("nowhere")
