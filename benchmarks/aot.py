@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from txl.ops.rel_attention import fused as module
+from txl.ops.rel_attention import launch
+from txl.ops.rel_attention.fused import fused
 
 INSTRUCTIONS = ("HGMMA", "HMMA", "FFMA", "SHFL", "LDGSTS", "LDG", "LDS", "STS", "STL", "LDL", "BAR")
 
@@ -73,7 +74,7 @@ def compiling_only() -> Iterator[list[Any]]:
 
 
 def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
-    """Every kernel of one forward and backward pass, with the tiles in `module.TILES`, and of a forward pass of few
+    """Every kernel of one forward and backward pass, with the tiles in `launch.TILES`, and of a forward pass of few
     queries over many keys, which several programs share."""
     B, N, T, S = 2, 16, 384, 768
 
@@ -86,13 +87,11 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
 
     with compiling_only() as compiled:
         args = [heads(B, T), heads(B, S), heads(B, S), *shared(S)]
-        out = module.fused(*args, scale=1.0, dropout=dropout, window=window)
+        out = fused(*args, scale=1.0, dropout=dropout, window=window)
         torch.autograd.grad(out, args, torch.empty_like(out))
     with compiling_only() as compiled_split:
         few, many = 64, 4096
-        module.fused(
-            heads(1, few), heads(1, many), heads(1, many), *shared(many), scale=1.0, dropout=dropout, window=window
-        )
+        fused(heads(1, few), heads(1, many), heads(1, many), *shared(many), scale=1.0, dropout=dropout, window=window)
     names = {"forward": "forward_split", "join": "join"}
     compiled += [(names[name], *rest) for name, *rest in compiled_split if name in names]
     return [report(*each) for each in _distinct(compiled)]
@@ -151,7 +150,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print one table")
     args = parser.parse_args()
     if args.tile:
-        module.TILES.update(dict.fromkeys(module.TILES, module.Tile(*args.tile)))
+        launch.TILES.update(dict.fromkeys(launch.TILES, launch.Tile(*args.tile)))
     if args.markdown:
         print("| | kernel | side, warps, stages | registers | stack | STL | LDL | shared memory |")
         print("|---|---|---|---|---|---|---|---|")

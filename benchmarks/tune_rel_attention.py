@@ -27,7 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.checks.attention import ODD, SHAPES, fused_errors, inputs
 from benchmarks.checks.errors import LIMITS
-from txl.ops.rel_attention import fused as module
+from txl.ops.rel_attention import launch
+from txl.ops.rel_attention.fused import _forward, fused
 
 CANDIDATES = [
     (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
@@ -63,29 +64,29 @@ def median_ms(run: Callable[[], Any], rep: int = 40) -> float:
 def launches(B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """One launch of each kernel on inputs of this shape."""
     q, k, v, r, u, w = (x.detach() for x in inputs(B, N, H, T, T + M, dtype))
-    out, lse, qu, qw, *padded = module._forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0)
+    out, lse, qu, qw, *padded = _forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0)
     k, v, r = padded or (k, v, r.transpose(0, 1))
-    call = module.Call(qu, qw, k, v, r, None, H, H**-0.5, -1, 0.0)
-    grad = module.incoming(call, torch.randn_like(out), out, lse)
+    call = launch.Call(qu, qw, k, v, r, None, H, H**-0.5, -1, 0.0)
+    grad = launch.incoming(call, torch.randn_like(out), out, lse)
     return {
-        "forward": lambda: module.forward(call),
-        "queries": lambda: module.backward_queries(call, grad),
-        "keys": lambda: module.backward_keys(call, grad),
-        "places": lambda: module.backward_places(call, grad),
+        "forward": lambda: launch.forward(call),
+        "queries": lambda: launch.backward_queries(call, grad),
+        "keys": lambda: launch.backward_keys(call, grad),
+        "places": lambda: launch.backward_places(call, grad),
     }
 
 
 def tune(name: str, dtype: torch.dtype, late: Callable[[], bool]) -> dict[str, Any]:
-    """Times of all candidates at one shape, and the fastest left in module.TILES."""
+    """Times of all candidates at one shape, and the fastest left in launch.TILES."""
     B, N, H, T, M = SHAPES[name]
     runs, results = launches(B, N, H, T, M, dtype), {}
     for kernel in KERNELS:
-        key = (kernel, module.columns(H), dtype.itemsize)
+        key = (kernel, launch.columns(H), dtype.itemsize)
         times: dict[str, float] = {}
         for candidate in CANDIDATES:
             if late():
                 break
-            module.TILES[key] = module.Tile(*candidate)
+            launch.TILES[key] = launch.Tile(*candidate)
             label = "x".join(map(str, candidate))
             try:
                 times[label] = median_ms(runs[kernel])
@@ -93,7 +94,7 @@ def tune(name: str, dtype: torch.dtype, late: Callable[[], bool]) -> dict[str, A
                 print(f"  {name} {kernel} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
         if times:
             best = min(times, key=times.__getitem__)
-            module.TILES[key] = module.Tile(*map(int, best.split("x")))
+            launch.TILES[key] = launch.Tile(*map(int, best.split("x")))
             listed = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in sorted(times.items(), key=lambda x: x[1]))
             print(f"  {name} {kernel}, us: {listed}", flush=True)
             results[kernel] = times
@@ -116,9 +117,9 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
         except Exception as error:
             print(f"  {name} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
 
-    measure("fused", lambda: module.fused(*args, scale=H**-0.5), args)
-    measure("fused dropout", lambda: module.fused(*args, scale=H**-0.5, dropout=0.1), args)
-    measure("fused window", lambda: module.fused(*args, scale=H**-0.5, window=M), args)
+    measure("fused", lambda: fused(*args, scale=H**-0.5), args)
+    measure("fused dropout", lambda: fused(*args, scale=H**-0.5, dropout=0.1), args)
+    measure("fused window", lambda: fused(*args, scale=H**-0.5, window=M), args)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         measure("flash full", lambda: scaled_dot_product_attention(q, k, v), [q, k, v])
         bias = causal_lower_right(T, T + M)
@@ -151,7 +152,7 @@ def main() -> None:
     for i, name in enumerate(SHAPES):
         until = args.seconds * (i + 1) / (len(SHAPES) + 0.5)  # a shape leaves the later ones their time
         results["tune"][name] = tune(name, dtype, lambda until=until: time.monotonic() - start > until)
-        results["tiles"][name] = {k: module.TILES[k, module.columns(SHAPES[name][2]), dtype.itemsize] for k in KERNELS}
+        results["tiles"][name] = {k: launch.TILES[k, launch.columns(SHAPES[name][2]), dtype.itemsize] for k in KERNELS}
         results["compare"][name] = compare(name, dtype)
         save()
     print(f"{time.monotonic() - start:.0f} s")

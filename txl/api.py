@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.trained_text import vocabulary_of
+from txl.commands.trained import vocabulary_of
 from txl.config import Context, UsageError, require
 from txl.convert import convert
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.evaluation.score import score_text, within
+from txl.evaluation.reading import within
+from txl.evaluation.score import score_text
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
 from txl.records import read_json

@@ -1,4 +1,4 @@
-"""Where tokens stand, how far apart they are, who may see whom; and what is remembered of the segments before.
+"""Positions, distances and masks of a segment and its memory; the memory of previous segments.
 
 Shape letters, here and in every file of the model:
     B batch, T new tokens, M remembered tokens, S = M + T keys, D d_model, N heads, H d_head, V vocabulary.
@@ -15,10 +15,10 @@ from txl.config import Context
 
 @dataclass(frozen=True)
 class Span:
-    """Which tokens one forward pass attends over: `n_mem` remembered ones, then `n_new` new ones.
+    """The tokens of one forward pass: `n_mem` remembered ones, then `n_new` new ones.
 
-    The only place where an index becomes a position, a distance or a permission to attend. Query t stands at
-    position n_mem + t, key s at position s; distance = query position - key position, negative in the future.
+    All positions, distances and masks are computed here. Query t has position n_mem + t, key s position s;
+    distance = query position - key position, negative for future keys.
     """
 
     n_mem: int
@@ -28,7 +28,7 @@ class Span:
 
     @classmethod
     def of(cls, context: Context, *, n_mem: int, n_new: int) -> "Span":
-        """The span of a forward pass under `context`. `same_length` is a sliding window of mem_len keys."""
+        """The span of a forward pass with `context`. `same_length` is a sliding window of mem_len keys."""
         window = context.mem_len if context.same_length else -1
         return cls(n_mem, n_new, clamp_len=context.clamp_len, window=window)
 
@@ -38,12 +38,12 @@ class Span:
 
     @property
     def is_triangle(self) -> bool:
-        """True if each query sees the keys up to its own, the first query the first key, and nothing else matters."""
+        """True if the mask is a plain causal triangle: no memory, no effective window."""
         return self.n_mem == 0 and not self.hides_past
 
     @property
     def hides_past(self) -> bool:
-        """True if the window is so short that a key lies too far back for a query."""
+        """True if the window hides a key from a query."""
         return 0 < self.window < self.n_key
 
     def key_positions_S(self, device: torch.device) -> Tensor:
@@ -53,15 +53,15 @@ class Span:
         return torch.arange(self.n_mem, self.n_key, device=device)
 
     def distances_TS(self, device: torch.device) -> Tensor:
-        """Clamped distance of every (query, key) pair; negative where the key lies in the future."""
+        """Clamped distance of every (query, key) pair; negative for future keys."""
         return self._clamped(self._distances_TS(device))
 
     def distances_S(self, device: torch.device) -> Tensor:
-        """S-1, ..., 1, 0 (clamped): the distances of the last query's keys, in the order `rel_shift` expects."""
+        """S-1, ..., 1, 0 (clamped): distances from the last query, in the order `rel_shift` expects."""
         return self._clamped(torch.arange(self.n_key - 1, -1, -1, device=device))
 
     def mask_TS(self, device: torch.device) -> Tensor:
-        """True where a query may attend: not the future and, if `window` is set, nearer than that."""
+        """True where a query may attend: no future keys and, if `window` is set, distances below it."""
         distance_TS = self._distances_TS(device)
         keep_TS = distance_TS >= 0
         return keep_TS & (distance_TS < self.window) if self.window > 0 else keep_TS
@@ -75,10 +75,10 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What each layer read for the last tokens: one detached (B, M, D) tensor per layer, without positions.
+    """The hidden states that each layer read for the last tokens: one detached (B, M, D) tensor per layer.
 
-    Immutable: `extended` returns a new one. `None` in its place is the empty memory.
-    Differs from kimiyoung/transformer-xl: n_layer tensors, not n_layer + 1, of which the last was never read.
+    Immutable: `extended` returns a new one. They contain no positions. `None` in its place is the empty memory.
+    Differs from kimiyoung/transformer-xl: n_layer tensors instead of n_layer + 1, whose last was never read.
     """
 
     layers: tuple[Tensor, ...]
@@ -97,40 +97,40 @@ class Memory:
         return self.layers[0].shape[0]
 
     def to(self, device: torch.device) -> "Memory":
-        """The same memory on a device. A copy to the host is waited for: what reads it there would not be."""
+        """A copy on a device. Copies to the host are synchronous, so the host can read them at once."""
         return Memory(tuple(layer.to(device, non_blocking=device.type != "cpu") for layer in self.layers))
 
     def extended(self, inputs: Sequence[Tensor], *, mem_len: int, ext_len: int = 0) -> "Memory":
-        """The memory for the next segment: the last `mem_len` tokens of [remembered, just read].
+        """The memory for the next segment: the last `mem_len` tokens of [memory, segment].
 
-        The last `ext_len` tokens just read are left out, because the next segment reads them again.
-        Differs from kimiyoung/transformer-xl, whose `_update_mems` is called with its two lengths exchanged: there a
-        memory shorter than ext_len keeps tokens that the next segment reads again.
+        The last `ext_len` tokens of the segment are left out, because the next segment reads them again.
+        Differs from kimiyoung/transformer-xl, which calls `_update_mems` with two arguments swapped: there a memory
+        shorter than ext_len keeps tokens that the next segment reads again.
         """
         pairs = zip(self.layers, inputs, strict=True)
         return Memory(tuple(kept_tokens(old, new, mem_len=mem_len, ext_len=ext_len) for old, new in pairs))
 
 
 def kept_tokens(old_BMD: Tensor, new_BTD: Tensor, *, mem_len: int, ext_len: int = 0) -> Tensor:
-    """One layer's part of `Memory.extended`. Holds on to nothing but what it returns."""
+    """`Memory.extended` for one layer. The result does not reference its inputs' storage."""
     n_old, n_new = old_BMD.shape[1], max(0, new_BTD.shape[1] - ext_len)
     begin = max(0, n_old + n_new - mem_len)
     return torch.cat([old_BMD[:, begin:], new_BTD.detach()[:, max(0, begin - n_old) : n_new]], dim=1)
 
 
-_AMPLE = 1024  # tokens to spare that are worth their memory
+_MAX_EARLY_SPARE = 1024  # spare tokens of a short buffer
 
 
 class KeyValue:
-    """Projected keys and values of one layer, (B, N, M, H) each, before any encoding has touched them.
+    """Projected keys and values of one layer, (B, N, M, H) each, without positions.
 
-    Immutable: `appended` returns a new one. It writes into room that is left behind the keys, where nobody who holds
-    an older one looks, so that a token more does not cost a copy of all tokens before it.
+    Immutable: `appended` returns a new one. Both are views of a shared buffer with spare space at the end, so appending
+    a token does not copy the tokens before it.
     """
 
-    def __init__(self, room_2BNCH: Tensor, begin: int, end: int, used: list[int]) -> None:
-        self._room_2BNCH, self._begin, self._end = room_2BNCH, begin, end
-        self._used = used  # how far the room is filled, known to all who share it
+    def __init__(self, buffer_2BNCH: Tensor, begin: int, end: int, used: list[int]) -> None:
+        self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
+        self._used = used  # filled length of the buffer, shared by all its views
 
     @classmethod
     def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
@@ -139,11 +139,11 @@ class KeyValue:
 
     @property
     def k_BNMH(self) -> Tensor:
-        return self._room_2BNCH[0, :, :, self._begin : self._end]
+        return self._buffer_2BNCH[0, :, :, self._begin : self._end]
 
     @property
     def v_BNMH(self) -> Tensor:
-        return self._room_2BNCH[1, :, :, self._begin : self._end]
+        return self._buffer_2BNCH[1, :, :, self._begin : self._end]
 
     @property
     def length(self) -> int:
@@ -152,45 +152,48 @@ class KeyValue:
 
     @property
     def batch_size(self) -> int:
-        return self._room_2BNCH.shape[1]
+        return self._buffer_2BNCH.shape[1]
 
     def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
-        """With the keys and values of T tokens more."""
+        """With the keys and values of T more tokens."""
         n_new = k_BNTH.shape[2]
-        has_room = self._end == self._used[0] and self._end + n_new <= self._room_2BNCH.shape[3]
-        here = self if has_room and self._room_2BNCH.dtype == k_BNTH.dtype else self._moved(n_new, like=k_BNTH)
+        has_room = self._end == self._used[0] and self._end + n_new <= self._buffer_2BNCH.shape[3]
+        here = (
+            self
+            if has_room and self._buffer_2BNCH.dtype == k_BNTH.dtype
+            else self._in_larger_buffer(n_new, like=k_BNTH)
+        )
         end = here._end + n_new
-        here._room_2BNCH[0, :, :, here._end : end] = k_BNTH
-        here._room_2BNCH[1, :, :, here._end : end] = v_BNTH
+        here._buffer_2BNCH[0, :, :, here._end : end] = k_BNTH
+        here._buffer_2BNCH[1, :, :, here._end : end] = v_BNTH
         here._used[0] = end
-        return KeyValue(here._room_2BNCH, here._begin, end, here._used)
+        return KeyValue(here._buffer_2BNCH, here._begin, end, here._used)
 
     def between(self, begin: int, end: int) -> "KeyValue":
-        """The keys from `begin` up to `end`, exclusive, counted from the first one here."""
-        return KeyValue(self._room_2BNCH, self._begin + begin, self._begin + end, self._used)
+        """The keys from `begin` to `end`, exclusive, relative to the first one here."""
+        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used)
 
-    def _moved(self, n_new: int, *, like: Tensor) -> "KeyValue":
-        """The same in a new room, with as much to spare, or a quarter of what is long: a memory of fixed length moves
-        once in so many tokens."""
+    def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """A copy in a larger buffer, with spare space in proportion, so that copies are rare."""
         needed = self.length + n_new
-        _, batch_size, n_head, _, d_head = self._room_2BNCH.shape
-        spare = max(n_new, min(needed, _AMPLE), needed // 4)
-        room_2BNCH = like.new_empty(2, batch_size, n_head, needed + spare, d_head)
-        room_2BNCH[:, :, :, : self.length] = self._room_2BNCH[:, :, :, self._begin : self._end]
-        return KeyValue(room_2BNCH, 0, self.length, [self.length])
+        _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
+        spare = max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
+        buffer_2BNCH = like.new_empty(2, batch_size, n_head, needed + spare, d_head)
+        buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
+        return KeyValue(buffer_2BNCH, 0, self.length, [self.length])
 
 
 @dataclass(frozen=True, eq=False)
 class KeyValueMemory:
-    """The memory of a model whose weights no longer change: keys and values instead of what they are projected from.
+    """The memory for fixed weights: keys and values instead of hidden states.
 
-    Gives the same numbers as `Memory`, and projects each remembered token once instead of once per segment. Immutable,
-    without gradients, and only for encodings that do not place hidden states (`PositionEncoding.places_hidden_states`).
+    Equivalent to `Memory`, but projects each remembered token once instead of once per segment. Immutable, without
+    gradients, for encodings that add no positions to hidden states (`PositionEncoding.places_hidden_states`).
 
     Attributes:
-        feats: per layer what the encoding makes of distances (`PositionEncoding.project`), one row per distance,
-            farthest first, for the longest span so far; shorter spans use the last rows.
-        clamp_len: the one that `feats` was made with.
+        feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
+            first, for the longest span so far; shorter spans use the last rows.
+        clamp_len: of `feats`.
     """
 
     layers: tuple[KeyValue, ...]
@@ -210,8 +213,8 @@ class KeyValueMemory:
         """The memory for the next segment.
 
         Args:
-            seen: per layer the keys and values of [remembered, just read].
-            n_new: tokens just read. The last `ext_len` of them are left out, see `Memory.extended`.
+            seen: per layer the keys and values of [memory, segment].
+            n_new: tokens of the segment. The last `ext_len` are left out, see `Memory.extended`.
         """
         end = self.length + max(0, n_new - ext_len)
         begin = max(0, end - mem_len)

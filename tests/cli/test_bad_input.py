@@ -266,8 +266,8 @@ EVAL_VALUES = [
     ("--context x", "--context: goes with --text", "give one"),
     ("--per_token x.tsv", "--per_token: goes with --text", "give one"),
     ("--tokenise", "--tokenise: goes with --text", "give one"),
-    ("--text x --convention nvidia", "--text: is read from its beginning", "leave out --convention"),
-    ("--text x --reset document", "--text: is read from its beginning", "leave out --convention and --reset"),
+    ("--text x --convention nvidia", "--text: is read from its start", "leave out --convention"),
+    ("--text x --reset document", "--text: is read from its start", "leave out --convention and --reset"),
     ("--text x --per_token x.csv", "--per_token x.csv", ".tsv or .json"),
     ("--text x --per_token - --mem_len 0 8", "--per_token", "one value"),
     ("--text - --context -", "--text - and --context -", "name a file"),
@@ -275,7 +275,7 @@ EVAL_VALUES = [
     ("--recl_longest 200", "--recl_longest has no effect without --recl", "leave this flag out"),
     ("--dynamic sgd --dynamic_epsilon 1", "--dynamic_epsilon has no effect with --dynamic sgd", "leave it out"),
     ("--text x", "--data has no effect with --text", "leave it out"),
-    ("--attn_impl fused", "--attn_impl fused: needs a GPU", "give dense or blockwise"),
+    ("--attn_impl fused", "--attn_impl fused: needs a GPU", "use dense or blockwise"),
 ]
 
 
@@ -868,8 +868,8 @@ def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[st
     ("flags", "reason"),
     [
         ("--position sundial", "--position: invalid choice: 'sundial'"),
-        ("--position rotary --clamp_len 4", "--clamp_len 4: --position rotary knows positions, not distances"),
-        ("--position rotary --d_head 5", "--d_head 5: --position rotary turns pairs of channels; use an even one"),
+        ("--position rotary --clamp_len 4", "--clamp_len 4: --position rotary has no distances"),
+        ("--position rotary --d_head 5", "--d_head 5: --position rotary rotates pairs of channels; use an even one"),
         ("--position t5 --max_distance 3", "--max_distance 3: must be above half of --n_bucket 32"),
         ("--position t5 --n_bucket 0", "--n_bucket 0: must be at least 1"),
         ("--position shaw --max_distance 0", "--max_distance 0: must be at least 1"),

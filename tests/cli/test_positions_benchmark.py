@@ -42,5 +42,5 @@ def test_an_encoding_that_fails_is_told_in_the_table_and_by_the_status(
     out = tmp_path / "out"
     command = f"--encodings rotary --steps 1 --dataset text --out {out} {SMALL} --d_head 5".split()
     assert main(["--data", str(text), *command]) == 1
-    assert "| rotary | train.py: --d_head 5: --position rotary turns pairs of channels" in capfd.readouterr().out
+    assert "| rotary | train.py: --d_head 5: --position rotary rotates pairs of channels" in capfd.readouterr().out
     assert "error" in json.loads((out / "positions.json").read_text())["rows"][0]

@@ -191,7 +191,7 @@ RECL_REFUSALS = [
     ("--text x", "--text and --recl", "drop one"),
     ("--mem_len 0 8", "--mem_len 0 8", "one value at most"),
     ("--tgt_len 1 8", "--tgt_len 1 8", "one value at most"),
-    ("--recl_every 11", "--recl_every 11", "must not be above --recl_step (10)"),
+    ("--recl_every 11", "--recl_every 11", "must be at most --recl_step (10)"),
     ("--recl_every 0", "--recl_every 0", "at least 1"),
     ("--recl_longest 19", "--recl_longest 19", "at least 20"),
     ("--recl_longest 1000", "--recl_longest 1000: no token of the test split", "longer text"),

@@ -29,5 +29,5 @@ def test_attention_is_the_formula(M: int, T: int, n_position: int) -> None:
 
 @pytest.mark.parametrize("position", ["learned_relative", "learned_per_layer", "learned_absolute", "relative_keys"])
 def test_a_table_of_no_given_length_is_refused(position: str) -> None:
-    with pytest.raises(UsageError, match=f"--position {position}: learns a row for each position; say how many with"):
+    with pytest.raises(UsageError, match=f"--position {position}: learns a row for each position; set the number with"):
         POSITION_ENCODINGS[position](ModelConfig(n_token=5, position=position))

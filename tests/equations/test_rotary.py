@@ -47,5 +47,5 @@ def test_angles_are_not_rounded_to_half_precision() -> None:
 
 
 def test_heads_of_odd_size_are_refused() -> None:
-    with pytest.raises(UsageError, match="--d_head 5: --position rotary turns pairs of channels; use an even one"):
+    with pytest.raises(UsageError, match="--d_head 5: --position rotary rotates pairs of channels; use an even one"):
         Rotary(ModelConfig(n_token=5, d_head=5, position="rotary"))

@@ -80,9 +80,9 @@ def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, the widest it has, which 1e-4 allows for. One row, since Triton's interpreter is slow, and segments
     until the memory is full."""
     pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
-    from txl.ops.rel_attention import fused
+    from txl.ops.rel_attention import launch
 
-    monkeypatch.setattr(fused, "TILES", {key: fused.Tile(16, 4, 2) for key in fused.TILES})
+    monkeypatch.setattr(launch, "TILES", {key: launch.Tile(16, 4, 2) for key in launch.TILES})
     golden = Golden("xl_same_length")
     model, context = golden.model()
     model = model.float()

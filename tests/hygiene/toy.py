@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, spread
+from txl.positions.base import PositionEncoding, rows_to_pairs
 
 
 class Toy(PositionEncoding):
@@ -24,4 +24,4 @@ class Toy(PositionEncoding):
         return span.distances_S(like.device).clamp(max=self.reach)[:, None].to(like.dtype)
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        return -self.a * spread(feats, span.n_new)
+        return -self.a * rows_to_pairs(feats, span.n_new)

@@ -253,7 +253,7 @@ def test_a_clamp_that_an_encoding_has_no_distances_for_is_refused(model: Transfo
     if encoding(model).clamps:
         model(token_BT, None, context)
         return
-    with pytest.raises(UsageError, match=rf"--clamp_len 4: --position {model.config.position} knows positions, not"):
+    with pytest.raises(UsageError, match=rf"--clamp_len 4: --position {model.config.position} has no distances"):
         model(token_BT, None, context)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
-from txl.ops.rel_attention import fused as module
-from txl.ops.rel_attention import rel_attention
-from txl.ops.rel_attention.fused import Tile, fused
+from txl.ops.rel_attention import launch, rel_attention
+from txl.ops.rel_attention.fused import _forward, fused
+from txl.ops.rel_attention.launch import Tile
 from txl.ops.rel_attention.naive import naive
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +26,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}  # the interpreter has no
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles at the sizes an interpreter can do."""
-    monkeypatch.setattr(module, "TILES", {key: Tile(16, 4, 2) for key in module.TILES})
+    monkeypatch.setattr(launch, "TILES", {key: Tile(16, 4, 2) for key in launch.TILES})
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel forgets to write is NaN."""
-    plain = module.empty
-    monkeypatch.setattr(module, "empty", lambda *args: plain(*args).fill_(torch.nan))
+    plain = launch.empty
+    monkeypatch.setattr(launch, "empty", lambda *args: plain(*args).fill_(torch.nan))
 
 
 def inputs(B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -96,7 +97,7 @@ def test_clamped_distances_are_distances_like_others() -> None:
 
 def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 64 turn in halves."""
-    monkeypatch.setattr(module, "TILES", {key: Tile(64, 4, 2) for key in module.TILES})
+    monkeypatch.setattr(launch, "TILES", {key: Tile(64, 4, 2) for key in launch.TILES})
     args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=149)
     assert_close(with_gradients(fused, args, dout, window=149), expected, TOLERANCE[torch.float32])
@@ -105,7 +106,7 @@ def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("window", [-1, 40])
 def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few queries over a long memory; the last splits see nothing where the window or the future hides their keys."""
-    monkeypatch.setattr(module, "KEYS_PER_SPLIT", 20)
+    monkeypatch.setattr(launch, "KEYS_PER_SPLIT", 20)
     args = inputs(2, 1, 3, 211, 8)
     expected = naive(*in_float64(args), scale=0.3, window=window)
     torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
@@ -160,7 +161,7 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
     It must not depend on tiles either: those of the backward are of several sizes.
     """
     sides = {"forward": 16, "queries": 32, "keys": 16, "places": 32}
-    monkeypatch.setattr(module, "TILES", {key: Tile(sides[key[0]], 4, 2) for key in module.TILES})
+    monkeypatch.setattr(launch, "TILES", {key: Tile(sides[key[0]], 4, 2) for key in launch.TILES})
     B, N, T, S, H = 2, 2, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
@@ -180,7 +181,7 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
 
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which need not be the current one. Triton asks for the current device's stream."""
-    from txl.ops.rel_attention import triton_kernels as kernels
+    from txl.ops.rel_attention import triton_kernels, triton_rows
 
     chosen: list[bool] = []  # one entry within torch.cuda.device_of
     launched: list[tuple[str, bool]] = []
@@ -192,21 +193,25 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
         chosen.pop()
 
     class Watched:
-        def __init__(self, name: str) -> None:
-            self.name, self.rule = name, getattr(kernels, name)
+        def __init__(self, name: str, rule: Any) -> None:
+            self.name, self.rule = name, rule
 
         def __getitem__(self, grid: tuple[int, ...]):
             launched.append((self.name, chosen == [True]))
             return self.rule[grid]
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(module, "KEYS_PER_SPLIT", 8)  # so that splits are joined
-    names = "queries", "copy_rows", "forward", "join", "deltas", "backward_keys", "backward_queries", "backward_places"
-    for name in names:
-        monkeypatch.setattr(kernels, name, Watched(name))
+    monkeypatch.setattr(launch, "KEYS_PER_SPLIT", 8)  # so that splits are joined
+    kernels = {
+        triton_rows: ["queries", "copy_rows", "deltas"],
+        triton_kernels: ["forward", "join", "backward_keys", "backward_queries", "backward_places"],
+    }
+    for file, names in kernels.items():
+        for name in names:
+            monkeypatch.setattr(file, name, Watched(name, getattr(file, name)))
     args, dout = inputs(1, 1, 3, 17, 5), torch.randn(1, 1, 3, 5)
     with_gradients(fused, args, dout)
-    assert {name for name, _ in launched} == set(names)
+    assert {name for name, _ in launched} == {name for names in kernels.values() for name in names}
     assert [name for name, on_device in launched if not on_device] == []
 
 
@@ -215,7 +220,7 @@ def test_the_operator_keeps_the_promises_of_pytorch() -> None:
     """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
     for H in (8, 5):
         args = inputs(1, 2, 5, 7, H)
-        torch.library.opcheck(module._forward, (*args, None, 0.5, -1, 0.0))
+        torch.library.opcheck(_forward, (*args, None, 0.5, -1, 0.0))
 
 
 def test_a_layer_compiles_into_one_graph() -> None:

@@ -223,7 +223,7 @@ def test_layers_may_be_computed_a_second_time() -> None:
 def test_weights_that_run_away_are_an_error_in_one_line() -> None:
     model = build("plain")
     predictor = DynamicEvaluation(model, DynamicConfig(dynamic="sgd", dynamic_lr=1e200, dynamic_decay=0))
-    with pytest.raises(UsageError, match=r"^--dynamic_lr 1e\+200: the weights ran away.*use a smaller one$"):
+    with pytest.raises(UsageError, match=r"^--dynamic_lr 1e\+200: the weights diverged.*use a smaller one$"):
         evaluate(model, cut(text(1)), CONTEXT, predictor=predictor)
 
 

@@ -149,12 +149,12 @@ def test_there_is_no_store_where_there_is_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", list(SOURCE))
 def test_a_store_of_something_else_is_refused(tmp_path: Path, model: TransformerXL, name: str) -> None:
     made(tmp_path / "store", model)
-    with pytest.raises(UsageError, match=f"store: made from another {name}; name a folder that is not there"):
+    with pytest.raises(UsageError, match=f"store: made from another {name}; name a new folder"):
         opened_store(tmp_path / "store", {**SOURCE, name: "other"})
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"^--knn_store {tmp_path}: no store of hidden states; name a folder"):
+    with pytest.raises(UsageError, match=f"^--knn_store {tmp_path}: no store of hidden states; name a new folder"):
         opened_store(tmp_path, SOURCE)
 
 
@@ -188,7 +188,7 @@ def test_a_truncated_store_is_refused(tmp_path: Path, model: TransformerXL, name
     path = made(tmp_path / "store", model).folder / name
     for keep in (path.stat().st_size - 1, 10, 0):
         path.write_bytes(path.read_bytes()[:keep])
-        with pytest.raises(UsageError, match="truncated or damaged; remove it to have it made anew"):
+        with pytest.raises(UsageError, match="truncated or damaged; remove it to have it rebuilt"):
             opened_store(tmp_path / "store", SOURCE)
 
 

@@ -1,4 +1,4 @@
-"""Attention rules: a new one is a new file here and a line in the registry."""
+"""Attention rules: to add one, add a file here and a line to the registry."""
 
 from typing import ClassVar, Protocol
 
@@ -14,19 +14,18 @@ from txl.positions import PositionEncoding
 
 
 class AttentionRule(Protocol):
-    """How queries gather values. Never knows which position encoding it serves; refuses, when it is built, what it
-    cannot serve."""
+    """How queries attend to keys and values. Works with any position encoding, or refuses it when built."""
 
     shared_qk: bool
-    """Queries and keys are one projection (Reformer). Such a rule gets them without the encoding's `transform_qk` and
-    applies it itself: what it does with them by content must not depend on where they are read."""
+    """Queries and keys share one projection (Reformer). Such a rule applies the encoding's `transform_qk` itself, after
+    hashing, because hashes must not depend on positions."""
     impl: str
-    """How it is computed, where there are several ways."""
+    """The implementation, if there are several."""
     settings: ClassVar[tuple[str, ...]]
-    """Fields of `ModelConfig`, and of `TrainConfig`, that not every rule reads."""
+    """Fields of `ModelConfig` and `TrainConfig` that not every rule reads."""
 
     def path(self, pos: PositionEncoding) -> str:
-        """The name of the way in which it attends with this encoding; `relative`: by `txl.ops.rel_attention`."""
+        """The name of the computation used with this encoding; `relative`: `txl.ops.rel_attention`."""
         ...
 
     def __call__(
@@ -44,12 +43,12 @@ ATTENTION_RULES = {
 
 
 def build_attention_rule(config: ModelConfig, *, dropatt: float = 0.0) -> AttentionRule:
-    """The rule that `config.attention` names."""
+    """The rule named by `config.attention`."""
     return ATTENTION_RULES[config.attention](config, dropatt=dropatt)
 
 
 def redraw(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw anew, layer by layer, what the model's attention rules hold at random: features, rotations."""
+    """Redraw the random features or rotations of the attention rules, layer by layer."""
     for module in model.modules():
         if isinstance(module, PerformerAttention | LshAttention):
             module.redraw(generator)

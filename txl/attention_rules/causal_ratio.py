@@ -1,4 +1,4 @@
-"""Causal attention whose weights are sums of products: linear in the length, exact for exponents of any size."""
+"""Causal linear attention with weights that are sums of exponentials, stable for exponents of any size."""
 
 import math
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from torch import Tensor
 from txl.memory import Span
 
 BLOCK = 128
-"""Queries that are computed together: within a block as products, before it as a sum over the prefix."""
+"""Queries per block: keys within it are multiplied pair by pair, keys before it are summed as a prefix."""
 
 
 def causal_ratio(logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Span) -> Tensor:
-    """sum_s w_ts v_s / sum_s w_ts with w_ts = sum_f exp(logx_tf + logy_sf), (B, N, T, H); s is what `span` lets t see.
+    """sum_s w_ts v_s / sum_s w_ts with w_ts = sum_f exp(logx_tf + logy_sf), (B, N, T, H), over visible keys s.
 
-    Block by block: memory grows with the length, not with its square. Exponents are taken relative to the largest of
-    a block, feature by feature, where all its queries see a key near enough to that; else to what each query sees,
-    which takes longer. Which it is the numbers say, and a device that would have to be waited for is not asked.
+    Computed block by block in linear memory. Exponents are relative to the block's largest, per feature, if every query
+    of the block sees a key near it; else to the largest that each query sees, which is slower. The choice depends on
+    the data; on a GPU, where checking would synchronise, it is always the slower one.
     """
     v1_BNSH = torch.cat([v_BNSH, torch.ones_like(v_BNSH[..., :1])], dim=-1)  # the last column sums the weights
     size = math.ceil(span.n_new / math.ceil(span.n_new / BLOCK))
@@ -36,13 +36,13 @@ def causal_ratio(logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Spa
 
 
 class _Blocks(NamedTuple):
-    """J blocks of C queries and the keys they see: those that all queries of the block see, summed; as many as there
-    are queries, of which query c sees 0 to c; and under a window as many more, of which query c sees c to C - 1."""
+    """J blocks of C queries and their keys: `far`, seen by all queries of the block, summed; `own`, C keys of which
+    query c sees 0 to c; and with a window `leaving`, C keys of which query c sees c to C - 1."""
 
     logx_BNJCF: Tensor
     far_peak_BNJ1F: Tensor
     far_sum_BNJFH: Tensor
-    """sum_s exp(logy_sf - far_peak_f) v_s over what all queries of the block see before it."""
+    """sum_s exp(logy_sf - far_peak_f) v_s over the keys before the block that all its queries see."""
     own_BNJCF: Tensor
     own_v_BNJCH: Tensor
     leaving_BNJCF: Tensor | None
@@ -50,7 +50,7 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Span, size: int) -> "_Blocks":
-        """Blocks of `size` queries. What fills the last one up is seen by no query."""
+        """Blocks of `size` queries. No query sees the padding of the last one."""
         after = -span.n_new % size
         logx_BNJCF = _padded(logx_BNTF, 0, after, 0).unflatten(-2, (-1, size))
         if span.hides_past:
@@ -65,31 +65,32 @@ class _Blocks(NamedTuple):
         return cls(logx_BNJCF, *prefix, own_BNJCF, own_v_BNJCH, None, None)
 
     def have_one_range(self) -> bool:
-        """True if, for every feature, the block's largest exponent is at most 2/3 of the range of the numbers (58 in
-        float32) above one that all queries see: the last third is for what a sum can hold beside its largest term."""
+        """True if, for every feature, the block's largest exponent exceeds one that all queries see by at most 2/3 of
+        the dtype's exponent range (58 in float32); the last third leaves room for sums."""
         seen_BNJ1F = torch.maximum(self.far_peak_BNJ1F, self.own_BNJCF[..., :1, :].detach())
         growth = (self._peak() - seen_BNJ1F).max()
         return bool(growth <= -2 / 3 * math.log(torch.finfo(growth.dtype).tiny))
 
     def read_at_one_peak(self) -> Tensor:
-        """Weighted sums, (B, N, J, C, H), each row up to a factor of its own: masked products."""
+        """Weighted sums, (B, N, J, C, H), each row up to a factor, as masked products."""
         peak_BNJ1F = self._peak()
         logx_BNJCF = self.logx_BNJCF + peak_BNJ1F
         x_BNJCF = (logx_BNJCF - logx_BNJCF.detach().amax(-1, keepdim=True)).exp()
         sums_BNJCH = x_BNJCF @ (self.far_sum_BNJFH * (self.far_peak_BNJ1F - peak_BNJ1F).exp().mT)
         sums_BNJCH = sums_BNJCH + (x_BNJCF @ (self.own_BNJCF - peak_BNJ1F).exp().mT).tril() @ self.own_v_BNJCH
-        if self.leaving_BNJCF is None:
+        if self.leaving_BNJCF is None or self.leaving_v_BNJCH is None:
             return sums_BNJCH
         return sums_BNJCH + (x_BNJCF @ (self.leaving_BNJCF - peak_BNJ1F).exp().mT).triu() @ self.leaving_v_BNJCH
 
     def read_by_halves(self) -> Tensor:
-        """The same for keys of any size. C is a power of 2.
+        """The same for exponents of any size. C is a power of 2.
 
-        Exponents are relative to the largest that the query sees, and a product of queries and keys is taken only
-        where all queries see all keys, so that the peak of the keys lies between both.
+        Exponents are relative to the largest that the query sees. Queries and keys are multiplied only in blocks where
+        all queries see all keys, relative to the keys' peak.
         """
         own_peak_BNJCF = _running_peak(self.own_BNJCF)
         peak_BNJCF = torch.maximum(own_peak_BNJCF, self.far_peak_BNJ1F)
+        leaving_BNJCF = leaving_peak_BNJCF = None
         if self.leaving_BNJCF is not None:
             leaving_BNJCF = self.leaving_BNJCF.flip(-2)
             leaving_peak_BNJCF = _running_peak(leaving_BNJCF)
@@ -97,10 +98,10 @@ class _Blocks(NamedTuple):
         logx_BNJCF = self.logx_BNJCF - (self.logx_BNJCF.detach() + peak_BNJCF).amax(-1, keepdim=True)
         sums_BNJCH = (logx_BNJCF + self.far_peak_BNJ1F).exp() @ self.far_sum_BNJFH
         sums_BNJCH = sums_BNJCH + _triangle(logx_BNJCF, self.own_BNJCF, own_peak_BNJCF, self.own_v_BNJCH)
-        if self.leaving_BNJCF is None:
+        if leaving_BNJCF is None or leaving_peak_BNJCF is None or self.leaving_v_BNJCH is None:
             return sums_BNJCH
-        turned_v_BNJCH = self.leaving_v_BNJCH.flip(-2)
-        return sums_BNJCH + _triangle(logx_BNJCF.flip(-2), leaving_BNJCF, leaving_peak_BNJCF, turned_v_BNJCH).flip(-2)
+        flipped_v_BNJCH = self.leaving_v_BNJCH.flip(-2)
+        return sums_BNJCH + _triangle(logx_BNJCF.flip(-2), leaving_BNJCF, leaving_peak_BNJCF, flipped_v_BNJCH).flip(-2)
 
     def _peak(self) -> Tensor:
         """The largest exponent of each block's keys, (B, N, J, 1, F)."""
@@ -129,12 +130,12 @@ def _prefixes(
 
 
 def _windowed(logy_BNLF: Tensor, v_BNLH: Tensor, window: int, size: int) -> tuple[Tensor, ...]:
-    """The fields of `_Blocks` but the first. `window` keys, then T: query t sees keys t + 1 to t + window."""
+    """All fields of `_Blocks` but the first. The keys are `window` ones, then T: query t sees t + 1 to t + window."""
     n_new = logy_BNLF.shape[-2] - window
     own_BNJCF, own_v_BNJCH = (x[..., window:, :].unflatten(-2, (-1, size)) for x in (logy_BNLF, v_BNLH))
     leaving_BNJCF, leaving_v_BNJCH = (x[..., :n_new, :].unflatten(-2, (-1, size)) for x in (logy_BNLF, v_BNLH))
-    leaving_BNJCF = _padded(leaving_BNJCF[..., 1:, :], 0, 1, _lowest(logy_BNLF))  # of the first key its own
-    leaving_v_BNJCH = _padded(leaving_v_BNJCH[..., 1:, :], 0, 1, 0)  # query is too far away
+    leaving_BNJCF = _padded(leaving_BNJCF[..., 1:, :], 0, 1, _lowest(logy_BNLF))  # the first key is
+    leaving_v_BNJCH = _padded(leaving_v_BNJCH[..., 1:, :], 0, 1, 0)  # outside its own query's window
     between = [x[..., size : x.shape[-2] - size, :] for x in (logy_BNLF, v_BNLH)]
     far_BNJKF, far_v_BNJKH = (x.unfold(-2, window - size, size).mT for x in between)
     return *_summed(far_BNJKF, far_v_BNJKH), own_BNJCF, own_v_BNJCH, leaving_BNJCF, leaving_v_BNJCH
@@ -150,8 +151,8 @@ def _summed(logy_BNKF: Tensor, v_BNKH: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _triangle(logx_BNJCF: Tensor, logy_BNJCF: Tensor, peak_BNJCF: Tensor, v_BNJCH: Tensor) -> Tensor:
-    """Weighted sums of the keys 0 to c for query c: its own, then the first half of a stretch for all queries of the
-    second, in stretches of 2, 4, ... C."""
+    """Weighted sums of the keys 0 to c for query c: its own key, then for the second half of each stretch of 2, 4,
+    ... C queries the keys of the first half."""
     sums_BNJCH = (logx_BNJCF + logy_BNJCF).exp().sum(-1, keepdim=True) * v_BNJCH
     half = 1
     while half < logx_BNJCF.shape[-2]:
@@ -169,7 +170,7 @@ def _triangle(logx_BNJCF: Tensor, logy_BNJCF: Tensor, peak_BNJCF: Tensor, v_BNJC
 
 @torch.no_grad()
 def _running_peak(logy_BNJCF: Tensor) -> Tensor:
-    """The largest of rows 0 to c; C is a power of 2. `cummax` finds the places too, and takes longer."""
+    """The maximum of rows 0 to c; C is a power of 2. `cummax`, which also returns indices, is slower."""
     peak_BNJCF = logy_BNJCF.clone()
     half = 1
     while half < peak_BNJCF.shape[-2]:
@@ -180,10 +181,10 @@ def _running_peak(logy_BNJCF: Tensor) -> Tensor:
 
 
 def _padded(x_BNSH: Tensor, before: int, after: int, value: float) -> Tensor:
-    """With rows of a value; with less where `before` is negative."""
+    """Padded with rows of a value; cropped if `before` is negative."""
     return F.pad(x_BNSH, (0, 0, before, after), value=value) if before or after else x_BNSH
 
 
 def _lowest(x: Tensor) -> float:
-    """A number, not -inf: the difference of two is one."""
+    """The lowest finite number; differences of -inf would be NaN."""
     return torch.finfo(x.dtype).min

@@ -1,4 +1,4 @@
-"""Attention within buckets of a locality-sensitive hash: linear in the length but for a sort."""
+"""Attention within buckets of a locality-sensitive hash: linear time, except for a sort."""
 
 from typing import NamedTuple
 
@@ -14,22 +14,21 @@ from txl.positions import PositionEncoding
 
 
 class LshAttention(nn.Module):
-    """Softmax attention over the keys that share a bucket with the query in one of several rounds (Reformer).
+    """Softmax attention over the keys in the query's bucket in any of several rounds (Reformer).
 
     out_t = sum_s softmax_s(scale * q_t . k_s) v_s over the s in P_t       k_s = sqrt(H) q_s / |q_s|
     P_t = union over rounds r of { the last `lsh_reach` tokens s < t with bucket_r(s) = bucket_r(t) },
-    without those that `span` hides; { t } where it is empty
+    without those that `span` masks; { t } if it is empty
     bucket_r(s) = argmax [x R_r ; -x R_r],  x = q_s before the position encoding,  R_r of size H x (lsh_bucket / 2)
 
-    Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; the union
-    counts a key once, as N_(i,j) does in appendix A, eq. 11 to 16. Keys of length sqrt(H), as in google/trax, so that
-    logits do not shrink. The rotations R are saved with the weights and change only when `redraw` is called.
+    Source: Kitaev et al. 2020, sec. 2, eq. 2 to 6: shared queries and keys, sorted chunks, several rounds; a key
+    in several rounds counts once, as by N_(i,j) in appendix A, eq. 11 to 16. Keys have norm sqrt(H), as in google/trax,
+    to keep the logits' scale. The rotations R are saved with the weights; only `redraw` changes them.
 
-    Differs from the paper in what a token sees of its bucket. There it is what lies in the same or the next lower chunk
-    of the sorted sequence; where chunks end depends on tokens that come later and on where the segment begins. Here it
-    is a number of tokens, counted back from the query: the past alone decides, so that the future is invisible and
-    segments equal one pass. Buckets are a matter of content alone and their number does not grow with the length, for
-    the same reason. Numbers that differ by rounding can fall into different buckets.
+    Differs from the paper in the visible part of a bucket. There it is the same and the previous chunk of the sorted
+    sequence, whose boundaries depend on later tokens and on the start of the segment. Here it is a number of tokens
+    counted back from the query, so results depend on the past only and segments equal one pass. For the same reason
+    buckets depend on content only and their number is fixed. Values that differ by rounding can get different buckets.
     """
 
     shared_qk = True
@@ -45,7 +44,7 @@ class LshAttention(nn.Module):
         self.register_buffer("rotation_RHK", torch.randn(config.lsh_round, config.d_head, config.lsh_bucket // 2))
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw the rotations anew, the same from the same generator on every device."""
+        """Redraw the rotations; the result depends on the generator, not on the device."""
         self.rotation_RHK.copy_(torch.randn(self.rotation_RHK.shape, generator=generator))
 
     def path(self, pos: PositionEncoding) -> str:
@@ -71,11 +70,11 @@ class LshAttention(nn.Module):
 def full_matrix(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
 ) -> Tensor:
-    """The definition, with the matrix of all pairs; `q` carries the scale. `sorted_chunks` must agree with it.
+    """The definition, with the matrix of all pairs; `q` is scaled. `sorted_chunks` is tested against it.
 
     Args:
         bucket_RBNS: of every key in every round; query t is key n_mem + t.
-        reach: how many earlier tokens of its bucket a token sees.
+        reach: number of earlier tokens of its bucket that a token sees.
     Returns:
         (B, N, T, H).
     """
@@ -95,13 +94,13 @@ def full_matrix(
 def sorted_chunks(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
 ) -> Tensor:
-    """What `full_matrix` says, in time S log S + R S reach (H + R) and memory R S reach.
+    """Equals `full_matrix`, in time S log S + R S reach (H + R) and memory R S reach.
 
-    Tokens are sorted by bucket and then by position, and cut into chunks of `reach`: what a token sees lies in its own
-    chunk and the one before. Rounds are joined by their log-sums, each pair divided by the rounds that have it.
+    Tokens are sorted by bucket, then position, and split into chunks of `reach`: the keys of a token are in its chunk
+    and the previous one. Rounds are combined by their log-sum-exp, with each pair divided by the rounds it occurs in.
     """
     n_key = span.n_key
-    q_BNSH = F.pad(q_BNTH, (0, 0, span.n_mem, 0))  # remembered tokens ask nothing
+    q_BNSH = F.pad(q_BNTH, (0, 0, span.n_mem, 0))  # remembered tokens have no queries
     rounds = [_Round.of(bucket_BNS, span, reach) for bucket_BNS in bucket_RBNS]
     lonely_BNS = torch.stack([r.first_BNS for r in rounds]).all(0)
     outs, logsums = [], []
@@ -109,7 +108,7 @@ def sorted_chunks(
         logit_BNJCK = mine.chunked(q_BNSH) @ mine.chunked_keys(k_BNSH).mT
         logit_BNJCK = logit_BNJCK.to(torch.promote_types(logit_BNJCK.dtype, torch.float32))
         seen_BNJCK, count_BNJCK = mine.seen(rounds, lonely_BNS, n_key)
-        # a number, not -inf: where a round shows nothing its weight becomes 0, and its gradient must be one
+        # finite, not -inf: a round without visible keys gets weight 0, and its gradient must not be NaN
         lowest = torch.finfo(logit_BNJCK.dtype).min / 2
         logit_BNJCK = logit_BNJCK - count_BNJCK.to(logit_BNJCK.dtype).log()
         logit_BNJCK = logit_BNJCK.masked_fill(~seen_BNJCK, lowest)
@@ -124,16 +123,16 @@ def sorted_chunks(
 
 
 class _Round(NamedTuple):
-    """One round's sorting: `order` says which token is at a place, `place` where a token is; both (B, N, S).
+    """One round's sorting, (B, N, S): `order` is the token at each sorted place, `place` the place of each token.
 
-    J chunks of C places; the keys of a chunk are those of the chunk before and its own.
+    J chunks of C places; the keys of a chunk are those of the previous chunk and its own.
     """
 
     bucket_BNS: Tensor
     order_BNS: Tensor
     place_BNS: Tensor
     first_BNS: Tensor
-    """The token sees nothing before it in its bucket."""
+    """True if the token sees no earlier token of its bucket."""
     window: int
     reach: int
 
@@ -154,7 +153,7 @@ class _Round(NamedTuple):
         return self._cut(x_BNSH, fill=0)
 
     def chunked_keys(self, x_BNSH: Tensor) -> Tensor:
-        """The same for each chunk and the one before, (B, N, J, 2C, H)."""
+        """The same for each chunk and its predecessor, (B, N, J, 2C, H)."""
         return _with_chunk_before(self.chunked(x_BNSH), fill=0)
 
     def unsorted(self, x_BNPH: Tensor) -> Tensor:
@@ -162,7 +161,7 @@ class _Round(NamedTuple):
         return x_BNPH.gather(-2, self.place_BNS[..., None].expand(-1, -1, -1, x_BNPH.shape[-1]))
 
     def seen(self, rounds: list["_Round"], lonely_BNS: Tensor, n_key: int) -> tuple[Tensor, Tensor]:
-        """Which of its chunk's keys a token sees, and in how many rounds it sees them; both (B, N, J, C, 2C)."""
+        """Which keys of its chunks a token sees, and in how many rounds; both (B, N, J, C, 2C)."""
         at_BNJC, at_BNJK = self._pairs(torch.arange(n_key, device=lonely_BNS.device).expand_as(lonely_BNS))
         earlier_BNJCK = at_BNJC[..., :, None] > at_BNJK[..., None, :]
         seen_BNJCK = self._near(self) & earlier_BNJCK
@@ -175,15 +174,14 @@ class _Round(NamedTuple):
         return seen_BNJCK | alone_BNJCK, torch.where(seen_BNJCK, count_BNJCK, 1)
 
     def _near(self, other: "_Round") -> Tensor:
-        """Of this round's pairs, those whose two tokens share a bucket in the other round, at most `reach` apart."""
+        """Which of this round's pairs share a bucket in the other round, at most `reach` apart there."""
         bucket_BNJC, bucket_BNJK = self._pairs(other.bucket_BNS)
         place_BNJC, place_BNJK = self._pairs(other.place_BNS)
         same_BNJCK = bucket_BNJC[..., :, None] == bucket_BNJK[..., None, :]
         return same_BNJCK & (place_BNJC[..., :, None] - place_BNJK[..., None, :] <= self.reach)
 
     def _pairs(self, x_BNS: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); where there is no token, numbers
-        that equal no other."""
+        """Integers of the tokens as queries (B, N, J, C) and as keys (B, N, J, 2C); padding equals no token's."""
         x_BNJC1 = self._cut(x_BNS.to(torch.int32).gather(-1, self.order_BNS)[..., None], fill=-2)
         return x_BNJC1.squeeze(-1), _with_chunk_before(x_BNJC1, fill=-3).squeeze(-1)
 

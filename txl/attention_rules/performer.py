@@ -1,4 +1,4 @@
-"""Attention by positive random features: linear in the length."""
+"""Attention with positive random features: linear time."""
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +11,21 @@ from txl.positions import PositionEncoding
 
 
 class PerformerAttention(nn.Module):
-    """Softmax attention with its exponential replaced by an unbiased estimate that factors (FAVOR+).
+    """Softmax attention with an unbiased, factorised estimate of the exponential (FAVOR+).
 
     out_t = sum_(s<=t) w_ts v_s / sum_(s<=t) w_ts,   w_ts = phi(x_t) . phi(y_s),   x = sqrt(scale) q,  y = sqrt(scale) k
     phi(x) = F^(-1/2) exp(-|x|^2 / 2) [exp(omega_1 . x) ... exp(omega_F . x)],   omega_i ~ N(0, 1)
 
     E[w_ts] = exp(scale * q_t . k_s). Source: Choromanski et al. 2021, lemma 1, sec. 2.3 and appendix B.1. The omega_i
-    are orthogonal to each other in groups of H (sec. 2.4), the same for all heads, and saved with the weights; they
-    change only when `redraw` is called. Remembered keys are the beginning of the prefix. Under `same_length` sums over
-    a window take the place of sums over the prefix; time then grows with the window.
+    are orthogonal in groups of H (sec. 2.4), shared by all heads, and saved with the weights; only `redraw` changes
+    them. Remembered keys are the start of the prefix. With `same_length`, sums run over a window instead of the prefix,
+    and time grows with the window.
 
-    An encoding that turns queries and keys is relative in the mean only: the same pair of tokens read at another place
-    in [memory, segment] gets another estimate.
+    Rotary positions are relative in expectation only: the estimate for a pair of tokens depends on its position in
+    [memory, segment].
 
     Differs from google-research/performer: no constant is added to the features, which keeps the estimate unbiased.
-    Exponents are taken relative to the largest that a query sees or one near it, so that keys may be of any size.
+    Exponents are relative to about the largest that a query sees, so keys of any norm work.
     """
 
     shared_qk = False
@@ -40,7 +40,7 @@ class PerformerAttention(nn.Module):
         self.register_buffer("omega_FH", orthogonal_normal(config.n_feature, config.d_head))
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw the features anew, the same from the same generator on every device."""
+        """Redraw the features; the result depends on the generator, not on the device."""
         self.omega_FH.copy_(orthogonal_normal(*self.omega_FH.shape, generator=generator))
 
     def path(self, pos: PositionEncoding) -> str:
@@ -50,17 +50,17 @@ class PerformerAttention(nn.Module):
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
-        with torch.autocast(q_BNTH.device.type, enabled=False):  # exponents of half precision are no estimate
+        with torch.autocast(q_BNTH.device.type, enabled=False):  # half precision is too coarse for exponents
             dtype = torch.promote_types(v_BNSH.dtype, torch.float32)
             omega_FH, root = self.omega_FH.to(dtype), pos.scale**0.5
             x_BNTH, y_BNSH = root * q_BNTH.to(dtype), root * k_BNSH.to(dtype)
-            logx_BNTF = x_BNTH @ omega_FH.mT  # the rest of phi(x) is the same above and below the fraction's bar
+            logx_BNTF = x_BNTH @ omega_FH.mT  # the other factors of phi(x) cancel
             logy_BNSF = y_BNSH @ omega_FH.mT - y_BNSH.square().sum(-1, keepdim=True) / 2
             return causal_ratio(logx_BNTF, logy_BNSF, v_BNSH.to(dtype), span).to(v_BNSH.dtype)
 
 
 def orthogonal_normal(n_row: int, n_column: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Rows that are each N(0, I), orthogonal to each other in groups of `n_column`; (n_row, n_column).
+    """Rows distributed as N(0, I), orthogonal in groups of `n_column`; (n_row, n_column).
 
     Choromanski et al. 2021, sec. 2.4: directions from a QR decomposition, lengths of independent normal vectors.
     """
@@ -68,6 +68,6 @@ def orthogonal_normal(n_row: int, n_column: int, *, generator: torch.Generator |
     for first in range(0, n_row, n_column):
         square = torch.randn(n_column, n_column, generator=generator)
         q, r = torch.linalg.qr(square)
-        groups.append((q * r.diagonal().sign()).mT[: n_row - first])  # the sign makes q uniform over all rotations
+        groups.append((q * r.diagonal().sign()).mT[: n_row - first])  # with this sign q is uniform over rotations
     length_F1 = torch.randn(n_row, n_column, generator=generator).norm(dim=1, keepdim=True)
     return torch.cat(groups) * length_F1

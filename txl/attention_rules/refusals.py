@@ -1,23 +1,23 @@
-"""What attention rules other than softmax cannot serve."""
+"""Settings that attention rules other than softmax do not support."""
 
 from txl.config import ModelConfig, UsageError, require
 from txl.positions import POSITION_ENCODINGS
 
 
 def require_scoreless(config: ModelConfig) -> None:
-    """Raise `UsageError` if the position encoding acts on scores, which the rule does not form for all pairs."""
+    """Raise `UsageError` if the position encoding needs the scores of all pairs."""
     if not POSITION_ENCODINGS[config.position].needs_scores():
         return
     usable = sorted(name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores())
     others = f", or --attention {config.attention} with --position {' or '.join(usable)}" if usable else ""
     raise UsageError(
-        f"--attention {config.attention} --position {config.position}: the rule does not form the scores of all pairs, "
-        f"to which this encoding adds; use --attention softmax{others}"
+        f"--attention {config.attention} --position {config.position}: the rule does not compute the scores of all "
+        f"pairs, which this encoding needs; use --attention softmax{others}"
     )
 
 
 def require_no_dropatt(config: ModelConfig, dropatt: float) -> None:
-    """Raise `UsageError` if probabilities shall be dropped where none are formed, or only pieces of them."""
+    """Raise `UsageError` on dropout of attention probabilities, which the rule does not compute."""
     require(
         dropatt == 0,
         f"--dropatt {dropatt} --attention {config.attention}: this rule has no matrix of probabilities to drop from; "

@@ -12,14 +12,14 @@ from txl.positions import PositionEncoding
 
 
 class SoftmaxAttention(nn.Module):
-    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts) v_s, over the keys that `span` lets t see.
+    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts) v_s, over the keys visible to t under `span`.
 
-    Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout acts on the probabilities, which
-    are not renormalised, as in the original.
+    Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout is applied to the probabilities,
+    without renormalisation, as in the original.
 
     Attributes:
-        impl: how relative attention is computed, see `txl.ops.rel_attention`. Encodings without scores are computed by
-            PyTorch's `scaled_dot_product_attention`, all others as the equation says.
+        impl: implementation of relative attention, see `txl.ops.rel_attention`. Encodings without scores use PyTorch's
+            `scaled_dot_product_attention`, all others the equation above.
     """
 
     shared_qk = False
@@ -50,7 +50,7 @@ class SoftmaxAttention(nn.Module):
                 scale=pos.scale,
                 window=span.window,
                 dropout=dropout,
-                clamp_len=-1 if self.training else span.clamp_len,  # dropout makes clamped distances differ again
+                clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
                 impl=self.impl,
             )
         if path == "scaled_dot_product_attention":
@@ -62,7 +62,7 @@ class SoftmaxAttention(nn.Module):
         if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
             logit_BNTS = logit_BNTS + term
         logit_BNTS = logit_BNTS.masked_fill(~span.mask_TS(q_BNTH.device), -torch.inf)
-        prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may be of a wider type
+        prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may have a wider dtype
         out_BNTH = prob_BNTS @ v_BNSH
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term

@@ -1,1 +1,1 @@
-"""Evaluation: scores, conventions, tables, plots, studies of length, test-time adaptation."""
+"""Evaluation: reading, conventions, scores, rows, reports and plots; length studies; test-time adaptation."""

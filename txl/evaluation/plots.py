@@ -1,4 +1,4 @@
-"""Pictures of evaluations, written whole or not at all. Importing this does not import matplotlib."""
+"""Plots of evaluations, written atomically. Importing this does not import matplotlib."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -24,8 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
-    """The pictures that an evaluation of splits draws: those asked for, and `context.png` where there is something to
-    plot."""
+    """The plots of an evaluation of splits: those requested, and `context.png` if there are several lengths."""
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
         "context.png": several,
@@ -37,7 +36,7 @@ def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
 
 
 def picture_folder(config: EvalConfig, run: Path) -> Path:
-    """Where pictures go: to --pictures, else beside the file of --json, else into the run's folder."""
+    """The folder of plots: --pictures, else that of --json, else the run's."""
     if config.pictures is not None:
         return Path(config.pictures)
     if config.json is None or (Path(config.json).exists() and not Path(config.json).is_file()):  # /dev/stdout
@@ -46,10 +45,10 @@ def picture_folder(config: EvalConfig, run: Path) -> Path:
 
 
 def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
-    """The pictures that can be written; none, with a notice, where nobody named their folder and it is read-only.
+    """The plots that can be written; none, with a warning, if the default folder is read-only.
 
     Raises:
-        OSError: if a folder that was named cannot be written to.
+        OSError: if a folder given by a flag cannot be written to.
     """
     for path in paths:
         try:
@@ -63,7 +62,7 @@ def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
 
 
 def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
-    """Draw the pictures that `pictures_of` has named."""
+    """Draw the plots named by `pictures_of`."""
     plots = {"context.png": plot_context, "position.png": plot_losses, "attention.png": plot_attention}
     for path in paths:
         plots[path.name](path, rows)
@@ -71,8 +70,8 @@ def write_pictures(rows: Sequence[Row], paths: Iterable[Path]) -> None:
 
 
 def plot_context(path: Path, rows: Sequence[Row]) -> None:
-    """Perplexity against memory, a curve for each split and segment length; where there is one memory length only,
-    against segment length."""
+    """Perplexity by memory length, one curve per split and segment length; by segment length if there is only one
+    memory length."""
     against = "mem_len" if len({row.context.mem_len for row in rows}) > 1 else "tgt_len"
     other = "tgt_len" if against == "mem_len" else "mem_len"
     figure, (axes,) = _figure(1)
@@ -102,7 +101,7 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
-    """Those of the lengths, the last one among them, whose labels do not touch each other."""
+    """A subset of the lengths, including the last, whose axis labels do not overlap."""
     axes.autoscale_view()
     width = axes.bbox.width
     at = {length: float(axes.transData.transform((length, 0))[0]) / width for length in lengths}
@@ -114,7 +113,7 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
 
 
 def plot_losses(path: Path, rows: Sequence[Row]) -> None:
-    """Nats per token by position in the segment and by distance since the document began, a curve for each row."""
+    """Nats per token by position in the segment and by distance from the document start, one curve per row."""
     titles = {"position": "position in the segment", "distance": "tokens since the document began"}
     names = [name for name in titles if any(name in row.losses for row in rows)]
     figure, panels = _figure(len(names))
@@ -123,15 +122,15 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
             if name in row.losses:
                 bins = row.losses[name].as_dicts()
                 middle = [_middle(one["from"], one["to"]) for one in bins]
-                axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=_label(row))
+                axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=row.label)
         axes.set_xscale("log")
         _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
     _save(figure, path, legend_of=panels[0])
 
 
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
-    """Heat maps of attention, heads of all layers by distance: the share that falls in a bin beside the probability of
-    a key in it. A pair of maps for each row. After figure 5 of Dai et al. 2019."""
+    """Heat maps of attention by distance, heads of all layers, a pair per row: the share of each bin, and the
+    probability of a key in it. After figure 5 of Dai et al. 2019."""
     from matplotlib.colors import LogNorm
 
     measured = [row for row in rows if row.attention is not None]
@@ -149,20 +148,20 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             (panels[2 * i], attention.share_LNK, "share of the attention"),
             (panels[2 * i + 1], attention.per_key_LNK, "probability of a key"),
         ):
-            map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)  # a logarithm needs something above 0
+            map_RK = np.maximum(values[..., keep].flatten(0, 1).numpy(), 1e-9)  # positive, for the logarithm
             scale = LogNorm(vmin=max(map_RK.min(), map_RK.max() / 1e4)) if title.endswith("key") else None
             image = axes.imshow(map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale)
             figure.colorbar(image, ax=axes, label=title)
             axes.set_xticks(range(len(bins)), [_span(*one) for one in bins], rotation=90, fontsize=7)
             axes.set_yticks([layer * n_head for layer in range(n_layer)], [str(layer + 1) for layer in range(n_layer)])
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
-            axes.set_title(_label(row), fontsize=9)
+            axes.set_title(row.label, fontsize=9)
     _save(figure, path)
 
 
 def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
-    """What longer contexts bring at the smallest share r, and perplexity against context length, a curve for each
-    model: figures 3 and 4 of Dai et al. 2019."""
+    """Gain from longer contexts at the smallest share r, and perplexity by context length, one curve per model: figures
+    3 and 4 of Dai et al. 2019."""
     figure, (gain, level) = _figure(2)
     share = min(range(len(result.shares)), key=lambda k: result.shares[k])
     for i, name in enumerate(run_names(names)):
@@ -175,7 +174,7 @@ def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
 
 
 def run_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of paths, as many as tell them apart."""
+    """The shortest path suffixes that are distinct."""
     names, parts = list(paths), [Path(path).resolve().parts for path in paths]
     for n in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-n:]) for one in parts]
@@ -198,7 +197,7 @@ def _finish(axes: "Axes", x: str, y: str, title: str) -> None:
 
 
 def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> None:
-    """Write a picture of at most _MOST_PIXELS each way, the legend below the panels, where it covers no curve."""
+    """Write a plot of at most _MOST_PIXELS in each direction, with the legend below the panels."""
     if legend_of is not None:
         handles, labels = legend_of.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(figure.axes) + 1, fontsize=8)
@@ -207,12 +206,8 @@ def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> N
         figure.savefig(temporary, dpi=dpi)
 
 
-def _label(row: Row) -> str:
-    return f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}"
-
-
 def _middle(first: int, last: int) -> float:
-    """Of a bin, counted from 1, on a logarithmic axis."""
+    """The centre of a bin on a logarithmic axis, counted from 1."""
     return ((first + 1) * (last + 1)) ** 0.5
 
 
@@ -221,6 +216,6 @@ def _span(first: int, last: int) -> str:
 
 
 def _height(rows: Sequence[Row]) -> float:
-    """Inches for a map with a line for each head of each layer."""
+    """Height in inches of a heat map with one line per head."""
     n_line = max((row.attention.mass_LNK[..., 0].numel() for row in rows if row.attention is not None), default=0)
     return max(_SIZE[1], 2 + 0.05 * n_line)

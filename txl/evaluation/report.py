@@ -1,10 +1,10 @@
-"""What an evaluation shows: tables, a JSON file, a file of tokens. Pictures of it are in `txl.evaluation.plots`."""
+"""Results of an evaluation as tables, JSON and a file of tokens. Plots are in `txl.evaluation.plots`."""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,28 +15,33 @@ from txl.runtime.log import perplexity, print_line
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, in columns."""
-    lines = [
-        f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9} "
-        f"{'peak MiB':>9}"
-    ]
-    for row in rows:
-        score, context = row.score, row.context
-        line = (
-            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.tokens:>9} "
-            f"{score.nats_per_token:>8.4f} {score.perplexity:>11.3f} {score.tokens / row.seconds:>9.0f} "
-            f"{'-' if row.peak_bytes is None else format(row.peak_bytes / 2**20, '.0f'):>9}"
+    """The rows in columns: loss, speed and memory."""
+
+    def cells(row: Row) -> str:
+        score, mib = row.score, "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}"
+        return (
+            f"{score.tokens:>9} {score.nats_per_token:>8.4f} {score.perplexity:>11.3f} "
+            f"{score.tokens / row.seconds:>9.0f} {mib:>9}"
         )
+
+    head = f"{'tokens':>9} {'loss':>8} {'perplexity':>11} {'tokens/s':>9} {'peak MiB':>9}"
+    return _columns(rows, head, cells)
+
+
+def _columns(rows: Sequence[Row], head: str, cells: Callable[[Row], str]) -> str:
+    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {head}"]
+    for row in rows:
+        line = f"{row.split:<6} {row.context.tgt_len:>8} {row.context.mem_len:>8} {cells(row)}"
         lines.append(f"{line}  {row.added}".rstrip())
     return "\n".join(lines)
 
 
 def loss_tables(row: Row) -> str:
-    """Nats per token by position and by distance, as text; nothing where they were not measured."""
+    """Nats per token by position and by distance, as text; empty if not measured."""
     titles = {"position": "position in the segment, from 0", "distance": "tokens since the document began, from 0"}
     lines = []
     for name, losses in row.losses.items():
-        lines.append(f"{_name(row)}: {titles[name]}")
+        lines.append(f"{row.label}: {titles[name]}")
         lines.append(f"{'from':>9} {'to':>9} {'tokens':>9} {'loss':>8} {'perplexity':>11}")
         lines += [
             f"{one['from']:>9} {one['to']:>9} {one['tokens']:>9} {one['nats_per_token']:>8.4f} "
@@ -47,7 +52,7 @@ def loss_tables(row: Row) -> str:
 
 
 def counted(row: Row) -> str:
-    """What was counted in a split, in a line."""
+    """The counts of a split in one line."""
     score = row.score
     return (
         f"{row.split}: {score.tokens:,} tokens counted, {score.unknown / score.tokens:.2%} of them <unk>: "
@@ -56,33 +61,25 @@ def counted(row: Row) -> str:
 
 
 def rates(rows: Sequence[Row]) -> str:
-    """Figures by which models with different vocabularies are compared, in columns; ppl/word: per word and line end."""
-    lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}"]
-    for row in rows:
-        score, context = row.score, row.context
-        bits = ["-" if n is None else f"{n:.4f}" for n in (score.bits_per_character, score.bits_per_byte)]
-        line = (
-            f"{row.split:<6} {context.tgt_len:>8} {context.mem_len:>8} {score.word_perplexity:>11.3f} "
-            f"{bits[0]:>10} {bits[1]:>10}"
-        )
-        lines.append(f"{line}  {row.added}".rstrip())
-    return "\n".join(lines)
+    """Figures that compare models with different vocabularies, in columns; ppl/word: per word and line end."""
 
+    def cells(row: Row) -> str:
+        per_unit = (row.score.bits_per_character, row.score.bits_per_byte)
+        bits = [f"{'-' if n is None else format(n, '.4f'):>10}" for n in per_unit]
+        return f"{row.score.word_perplexity:>11.3f} {' '.join(bits)}"
 
-def _name(row: Row) -> str:
-    added = f", {row.added}" if row.added else ""
-    return f"{row.split}, tgt_len {row.context.tgt_len}, mem_len {row.context.mem_len}{added}"
+    return _columns(rows, f"{'ppl/word':>11} {'bits/char':>10} {'bits/byte':>10}", cells)
 
 
 def print_row(row: Row) -> None:
-    """Print a line of a split as soon as there is something to tell."""
+    """Print one line with the result of a row."""
     nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
     lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
     print_line(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print the tables, and what was counted in each split."""
+    """Print the tables and the counts of each split."""
     for row in rows:
         if row.losses:
             print_line(loss_tables(row))
@@ -97,7 +94,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
-    """The JSON, where asked for."""
+    """Write the JSON file if requested."""
     if config.json:
         how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
         results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
@@ -105,7 +102,7 @@ def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -
 
 
 def require_outputs(config: EvalConfig) -> None:
-    """Raise `OSError` unless the files that shall be written can be, before an hour is spent on it."""
+    """Raise `OSError` if an output file cannot be written; called before the evaluation starts."""
     per_token = None if config.per_token == "-" else config.per_token
     for path in (config.json, per_token):
         if path:
@@ -113,9 +110,13 @@ def require_outputs(config: EvalConfig) -> None:
 
 
 class Token(NamedTuple):
-    """One token of a text that was scored; `position` is its place in the text, `unk` says that it is `<unk>`.
+    """One token of a scored text.
 
-    `offset` counts the characters of the text before it, `surface` is how it is written there: empty for a line break.
+    Attributes:
+        position: index of the token in the text.
+        unk: whether it is `<unk>`.
+        offset: characters of the text before it.
+        surface: its spelling in the text; empty for a line break.
     """
 
     position: int
@@ -128,7 +129,7 @@ class Token(NamedTuple):
 
 
 def as_tsv(tokens: Sequence[Token]) -> str:
-    """A line of names, then a line a token, tabs between, quoted as csv does."""
+    """A header line, then one line per token, tab-separated, quoted as in CSV."""
     out = io.StringIO()
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
     writer.writerow(Token._fields)
@@ -137,7 +138,7 @@ def as_tsv(tokens: Sequence[Token]) -> str:
 
 
 def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
-    """The tokens in the format that the name of the file ends in: `.json`, or else TSV."""
+    """Write the tokens as JSON if the file name ends in `.json`, else as TSV."""
     if path.suffix == ".json":
         write_json(path, {**extra, "tokens": [token._asdict() for token in tokens]})
     else:
@@ -145,7 +146,7 @@ def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """As `write_text`; numbers that JSON has no word for, such as an infinite perplexity, are null."""
+    """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become null."""
     write_text(path, json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
@@ -158,7 +159,7 @@ def _finite(content: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all; what is no regular file, /dev/stdout for one, is written to as it is."""
+    """Write atomically; a path that is not a regular file, such as /dev/stdout, is written to directly."""
     if path.exists() and not path.is_file():
         with errors_naming(path):
             path.write_text(text, encoding="utf-8")

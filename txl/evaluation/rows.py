@@ -1,4 +1,4 @@
-"""A row of an evaluation: a text read with one look-back; its score, what that took, and what was studied of it."""
+"""A row of the results: one text at one context setting, with score, time, memory and studies."""
 
 import dataclasses
 import time
@@ -24,14 +24,14 @@ from txl.runtime.log import progress, ticking
 
 @dataclass(frozen=True)
 class Row:
-    """One split scored with one look-back, its words counted.
+    """One text scored at one context setting.
 
     Attributes:
-        seconds: of the scoring alone.
-        peak_bytes: the most memory that a process held meanwhile; None where that cannot be measured.
-        losses: by name, `position` and `distance`, what `txl.evaluation.study.loss_by_position` has added up.
-        attention: where each head looks.
-        added: what was added to the model at test time, in words.
+        seconds: scoring time.
+        peak_bytes: peak memory of a process during scoring; None if it cannot be measured.
+        losses: loss by `position` and by `distance`, see `txl.evaluation.study.loss_by_position`.
+        attention: attention by distance, if measured.
+        added: test-time methods in use; empty for the plain model.
     """
 
     split: str
@@ -44,8 +44,14 @@ class Row:
     added: str = ""
 
     @property
+    def label(self) -> str:
+        """Split, lengths and test-time methods, for titles and legends."""
+        parts = [self.split, f"tgt_len {self.context.tgt_len}", f"mem_len {self.context.mem_len}", self.added]
+        return ", ".join(filter(None, parts))
+
+    @property
     def note_of_unknown(self) -> str:
-        """What has to be said beside figures per character where more than 1 % of the tokens are `<unk>`."""
+        """A warning about figures per character if more than 1 % of the tokens are `<unk>`; else empty."""
         share = self.score.unknown / self.score.tokens
         if share <= 0.01:
             return ""
@@ -55,7 +61,7 @@ class Row:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; `nats` is the sum over `tokens`, and so are the counts."""
+        """JSON-ready; `nats` and the counts are sums over `tokens`."""
         score = self.score
         return {
             "split": self.split,
@@ -88,13 +94,13 @@ def row_of_split(
     watch: LossByPosition | None = None,
     with_attention: bool = False,
 ) -> Row:
-    """A split, whose streams are shared out over processes.
+    """Score a split whose streams are distributed over processes.
 
     Args:
-        streams: this process's share.
-        counts: words, lines, ... of the targets in this process's share; see `Score`.
-        watch: adds up losses by position.
-        with_attention: read the split once more for how far back each head looks.
+        streams: those of this process.
+        counts: words, lines, ... of this process's targets; see `Score`.
+        watch: accumulates loss by position.
+        with_attention: read the split a second time for attention by distance.
     """
     context, n_segment = reading.context, sum(map(len, streams))
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
@@ -109,7 +115,7 @@ def row_of_split(
     require_in_range(torch.tensor(score.nats), ranks.device)
     require_finite(score.nats, split)
     seconds = time.perf_counter() - start
-    peaks = ranks.gathered(peak.bytes())
+    peaks = [n for n in ranks.gathered(peak.bytes()) if n is not None]
     attention = None
     if with_attention:
         with progress(f"{split} attention", n_segment, shown=ranks.is_main) as bar:
@@ -121,7 +127,7 @@ def row_of_split(
         reading.asked,
         score,
         seconds,
-        peak_bytes=None if None in peaks else max(peaks),
+        peak_bytes=max(peaks) if len(peaks) == ranks.world else None,
         losses=watch.over(ranks) if watch else {},
         attention=attention,
         added=reading.added,
@@ -137,7 +143,7 @@ def row_of_text(
     first: int,
     counts: Mapping[str, int],
 ) -> tuple[Row, Tensor]:
-    """A text from token `first` on, read by this process alone; and the nats of each token, on the CPU.
+    """Score a text from token `first` on in this process; also the nats of each token, on the CPU.
 
     Args:
         counts: words, lines, ... of these tokens; see `Score`.

@@ -7,23 +7,23 @@ from txl.config import LENGTH, SEED, TINY, ModelUse, option, require
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ModelUse):
-    """What is written, and how freely.
+    """What to generate and how to sample.
 
     Raises:
         UsageError: on values outside their range, and on an empty prompt.
     """
 
-    prompt: str | None = option(None, "text to go on from (-: standard input; not given: the beginning of a line)")
+    prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
     length: int = option(200, "tokens to generate", minimum=1)
-    finish_line: bool = option(False, "go on to the end of the paragraph, by at most --length tokens more")
-    temperature: float = option(1.0, "below 1 makes likely words likelier; 0 always takes the likeliest", minimum=0)
-    top_k: int = option(0, "draw from the k likeliest words only (0: off)", minimum=0)
+    finish_line: bool = option(False, "continue to the end of the paragraph, by at most --length more tokens")
+    temperature: float = option(1.0, "sampling temperature; 0: greedy", minimum=0)
+    top_k: int = option(0, "sample from the k most likely words only (0: off)", minimum=0)
     top_p: float = option(
-        1.0, "draw from the likeliest words that together hold this probability", minimum=TINY, maximum=1
+        1.0, "sample from the most likely words with this total probability (nucleus)", minimum=TINY, maximum=1
     )
     no_unk: bool = option(False, "never generate <unk>")
     seed: int = option(1111, "random seed", **SEED)
-    mem_len: int | None = option(None, "tokens of memory (not given: as in training)", **LENGTH)
+    mem_len: int | None = option(None, "tokens of memory (default: as in training)", **LENGTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,5 +33,5 @@ class GenerateConfig(ModelUse):
         )
         require(
             self.prompt is None or bool(self.prompt.strip()),
-            "--prompt is empty: give some text, or leave the flag out to begin a new line",
+            "--prompt is empty: give some text, or leave the flag out to start a new line",
         )

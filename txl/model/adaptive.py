@@ -1,8 +1,8 @@
-"""Words in and words out: adaptive embedding and adaptive softmax, the plain ones being the case without cutoffs.
+"""Adaptive embedding and adaptive softmax; without cutoffs, the plain ones.
 
 Source: Grave et al. 2017 (adaptive softmax), Baevski and Auli 2019 (adaptive input, tied), Dai et al. 2019, sec. 4.1.
-The vocabulary, most frequent words first, is cut into a shortlist and C tail clusters; cluster i has its own
-embedding width E_i = d_embed // div_val^i and a projection of d_model x E_i.
+The vocabulary, most frequent words first, is split into a shortlist and C tail clusters; cluster i has embedding width
+E_i = d_embed // div_val^i and a projection of d_model x E_i.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,24 +22,24 @@ def _table(*shape: int) -> nn.Parameter:
 
 
 def _check_ids(ids: Tensor, n_token: int) -> None:
-    # on a GPU the look would be a device sync in every step; there the kernels' own assertions must do
+    # on a GPU this would synchronise in every step; there the kernels' own assertions apply
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n_token:
         raise ValueError(f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}")
 
 
 def _log_softmax(logit: Tensor) -> Tensor:
-    """Never in half precision, in which many words together do not have the probability 1."""
+    """In float32 or wider: in half precision the probabilities of many words do not sum to 1."""
     return logit.log_softmax(-1, dtype=torch.promote_types(logit.dtype, torch.float32))
 
 
-def _sent(ids: Tensor, device: torch.device) -> Tensor:
-    """To a GPU from pinned memory, the only kind whose copy nobody waits for."""
+def _to_device(ids: Tensor, device: torch.device) -> Tensor:
+    """Copy to a GPU without synchronisation, which needs pinned memory."""
     return (ids.pin_memory() if device.type == "cuda" and not ids.is_cuda else ids).to(device, non_blocking=True)
 
 
-def _members(id_L: Tensor, first: int, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each of the clusters that follow each other from word `first` on: which tokens fall in it, and their places
-    in it. On a GPU the device is waited for, on the CPU nobody is."""
+def _cluster_members(id_L: Tensor, first: int, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each cluster, starting at word `first`: which tokens are in it, and their index within it. Synchronises
+    if the ids are on a GPU."""
     for size in sizes:
         index = ((id_L >= first) & (id_L < first + size)).nonzero().squeeze(1)
         yield index, id_L[index] - first
@@ -49,8 +49,8 @@ def _members(id_L: Tensor, first: int, sizes: Sequence[int]) -> Iterator[tuple[T
 class AdaptiveEmbedding(nn.Module):
     """Token ids to hidden states, scaled by sqrt(d_model).
 
-    With div_val 1 one table serves all clusters, and is projected only if d_embed differs from d_model; with a larger
-    one each cluster has a table and a projection, always.
+    With div_val 1 all clusters share one table, projected only if d_embed differs from d_model; with a larger div_val
+    each cluster has a table and a projection.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -67,37 +67,39 @@ class AdaptiveEmbedding(nn.Module):
         self.projs = nn.ParameterList(_table(*shape) for shape in projs)
 
     def forward(self, token_BT: Tensor) -> Tensor:
-        """Hidden states (B, T, D), where the tables are.
+        """Hidden states (B, T, D) on the device of the tables.
 
-        The ids may lie on the CPU while the tables are on a GPU: then nothing waits for the device. Ids on a GPU make
-        it wait once per cluster if div_val > 1.
+        Ids may be on the CPU while the tables are on a GPU, which avoids synchronisation; ids on a GPU synchronise once
+        per cluster if div_val > 1.
 
         Raises:
-            ValueError: if an id lies outside the vocabulary (looked at where the ids are on the CPU).
+            ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
         _check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
-            out = F.embedding(_sent(token_BT, self.tables[0].device), self.tables[0])
-            out = F.linear(out, self.projs[0]).to(out.dtype) if len(self.projs) else out  # autocast narrows it
+            out = F.embedding(_to_device(token_BT, self.tables[0].device), self.tables[0])
+            out = (
+                F.linear(out, self.projs[0]).to(out.dtype) if len(self.projs) else out
+            )  # autocast returns half precision
         else:
             out = self._by_cluster(token_BT.flatten()).view(*token_BT.shape, -1)
         return out * self.d_model**0.5
 
     def _by_cluster(self, token_L: Tensor) -> Tensor:
-        orders, places = zip(*_members(token_L, 0, self.sizes), strict=True)
+        orders, places = zip(*_cluster_members(token_L, 0, self.sizes), strict=True)
         lengths = [len(order) for order in orders]
-        order_L, place_L = _sent(torch.stack([torch.cat(orders), torch.cat(places)]), self.projs[0].device)
+        order_L, place_L = _to_device(torch.stack([torch.cat(orders), torch.cat(places)]), self.projs[0].device)
         parts = zip(place_L.split(lengths), self.tables, self.projs, strict=True)
-        # a cluster that no token falls in is computed with zero rows, so that its weights still get a gradient
+        # empty clusters are computed with zero rows, so that their weights get a gradient
         row_LD = torch.cat([F.linear(F.embedding(place, table), proj) for place, table, proj in parts])
         return self.projs[0].new_zeros(row_LD.shape).index_copy(0, order_L, row_LD.to(self.projs[0].dtype))
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Hidden states to nats, or to the log-probabilities of all words.
+    """Hidden states to losses in nats, or to log-probabilities of all words.
 
     p(w) = p_head(w) for a word of the shortlist, p_head(cluster c) p_c(w) for a word of tail cluster c.
-    The head ranges over the shortlist and one entry per tail cluster, all in shortlist space.
+    The head's classes are the shortlist and one entry per tail cluster, all with the shortlist's width.
 
     Differs from kimiyoung/transformer-xl: `cluster_weight` row c belongs to tail cluster c (there to cluster C - c),
     and nats come in the order of the tokens (there sorted by cluster).
@@ -130,10 +132,10 @@ class AdaptiveSoftmax(nn.Module):
 
         Args:
             hidden: output of the last layer, (..., D).
-            target: token ids, (...). They may lie on the CPU while `hidden` is on a GPU, and should: then they are
-                grouped by cluster there, and nothing waits for the device, as it else must once per tail cluster.
+            target: token ids, (...). Keep them on the CPU while `hidden` is on a GPU: they are grouped by cluster there
+                without synchronisation; on a GPU it takes one per tail cluster.
         Raises:
-            ValueError: if an id lies outside the vocabulary (looked at where the ids are on the CPU).
+            ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
         _check_ids(target, self.n_token)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
@@ -145,12 +147,12 @@ class AdaptiveSoftmax(nn.Module):
         return head_nll_L.view(target.shape)
 
     def smoothing(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """What label smoothing adds to the nats of each target, per unit of smoothing; arguments and order as in `nll`.
+        """The loss that label smoothing adds to each target, per unit of smoothing; arguments and order as in `nll`.
 
-        With smoothing e the target of a softmax over C columns is 1 - e of the right column and e / C of every column
-        (Szegedy et al. 2016, sec. 7). Its cross-entropy exceeds the nats by e (right logit - mean logit), which is what
-        is returned, without e, and needs no other logits. A word of the shortlist goes through the softmax of the
-        head, a word of a tail cluster also through the cluster's: each is smoothed over its own columns.
+        With smoothing e the target distribution over C classes is 1 - e on the target plus e / C on every class
+        (Szegedy et al. 2016, sec. 7). Its cross-entropy exceeds the nats by e (target logit - mean logit); this returns
+        the difference without e, which needs no other logits. The head's softmax and a tail cluster's are each smoothed
+        over their own classes.
         """
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         gaps = []
@@ -165,7 +167,7 @@ class AdaptiveSoftmax(nn.Module):
         return head_L.view(target.shape)
 
     def _hiddens(self, hidden_LD: Tensor, order_P: Tensor, lengths: list[int]) -> list[Tensor]:
-        """The hidden states of the tokens of each cluster, of all tokens in the head, as the cluster sees them."""
+        """The projected hidden states of each cluster's tokens; the head has all tokens."""
         hiddens = [hidden_LD]
         if self.n_tail:
             hiddens += hidden_LD.index_select(0, order_P).split(lengths[1:])
@@ -174,9 +176,9 @@ class AdaptiveSoftmax(nn.Module):
         return hiddens
 
     def _clusters(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Weights and biases of all clusters; the head's go on with the entries of the tail clusters."""
+        """Weights and biases of all clusters; the head's end with the entries of the tail clusters."""
         weights, biases = list(self.tables), list(self.biases)
-        if len(weights) < len(self.sizes):  # one split: its gradient is one table, that of a slice is one per cluster
+        if len(weights) < len(self.sizes):  # one split has one gradient table; slices would have one each
             weights, biases = list(weights[0].split(self.sizes)), list(biases[0].split(self.sizes))
         if self.n_tail:
             weights[0] = torch.cat([weights[0], self.cluster_weight])
@@ -184,15 +186,15 @@ class AdaptiveSoftmax(nn.Module):
         return weights, biases
 
     def _group(self, target_L: Tensor, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-        """The head's column of every target, followed by the places of the tails' targets in their clusters; which
-        tokens those are; and how many of them there are in the head, which has all, and in each tail cluster."""
+        """The class of each target in the head, then those of the tail targets within their clusters; the indices of
+        the tail targets; and the number of targets in the head (all) and in each tail cluster."""
         column_L, orders, places = target_L.clone(), [], []
-        for c, (order, place) in enumerate(_members(target_L, self.sizes[0], self.sizes[1:])):
+        for c, (order, place) in enumerate(_cluster_members(target_L, self.sizes[0], self.sizes[1:])):
             column_L[order] = self.sizes[0] + c
             orders.append(order)
             places.append(place)
         lengths = [len(target_L), *map(len, orders)]
-        packed = _sent(torch.cat([column_L, *places, *orders]), device)  # one copy
+        packed = _to_device(torch.cat([column_L, *places, *orders]), device)  # one copy
         target_M, order_P = packed.split([sum(lengths), sum(lengths[1:])])
         return target_M, order_P, lengths
 
@@ -203,7 +205,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat([shortlist, *tails], dim=-1)
 
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the words of the shortlist, and of each tail cluster as a whole."""
+        """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
         logit = linear(hidden, weight, bias)
         if self.n_tail:
@@ -212,17 +214,13 @@ class AdaptiveSoftmax(nn.Module):
         return shortlist, cluster
 
     def tail_log_prob(self, hidden: Tensor, c: int) -> Tensor:
-        """Log-probabilities of the words of tail cluster c, given that the word is one of them."""
+        """Log-probabilities of the words of tail cluster c, given that cluster."""
         return _log_softmax(linear(*self._cluster(hidden, 1 + c)))
 
     def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The hidden state as cluster i sees it, and the cluster's weight and bias; the head is cluster 0."""
+        """The projected hidden state, and the weight and bias of cluster i's words; the shortlist is cluster 0."""
         if len(self.projs):
             hidden = hidden @ self.projs[i]
-        return hidden, *self._table(i)
-
-    def _table(self, i: int) -> tuple[Tensor, Tensor]:
-        """The weight and bias of cluster i's words."""
-        if len(self.tables) == len(self.sizes):  # whole: autocast keeps what it made of a table, not of a part
-            return self.tables[i], self.biases[i]
-        return self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]
+        if len(self.tables) == len(self.sizes):  # whole tables: autocast caches casts of parameters, not of their parts
+            return hidden, self.tables[i], self.biases[i]
+        return hidden, self.tables[0].split(self.sizes)[i], self.biases[0].split(self.sizes)[i]

@@ -1,4 +1,4 @@
-"""Which position encodings and attention rules read a setting, and the refusal of a setting that goes unread."""
+"""Which position encodings and attention rules read a setting; settings that go unread are refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +9,14 @@ from txl.positions import POSITION_ENCODINGS
 
 
 class Readers(NamedTuple):
-    """Names of the encodings and of the rules that read a setting; both empty where it is none of theirs."""
+    """Names of the encodings and rules that read a setting; both empty if it is a general one."""
 
     position: tuple[str, ...]
     attention: tuple[str, ...]
 
 
 def readers(name: str) -> Readers:
-    """Who reads the setting."""
+    """The encodings and rules that read a setting."""
     return Readers(
         tuple(key for key, cls in POSITION_ENCODINGS.items() if name in cls.reads()),
         tuple(key for key, cls in ATTENTION_RULES.items() if name in cls.settings),
@@ -24,9 +24,9 @@ def readers(name: str) -> Readers:
 
 
 def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> None:
-    """Raise `UsageError` if a setting was typed that others read, but not this encoding and this rule.
+    """Raise `UsageError` on a typed setting that other encodings or rules read, but not these.
 
-    A switch turned off, and an "auto", ask for nothing and are let pass.
+    False and "auto" are accepted.
     """
     for name, value in typed.items():
         who = readers(name)
@@ -40,7 +40,7 @@ def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> 
 
 
 def require_read_by_one(typed: Mapping[str, Any], shapes: Sequence[ModelConfig]) -> None:
-    """Raise `UsageError` as `require_read` does for the first of several models if none of them reads a setting."""
+    """Raise `UsageError` on a typed setting that none of several models reads."""
     first, *others = shapes
     read_by_another = {name for name in typed for one in others if _is_read(readers(name), one.position, one.attention)}
     unread = {name: value for name, value in typed.items() if name not in read_by_another}

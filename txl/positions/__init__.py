@@ -28,10 +28,10 @@ POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
 
 
 def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> list[PositionEncoding]:
-    """One encoding per layer; what its class declares `shared` is the same object in all, unless `untie_r`.
+    """One encoding per layer; parameters in the class's `shared` are the same object in all, unless `untie_r`.
 
     Raises:
-        UsageError: if there is no such encoding, or it cannot be made with these sizes.
+        UsageError: if there is no such encoding, or it does not support these sizes.
     """
     require(
         config.position in POSITION_ENCODINGS,
@@ -47,11 +47,11 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
 
 
 def require_serves(encoding: PositionEncoding, context: Context) -> None:
-    """Raise `UsageError` if the encoding has no meaning for this look-back."""
+    """Raise `UsageError` if the encoding does not support this context."""
     if encoding.clamps or context.clamp_len <= 0:
         return
     of_distances = [name for name, cls in POSITION_ENCODINGS.items() if cls.clamps and cls.needs_scores()]
     raise UsageError(
-        f"--clamp_len {context.clamp_len}: --position {encoding.name} knows positions, not distances that could be "
+        f"--clamp_len {context.clamp_len}: --position {encoding.name} has no distances that could be "
         f"clamped; leave it out (-1), or use --position {' or '.join(of_distances)}"
     )

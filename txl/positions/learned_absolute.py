@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, draw_like_sinusoids, placed, rows_of_positions_S, rows_of_table
+from txl.positions.base import PositionEncoding, add_positions, draw_like_sinusoids, rows_of_positions_S, rows_of_table
 
 
 class LearnedAbsolute(PositionEncoding):
@@ -16,12 +16,12 @@ class LearnedAbsolute(PositionEncoding):
     Source: Gehring et al. 2017 (arXiv 1705.03122), sec. 3.1, for the table; Press et al. 2021, Shortformer (arXiv
     2012.15832), sec. 5, for adding positions in every layer and never to values, so that hidden states carry none and
     can be remembered.
-    Differs from Gehring et al.: P is not added to the embeddings, where it would stay in what is remembered.
+    Differs from Gehring et al.: P is not added to the embeddings, because it would remain in the memory.
     Shared by all layers: P, unless `untie_r`. R is `n_position`, the longest span in training. Positions count from the
     first remembered token.
     Works with: softmax, performer, lsh.
     Cost: S D additions per layer; hidden states are remembered in evaluation.
-    Beyond the trained length: the last R tokens have a row each, and all before them share the first one.
+    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the first.
     """
 
     shared = ("p_RD",)
@@ -34,7 +34,7 @@ class LearnedAbsolute(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P is not small beside the hidden states that it is added to."""
+        """P has the scale of the hidden states that it is added to."""
         draw_like_sinusoids(self.p_RD)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
@@ -42,4 +42,4 @@ class LearnedAbsolute(PositionEncoding):
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
     def qk_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        return placed(x_BTD, mem_BMD, self.drop(self.p_RD[feats]))
+        return add_positions(x_BTD, mem_BMD, self.drop(self.p_RD[feats]))

@@ -5,27 +5,27 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, placed, rows_of_positions_S, rows_of_table
+from txl.positions.base import PositionEncoding, add_positions, rows_of_positions_S, rows_of_table
 
 
 class LearnedPerLayer(PositionEncoding):
-    """A learned vector of the position added to what each layer reads.
+    """A learned vector of the position added to each layer's input.
 
-    x_t <- x_t + P_p          P a learned table with R rows, another one in each layer; p = position of t
+    x_t <- x_t + P_p          P a learned table with R rows, one per layer; p = position of t
 
     Source: Al-Rfou et al. 2019 (arXiv 1808.04444), "Positional Embeddings"; kimiyoung/transformer-xl, attn_type 3,
     where P is `r_emb`.
-    Memory: a layer remembers what it read without P and adds the rows of its new positions when it reads it again; rows
-    of the layers below survive in it.
-    Differs from kimiyoung/transformer-xl: there the rows are added to the memory in place, at each segment once more on
-    top of those already in it; with `pre_lnorm` queries there are made from states that are not normalised; positions
-    there count back from the last token, so that a token's row depends on where the segment ends. Ours count from the
-    first remembered token, and with `count_back` (weights of the original have it) as there.
+    Memory: a layer stores its input without P and adds the rows of the current positions at each read; rows added in
+    lower layers remain in it.
+    Differs from kimiyoung/transformer-xl: there the rows are added to the memory in place, again at each segment; with
+    `pre_lnorm` queries are projected from unnormalised states; positions count back from the last token, so a token's
+    row depends on the end of the segment. Ours count from the first remembered token; with `count_back` (set for the
+    original's weights) as there.
     Shared by all layers: nothing. R is `n_position`, the longest span in training.
     Works with: softmax, performer, lsh.
     Cost: S D additions per layer; hidden states are remembered in evaluation.
-    Beyond the trained length: the last R tokens have a row each, and all before them share the farthest one, as in the
-    original. `clamp_len` has a meaning with `count_back` only.
+    Beyond the trained length: the last R tokens have a row each, and all earlier ones share the farthest, as in the
+    original. `clamp_len` needs `count_back`.
     """
 
     settings = ("n_position", "count_back")
@@ -42,4 +42,4 @@ class LearnedPerLayer(PositionEncoding):
         return rows_of_positions_S(span, len(self.p_RD), like.device)
 
     def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        return placed(x_BTD, mem_BMD, self.p_RD[feats])
+        return add_positions(x_BTD, mem_BMD, self.p_RD[feats])

@@ -16,13 +16,13 @@ class LearnedRelative(PositionEncoding):
 
     Source: kimiyoung/transformer-xl, attn_type 1, after Shaw et al. 2018 (arXiv 1803.02155), eq. 4.
     r is `r_emb` there, b is `r_bias`, u is `r_w_bias`; its tables hold the farthest distance first, ours distance 0.
-    Differs from Shaw et al.: no vectors in the values, the biases u and b. Each head has its vectors, as in their base
+    Differs from Shaw et al.: no vectors added to values; biases u and b. Each head has its vectors, as in their base
     model.
     Shared by all layers: nothing. R is `n_position`, the longest span in training.
     Works with: softmax.
     Cost: one more product T x S per head.
-    Beyond the trained length: distances from R-1 on share the last row. `clamp_len` lets distances from clamp_len - 1
-    on share one, a distance earlier than it does for other encodings, as in the original.
+    Beyond the trained length: distances from R-1 on share the last row. With `clamp_len`, distances from
+    clamp_len - 1 on share one, a distance earlier than in other encodings, as in the original.
     """
 
     settings = ("n_position",)

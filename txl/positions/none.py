@@ -4,12 +4,12 @@ from txl.positions.base import PositionEncoding
 
 
 class NoPosition(PositionEncoding):
-    """Queries and keys know nothing of where they stand.
+    """Queries and keys have no positions.
 
     logit_ts = H^(-1/2) q_t.k_s
 
-    A causal model can still tell positions apart, by how many keys it sees (Haviv et al. 2022, arXiv 2203.16634).
+    A causal model can still infer positions from the number of visible keys (Haviv et al. 2022, arXiv 2203.16634).
     Works with: softmax, performer, lsh.
     Cost: nothing. No weights.
-    Beyond the trained length: works, with more keys than were ever trained.
+    Beyond the trained length: works, with more keys than in training.
     """

@@ -1,4 +1,4 @@
-"""Contextual relative positions: what a query asks of a distance."""
+"""Relative positions as keys: the dot product of a query with a vector of the distance."""
 
 import torch
 from einops import rearrange
@@ -14,8 +14,8 @@ class RelativeKeys(PositionEncoding):
 
     logit_ts = H^(-1/2) [ q_t.k_s + q_t.W_r P_min(t-s, R-1) ]          P a learned table with R rows of size D
 
-    The term is contextual: it depends on what the query holds. It is term (b) of Dai et al. 2019, sec. 3.3, alone, with
-    learned vectors in place of the sinusoids, and `deberta` without its third term.
+    The term depends on the query's content: term (b) of Dai et al. 2019, sec. 3.3, with learned vectors in place of the
+    sinusoids; `deberta` without its third term.
     Source: Huang et al. 2019, Music Transformer (arXiv 1809.04281), sec. 3.3, eq. 3, for q.E_r as the only term, where
     E is not projected; Dai et al. 2019 for the projection.
     Shared by all layers: P, unless `untie_r`. Per layer: W_r. R is `n_position`, the longest span in training.
@@ -36,7 +36,7 @@ class RelativeKeys(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P as large as the sinusoids in whose place it stands; as small as other weights it learns late."""
+        """P has the scale of the sinusoids that it replaces; at the scale of other weights it learns late."""
         draw_like_sinusoids(self.p_RD)
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:

@@ -9,19 +9,19 @@ from txl.positions.base import PositionEncoding, sinusoid
 
 
 class Rotary(PositionEncoding):
-    """Queries and keys are turned by an angle that grows with the position, so that q.k tells the distance.
+    """Queries and keys are rotated by an angle proportional to the position, so q.k depends on the distance.
 
     logit_ts = H^(-1/2) (Rot_t q_t).(Rot_s k_s) = H^(-1/2) q_t.(Rot_(s-t) k_s)
-    Rot_p turns the pair of channels (c, c + H/2) by the angle p 10000^(-2c/H)
+    Rot_p rotates the pair of channels (c, c + H/2) by the angle p 10000^(-2c/H)
 
     Source: Su et al. 2021, RoFormer (arXiv 2104.09864), sec. 3.2, eq. 14 to 16.
-    Differs from the paper: a channel's partner is half a head away instead of beside it, which renumbers the channels
-    of W_q and W_k and nothing else.
-    Remembered keys are not turned; they are turned to their new positions when they are read. No weights.
+    Differs from the paper: a channel's partner is half a head away instead of adjacent, which only permutes the
+    channels of W_q and W_k.
+    Keys are remembered unrotated and rotated to their current positions at each read. No weights.
     Works with: softmax, performer, lsh.
     Cost: 4 (T + S) N H multiplications per layer.
-    Beyond the trained length: works, with angles that were never trained. `clamp_len` is refused: turning queries and
-    keys one by one cannot clamp a distance.
+    Beyond the trained length: works, with untrained angles. `clamp_len` is refused: rotating queries and keys
+    separately cannot clamp a distance.
     """
 
     clamps = False
@@ -30,7 +30,7 @@ class Rotary(PositionEncoding):
         super().__init__(config, dropout=dropout)
         require(
             config.d_head % 2 == 0,
-            f"--d_head {config.d_head}: --position rotary turns pairs of channels; use an even one",
+            f"--d_head {config.d_head}: --position rotary rotates pairs of channels; use an even one",
         )
 
     def transform_qk(self, q_BNTH: Tensor, k_BNSH: Tensor, span: Span) -> tuple[Tensor, Tensor]:

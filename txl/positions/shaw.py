@@ -15,11 +15,11 @@ class Shaw(PositionEncoding):
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), eq. 3 and 4, sec. 3.2 for clipping at k = `max_distance` (16).
     Heads share the vectors (sec. 3.3), as in the paper's big model; in its base model each head has its own (sec. 4.1).
-    The future is not seen, so that of the 2k + 1 vectors k + 1 remain.
+    Attention is causal, so k + 1 of the 2k + 1 vectors remain.
     Shared by all layers: nothing.
     Works with: softmax.
     Cost: two more products T x S per head.
-    Beyond the trained length: distances from k on are told alike, from the start.
+    Beyond the trained length: distances from k on are not distinguished, as in training.
     """
 
     settings = ("max_distance",)

@@ -4,26 +4,25 @@ from torch import Tensor
 
 from txl.config import ModelConfig
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, placed, sinusoid
+from txl.positions.base import PositionEncoding, add_positions, sinusoid
 
 
 class SinusoidInput(PositionEncoding):
-    """Sinusoids of the position added to what the first layer reads.
+    """Sinusoids of the position added to the first layer's input.
 
     x_t = embedding_t + S_p          p = position of t, from the first remembered token
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), sec. 3.5; kimiyoung/transformer-xl, attn_type 2.
-    Memory: the first layer remembers embeddings without sinusoids and adds those of their new positions when it reads
-    them again. The layers above remember hidden states, in which the positions of when they were computed survive.
-    Differs from kimiyoung/transformer-xl: there the sinusoids are added to the memory in place, at each segment once
-    more on top of those already in it; with `pre_lnorm` queries there are made from states that are not normalised;
-    embedding and sinusoid have a common dropout mask. Positions there count back from the last token, so that a token's
-    encoding depends on where the segment ends; ours count from the start, and with `count_back` (weights of the
-    original have it) as there. Then, and only then, `clamp_len` clamps them.
-    Shared by all layers: nothing to share. No weights.
+    Memory: the first layer stores embeddings without sinusoids and adds those of the current positions at each read.
+    Higher layers store hidden states, which still contain the positions at which they were computed.
+    Differs from kimiyoung/transformer-xl: there the sinusoids are added to the memory in place, again at each segment;
+    with `pre_lnorm` queries are projected from unnormalised states; embedding and sinusoid share a dropout mask;
+    positions count back from the last token, so a token's encoding depends on the end of the segment. Ours count from
+    the start; with `count_back` (set for the original's weights) as there, and only then `clamp_len` applies.
+    Shared by all layers: nothing. No weights.
     Works with: softmax, performer, lsh.
     Cost: S D additions in the first layer; hidden states are remembered in evaluation.
-    Beyond the trained length: works, with positions that were never trained.
+    Beyond the trained length: works, with untrained positions.
     """
 
     settings = ("count_back",)
@@ -40,4 +39,4 @@ class SinusoidInput(PositionEncoding):
     def layer_input(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         if self.layer > 0:
             return x_BTD, mem_BMD
-        return placed(x_BTD, mem_BMD, feats)
+        return add_positions(x_BTD, mem_BMD, feats)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig, require
 from txl.memory import Span
-from txl.positions.base import PositionEncoding, spread
+from txl.positions.base import PositionEncoding, rows_to_pairs
 
 
 class T5(PositionEncoding):
@@ -38,7 +38,7 @@ class T5(PositionEncoding):
         require(
             max_distance > config.n_bucket // 2,
             f"--max_distance {max_distance}: must be above half of --n_bucket {config.n_bucket}, up to which every "
-            f"distance has a bucket of its own",
+            f"distance has its own bucket",
         )
         self.b_RN = nn.Parameter(torch.randn(config.n_bucket, config.n_head) * 0.02)
         self.register_buffer("starts_R", torch.tensor(bucket_starts(config.n_bucket, max_distance)), persistent=False)
@@ -52,13 +52,13 @@ class T5(PositionEncoding):
         return self.b_RN[feats]
 
     def score(self, q_BNTH: Tensor, k_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
-        return spread(feats, span.n_new)
+        return rows_to_pairs(feats, span.n_new)
 
 
 def bucket_starts(n_bucket: int, max_distance: int) -> list[int]:
     """The smallest distance of each bucket.
 
-    In whole numbers, because logarithms rounded to floats put some distances on the wrong side of a border:
+    In integers, because rounded logarithms put some distances into the wrong bucket:
     (n - E) ln(d / E) / ln(m / E) >= i  is  d^(n - E) E^i >= m^i E^(n - E).
     """
     exact = n_bucket // 2

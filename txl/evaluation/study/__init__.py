@@ -1,1 +1,1 @@
-"""What length does: loss by position, relative effective context length, attention by distance, peak memory."""
+"""Length studies: loss by position, relative effective context length, attention by distance; peak memory."""

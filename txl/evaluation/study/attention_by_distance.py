@@ -1,4 +1,4 @@
-"""How far back each head looks."""
+"""Attention by distance: how far back each head looks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.study.bins import bin_of_tensor, log_edges, spans
 from txl.memory import Memory, Span
 from txl.model.attention import Attention
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.model.transformer import TransformerXL
 from txl.positions.base import rel_shift
 from txl.runtime.distributed import Ranks
 
 
 @dataclass(frozen=True)
 class AttentionByDistance:
-    """Attention probability by the distance of the key, summed over the tokens that were counted.
+    """Attention probability by the distance of the key, summed over the scored tokens.
 
     Attributes:
-        edges: where the bins of distances begin, and where the last one ends; the token itself has distance 0.
-        mass_LNK: summed probability, float64, by layer, head and bin; over the bins it sums to `n_query`.
-        pairs_K: (query, key) pairs of each bin that could attend.
-        n_query: tokens.
+        edges: of the distance bins, see `log_edges`; the token itself has distance 0.
+        mass_LNK: summed probability, float64, by layer, head and bin; sums to `n_query` over the bins.
+        pairs_K: visible (query, key) pairs in each bin.
+        n_query: scored tokens.
     """
 
     edges: list[int]
@@ -35,17 +35,17 @@ class AttentionByDistance:
 
     @property
     def share_LNK(self) -> Tensor:
-        """Of a token's attention, how much falls in a bin: sums to 1 over the bins."""
+        """Average share of a token's attention in each bin; sums to 1 over the bins."""
         return self.mass_LNK / self.n_query
 
     @property
     def per_key_LNK(self) -> Tensor:
-        """Average probability of a key in a bin; NaN where no key was ever that far."""
+        """Average probability of a key in each bin; NaN for empty bins."""
         return self.mass_LNK / self.pairs_K
 
     @property
     def mean_distance_LN(self) -> Tensor:
-        """Average distance attended to, each bin counting with its middle."""
+        """Average attended distance, using the middle of each bin."""
         middle_K = torch.tensor([(first + last) / 2 for first, last in spans(self.edges)], dtype=torch.float64)
         return self.share_LNK @ middle_K
 
@@ -55,14 +55,14 @@ class AttentionByDistance:
         )
 
     def over(self, ranks: Ranks) -> "AttentionByDistance":
-        """That of all ranks' shares together."""
+        """The sum over all ranks."""
         first, *rest = ranks.gathered(self)
         for share in rest:
             first = first + share
         return first
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: per layer, per head, per bin. Bins that no key fell in are left out."""
+        """JSON-ready: per layer, per head, per bin, without empty bins."""
         keep = self.pairs_K.nonzero().squeeze(1)
         bins = spans(self.edges)
         return {
@@ -77,24 +77,24 @@ class AttentionByDistance:
 def attention_by_distance(
     model: TransformerXL, streams: Iterable[Segments], context: Context, *, predictor: Predictor | None = None
 ) -> AttentionByDistance:
-    """Read a text and average what each head attends to, as figure 5 of Dai et al. 2019 does, by distance.
+    """Read a text and average each head's attention by distance, as in figure 5 of Dai et al. 2019.
 
-    The probabilities are computed a second time from what each layer reads, row by row, and forgotten: memory grows
-    with n_head x tgt_len x (mem_len + tgt_len), and no kernel has to form them.
+    Forward hooks recompute the probabilities from each layer's input, row by row: memory grows with
+    n_head x tgt_len x (mem_len + tgt_len), whatever implementation the model uses.
 
     Args:
-        streams: each is read with an empty memory; what is counted of its segments is averaged over.
-        predictor: reads the text by the model, in another way; not given: the model.
+        streams: each is read with an empty memory; scored targets are averaged over.
+        predictor: a wrapper that reads the text with the model; by default the model.
         context: of the pass; distances reach tgt_len + ext_len + mem_len - 1.
     Raises:
-        UsageError: if the model's attention is no softmax over keys.
+        UsageError: if the model has no softmax attention.
     """
     rule = model.config.attention
     require(rule == "softmax", f"--attention_by_distance: a model of --attention {rule} does not attend by softmax")
     watch = _Watch(log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head)
     hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
     reader = predictor or model
-    device = next(model.parameters()).device
+    device = model.device
     was_training = model.training
     model.eval()
     try:
@@ -104,7 +104,7 @@ def attention_by_distance(
                 for input_BT, target_BT, counted_BT in segments:
                     counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
                     watch.counted_BT = counted_BT.to(device)
-                    memory = memory or _hidden_states(reader.fresh_memory(len(input_BT)), model, len(input_BT))
+                    memory = memory or _hidden_states(reader, model, len(input_BT))
                     _, memory = reader.nll(input_BT.to(device), target_BT.to(device), memory, context)
     finally:
         model.train(was_training)
@@ -113,16 +113,14 @@ def attention_by_distance(
     return watch.result(len(model.layers))
 
 
-def _hidden_states(fresh: AnyMemory, model: TransformerXL, batch_size: int) -> Memory:
-    """A memory to begin with in which attention reads what the hooks need; that of others is one already."""
-    if isinstance(fresh, Memory):
-        return fresh
-    weight = model.layers[0].attn.k_net.weight
-    return Memory.empty(len(model.layers), batch_size, model.config.d_model, like=weight)
+def _hidden_states(reader: Predictor, model: TransformerXL, batch_size: int) -> Memory:
+    """An initial memory of hidden states, which the hooks need."""
+    fresh = reader.fresh_memory(batch_size)
+    return fresh if isinstance(fresh, Memory) else model.empty_memory(batch_size)
 
 
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-    """The attention probabilities (B, N, T, S) of a layer; arguments as those of `Attention.forward`."""
+    """The attention probabilities (B, N, T, S) of a layer; arguments as for `Attention.forward`."""
     pos = attention.pos
     q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
     feats = pos.project(feats)
@@ -140,7 +138,7 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
 
 
 class _Watch:
-    """Adds up the probabilities of all layers, the segment's counted targets being known."""
+    """Accumulates the probabilities of all layers; set `counted_BT` before each segment."""
 
     def __init__(self, edges: list[int], n_head: int) -> None:
         self.edges, self.n_head = edges, n_head
@@ -156,7 +154,7 @@ class _Watch:
             assert isinstance(attention, Attention)
             assert self.counted_BT is not None
             x_BTD, mem_BMD, feats, span = args
-            n_target = self.counted_BT.shape[1]  # the last of the segment: with ext_len tokens before are read again
+            n_target = self.counted_BT.shape[1]  # the segment's last tokens; with ext_len, others are before them
             visible_TS = span.mask_TS(x_BTD.device)[-n_target:]
             distance_TS = Span(span.n_mem, span.n_new).distances_TS(x_BTD.device)[-n_target:]
             bin_TS = bin_of_tensor(distance_TS, self.edges).masked_fill(~visible_TS, 0)

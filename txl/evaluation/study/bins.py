@@ -1,4 +1,4 @@
-"""Sums over logarithmic bins of a distance."""
+"""Logarithmic bins of distances."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,10 +11,9 @@ _PER_OCTAVE = 2
 
 
 def log_edges(longest: int) -> list[int]:
-    """Where bins of distances 0 ... longest begin, and one past the end of the last: 0 1 2 3 4 6 8 11 16 ...
+    """Bin edges for distances 0 ... longest: 0 1 2 3 4 6 8 11 16 ..., one more than there are bins.
 
-    Two bins to an octave; below 4 every distance is a bin of its own. Bins of another `longest` are the same ones, but
-    for the last.
+    Two bins per octave; below 4 each distance has its own bin. Only the last bin depends on `longest`.
     """
     n = _PER_OCTAVE * int(longest + 1).bit_length()
     places = {round(2 ** (k / _PER_OCTAVE)) for k in range(n + 1)}
@@ -22,15 +21,15 @@ def log_edges(longest: int) -> list[int]:
 
 
 def spans(edges: list[int]) -> list[tuple[int, int]]:
-    """The first and the last distance of each bin."""
+    """The first and last distance of each bin."""
     return [(begin, end - 1) for begin, end in pairwise(edges)]
 
 
 def bin_of(distance: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The bin that each distance falls in, of the same shape."""
+    """The bin index of each distance, of the same shape."""
     return np.searchsorted(np.asarray(edges), distance, side="right") - 1
 
 
 def bin_of_tensor(distance: Tensor, edges: list[int]) -> Tensor:
-    """The bin that each distance falls in, of the same shape, on its device."""
+    """The bin index of each distance, of the same shape, on its device."""
     return torch.bucketize(distance, torch.tensor(edges, device=distance.device), right=True) - 1

@@ -1,4 +1,4 @@
-"""The runs whose context lengths are compared: what they have in common, and the losses of each."""
+"""Runs compared by --recl: checks that they are comparable, and the losses of each."""
 
 import functools
 from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -
     Args:
         typed: the flags on the command line.
     Raises:
-        UsageError: if they cannot be compared, or something else is asked for at the same time.
+        UsageError: if they cannot be compared, or a flag does not go with --recl.
     """
     _require_nothing_else(typed, config)
     try:
@@ -58,7 +58,7 @@ def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
 
 
 def require_long_enough(n_token: int, config: EvalConfig, study: StudyConfig) -> None:
-    """Raise `UsageError` unless a token of the split has the longest context before it."""
+    """Raise `UsageError` if the split is too short for the longest context."""
     longest = study.context_lengths[-1]
     require(
         n_token > longest,
@@ -77,13 +77,12 @@ def losses_of(
     *,
     n_token: int,
 ) -> np.ndarray:
-    """Nats by context length and position (see `losses_by_context`) of one run, whose windows are shared out over
-    processes.
+    """Nats of one run by context length and position, see `losses_by_context`; windows are distributed over processes.
 
     Args:
-        windows: this process's share; all shares together reach every position.
+        windows: those of this process; all together cover every position.
     Raises:
-        UsageError: on all processes, if one of them has read a loss beyond the range of its numbers.
+        UsageError: on all processes, if one of them has a loss that is not finite.
     """
     with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
         nats_CP = losses_by_context(
@@ -94,7 +93,7 @@ def losses_of(
             every=study.recl_every,
             n_token=n_token,
         )
-    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # where others have read there is no number
-    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # not before: the others would wait
+    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # positions of other processes are NaN
+    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # after `gathered`, or other processes would hang
     require_finite(float(nats_CP.sum(dtype=np.float64)), name)
     return nats_CP

@@ -1,4 +1,4 @@
-"""Where in a segment, and how long after the beginning of its document, a token is hard to predict."""
+"""Loss by position in the segment, and by distance from the start of the document."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from txl.runtime.distributed import Ranks
 
 @dataclass(frozen=True)
 class BinnedLoss:
-    """Nats and tokens by distance, in bins that are given by where they begin, and by where the last one ends.
+    """Nats and tokens in bins of a distance.
 
     Attributes:
-        edges: one more than there are bins.
+        edges: see `log_edges`.
         nats_K, tokens_K: sums over the tokens of each bin.
     """
 
@@ -36,7 +36,7 @@ class BinnedLoss:
         return sum(self.tokens_K)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """JSON-ready, one for each bin that holds tokens; `from` and `to` are both in the bin."""
+        """JSON-ready, one per non-empty bin; `from` and `to` are inclusive."""
         rows = zip(spans(self.edges), self.nats_K, self.tokens_K, strict=True)
         return [
             {"from": first, "to": last, "tokens": tokens, "nats": nats, "nats_per_token": nats / tokens}
@@ -46,18 +46,17 @@ class BinnedLoss:
 
 
 class LossByPosition:
-    """Watches an evaluation and adds up nats by the place of the target.
+    """Accumulates nats by the target's position during an evaluation.
 
         watch = LossByPosition(context, n_token=len(ids), starts=starts)
         score = evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
 
-    The bins of each table sum to the score's nats and tokens. Nothing is kept per token.
+    The bins of each table sum to the score's nats and tokens.
 
     Args:
         context: of the evaluation.
         n_token: length of the text.
-        starts: places where documents begin; what stands before the first is a document too. None: the table by
-            distance is left out.
+        starts: indices where documents start; text before the first counts as a document. None: no table by distance.
     """
 
     def __init__(self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None) -> None:
@@ -71,7 +70,7 @@ class LossByPosition:
         self._bins_N: dict[str, np.ndarray] = {}
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """The same segments, looked at in passing. Row b begins at token first_B[b] of the text."""
+        """The same segments, with their bins noted in passing. Row b starts at token first_B[b] of the text."""
         for k, segment in enumerate(segments):
             _, target_BT, counted_BT = segment
             position_BT = np.broadcast_to(np.arange(target_BT.shape[1]), target_BT.shape)
@@ -85,7 +84,7 @@ class LossByPosition:
             yield segment
 
     def add(self, nll_N: Tensor) -> None:
-        """The nats of the segment's targets that count, row by row."""
+        """Add the nats of the last segment's scored targets, row by row."""
         for name, bin_N in self._bins_N.items():
             n_bin = len(self._edges[name]) - 1
             zeros_K = nll_N.new_zeros(n_bin, dtype=torch.float64)
@@ -94,8 +93,8 @@ class LossByPosition:
             self._counts[name] += np.bincount(bin_N, minlength=n_bin)
 
     def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
-        """The tables, of all ranks' shares together: `position` in the segment, from 0; `distance` in tokens since the
-        first of the document, which has distance 0."""
+        """The tables of all ranks together: `position` in the segment, from 0; `distance` from the document's first
+        token, which has distance 0."""
         mine = {
             name: (self._sums[name].tolist() if name in self._sums else [0.0] * len(count_K), count_K.tolist())
             for name, count_K in self._counts.items()

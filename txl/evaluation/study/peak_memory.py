@@ -1,4 +1,4 @@
-"""The most memory that a piece of work has held."""
+"""Peak memory of a computation."""
 
 import ctypes
 import re
@@ -12,11 +12,11 @@ _STATUS = Path("/proc/self/status")
 
 
 class PeakMemory:
-    """The most memory that the process holds from now on, weights included.
+    """The peak memory of this process from now on, weights included.
 
-    On a GPU, bytes that tensors take up there. Otherwise the process's resident set, of which Linux can forget the peak
-    so far (proc(5), clear_refs); memory that was freed before and not yet given back is given back first. Where neither
-    can be measured, no figure: the peak of a whole process says nothing of one row of a table.
+    On a GPU: bytes of tensors. Otherwise the resident set, whose peak Linux can reset (proc(5), clear_refs); freed
+    memory is first returned to the system. If the peak cannot be reset there is no figure, as the process's overall
+    peak does not describe one row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class PeakMemory:
         self._measures = device.type == "cuda" or _forget_peak()
 
     def bytes(self) -> int | None:
-        """Bytes, or None where they cannot be measured."""
+        """Bytes, or None if they cannot be measured."""
         if not self._measures:
             return None
         if self._device.type == "cuda":
@@ -42,7 +42,7 @@ def _forget_peak() -> bool:
         peak, now = _resident("VmHWM"), _resident("VmRSS")
     except OSError:
         return False
-    # where the file takes the word and does nothing, as in some containers, the peak stays above what is held now
+    # some containers accept the write and ignore it: then the peak stays above the current size
     return peak is not None and now is not None and peak - now < 2**24
 
 

@@ -1,7 +1,7 @@
-"""Relative effective context length, and the losses with contexts of many lengths that it is made from.
+"""Relative effective context length (RECL), and the losses by context length that it is computed from.
 
-Source: Dai et al. 2019, sec. 4.3 and appendix C, after Khandelwal et al. 2018, whose effective context length is the
-longest one whose gain is above a threshold, for one model at a time.
+Source: Dai et al. 2019, sec. 4.3 and appendix C; after Khandelwal et al. 2018, whose effective context length is the
+longest with a gain above a threshold, for a single model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ SHARES = (0.1, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Recl:
-    """What contexts of growing length bring each model i of a group M.
+    """Gains from longer contexts for each model i of a group M.
 
         b(c, t)    = min over i of l_i(c, t)
         f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
@@ -30,14 +30,14 @@ class Recl:
         g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
         RECL_i     = the first c of c_0, c_0 + Delta, ... with g_i(c, c + Delta) < 0.01
 
-    where l_i(c, t) is the nats of token t given the c tokens before it. Dai et al. 2019, appendix C; f_i(c, c) is the
-    mean of b over T, one number for all models.
+    where l_i(c, t) is the loss of token t given the c tokens before it. Dai et al. 2019, appendix C; f_i(c, c) is the
+    mean of b over T, the same for all models.
 
     Attributes:
         lengths: c_0, c_0 + Delta, ...
         shares: r.
         gains: g_i(c, c + Delta), (models, shares, lengths - 1).
-        reductions: exp f_i(c, c) - exp f_i(c, c + Delta), of the same shape: what figure 3 of the paper shows.
+        reductions: exp f_i(c, c) - exp f_i(c, c + Delta), of the same shape, as in figure 3 of the paper.
         nats_per_token: mean of l_i(c, t) over all positions, (models, lengths): figure 4.
         tokens: positions.
     """
@@ -50,7 +50,7 @@ class Recl:
     tokens: int
 
     def of(self, model: int, share: int) -> int | None:
-        """The RECL of a model at a share; None if the gain is above the threshold at all lengths measured."""
+        """The RECL of a model at a share; None if the gain exceeds the threshold at all measured lengths."""
         below = np.flatnonzero(self.gains[model, share] < THRESHOLD)
         return self.lengths[below[0]] if len(below) else None
 
@@ -80,16 +80,16 @@ class Recl:
 
 
 def recl(
-    nats_MCP: Sequence[Sequence[np.ndarray]] | np.ndarray,
+    nats_MCP: Sequence[Sequence[np.ndarray]] | Sequence[np.ndarray] | np.ndarray,
     lengths: Sequence[int],
     shares: Sequence[float] = SHARES,
 ) -> Recl:
     """The relative effective context length of each model of a group. See `Recl` for the formulas.
 
-    T has r times the number of positions, rounded, at least one; of equal baselines the earlier position is in it.
+    T holds r times the number of positions, rounded, at least one; ties go to the earlier position.
 
     Args:
-        nats_MCP: l_i(c, t), nats by model, length and position; the same positions everywhere.
+        nats_MCP: l_i(c, t) by model, length and position.
         lengths: in equal steps, ascending, at least two.
     """
     n_model, n_position = len(nats_MCP), len(nats_MCP[0][0])
@@ -103,7 +103,7 @@ def recl(
             short = baseline_P[chosen].mean()
             for i in range(n_model):
                 long = np.minimum(baseline_P[chosen], nats_MCP[i][c + 1][chosen]).mean(dtype=np.float64)
-                gains[i, k, c] = -np.expm1(long - short)  # which no loss makes overflow
+                gains[i, k, c] = -np.expm1(long - short)  # cannot overflow
                 reductions[i, k, c] = gains[i, k, c] and perplexity(short) * gains[i, k, c]
     means = np.array([[nats_P.mean(dtype=np.float64) for nats_P in nats_CP] for nats_CP in nats_MCP])
     return Recl(tuple(lengths), tuple(shares), gains, reductions, means, n_position)
@@ -118,30 +118,29 @@ def losses_by_context(
     every: int,
     n_token: int,
 ) -> np.ndarray:
-    """l(c, t): nats of each token, read with a context of each of several lengths.
+    """l(c, t): the loss of each token at several context lengths.
 
-    The text is read anew from every `every`-th token on, with an empty memory, in segments as `context` has them; d
-    tokens into such a window a token is predicted from exactly the d tokens before it. So one reading of all windows
-    has the losses for all lengths: the loss at length c is that with the longest context not above c, which is above
-    c - every. `every` = 1 is exact; the work is longest / every times that of reading the text once. The softmax is
-    computed for those losses only.
+    A window with an empty memory starts at every `every`-th token and is read in segments of `context`; d tokens into
+    it, a token is predicted from exactly d tokens. One pass over all windows therefore gives the losses at all lengths:
+    that at length c uses the longest available context c' with c - every < c' <= c. `every` = 1 is exact; the cost is
+    longest / every passes over the text. The softmax is computed for the needed losses only.
 
     Args:
-        windows: groups of windows read side by side: where each begins, first_B, and its segments.
+        windows: groups of parallel windows: the start of each, first_B, and the segments.
         lengths: context lengths, ascending; windows are as long as the last.
         n_token: length of the text.
     Returns:
-        Nats as float32, (lengths, positions): of the tokens that have the longest context before them, in order; NaN
-        for those that no window of `windows` reaches.
+        Nats as float32, (lengths, positions), for the tokens with at least the longest context before them, in order;
+        NaN for those that `windows` does not cover.
     """
     nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
-    device = next(model.parameters()).device
+    device = model.device
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for first_B, segments in windows:
             memory = model.fresh_memory(len(first_B))
-            seen = 0  # tokens of the window before the segment
+            seen = 0  # tokens of the window before this segment
             for input_BT, target_BT, _ in segments:
                 hidden_BTD, memory = model(input_BT.to(device), memory, context)
                 n_new = target_BT.shape[1]
@@ -157,8 +156,8 @@ def losses_by_context(
 
 
 def _wanted(seen: int, n_new: int, lengths: Sequence[int], every: int) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of a segment whose losses count, and the index of the length that each counts for."""
-    depth_T = seen + 1 + np.arange(n_new)  # tokens that each target is predicted from
+    """The columns of a segment whose losses are needed, and the index of the length that each belongs to."""
+    depth_T = seen + 1 + np.arange(n_new)  # context length of each target
     length_T = np.minimum(np.searchsorted(lengths, depth_T), len(lengths) - 1)
     short_T = np.asarray(lengths)[length_T] - depth_T
     column_W = np.flatnonzero((short_T >= 0) & (short_T < every))
@@ -172,7 +171,7 @@ def _place(nats_CP: np.ndarray, nll_BW: np.ndarray, place_BW: np.ndarray, length
 
 
 def table(result: Recl, names: Sequence[str]) -> str:
-    """The RECL of each model as text; `>=` where gains stay above the threshold."""
+    """The RECL of each model as text; `>=` if the gain exceeds the threshold at all lengths."""
     width = max(len("run"), *map(len, names))
     lines = [f"{'run':<{width}} " + " ".join(f"{f'r = {share}':>9}" for share in result.shares)]
     for i, name in enumerate(names):

@@ -1,8 +1,8 @@
-"""Test-time adaptation: each class is a predictor that `txl.evaluation.score.evaluate` scores.
+"""Test-time adaptation: predictors for `txl.evaluation.score.evaluate`.
 
-DynamicEvaluation   the weights follow the text                        Krause et al. 2018, 2019
-ContinuousCache     the last words, found by similar hidden states     Grave et al. 2017
-NearestNeighbours   the training text, found likewise                  Khandelwal et al. 2020
+DynamicEvaluation   gradient steps on the evaluated text                   Krause et al. 2018, 2019
+ContinuousCache     recent words, retrieved by similar hidden states       Grave et al. 2017
+NearestNeighbours   words of the training text, retrieved the same way     Khandelwal et al. 2020
 """
 
 from txl.evaluation.test_time.additions import Additions

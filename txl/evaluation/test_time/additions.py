@@ -1,4 +1,4 @@
-"""Which additions are asked for, and the predictor that they make of a model."""
+"""The test-time methods that the flags ask for, and the predictor built from them."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from txl.model.transformer import TransformerXL
 
 
 class Additions(NamedTuple):
-    """What is added to a model at test time; what is switched off adds nothing."""
+    """Settings of all test-time methods; each is off by default."""
 
     dynamic: DynamicConfig = DynamicConfig()
     cache: CacheConfig = CacheConfig()
@@ -23,7 +23,7 @@ class Additions(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The additions in words; empty where there is none."""
+        """The active methods in words; empty if there are none."""
         parts = {
             f"dynamic {self.dynamic.dynamic}": self.dynamic.dynamic != "off",
             "cache": self.cache.cache_size > 0,
@@ -32,11 +32,11 @@ class Additions(NamedTuple):
         return " + ".join(part for part, is_on in parts.items() if is_on)
 
     def check(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
-        """Raise `UsageError` if something is asked for that has no effect, or that does not go together.
+        """Raise `UsageError` on flags without effect and on combinations that do not work.
 
         Args:
             typed: the flags on the command line.
-            world: processes.
+            world: number of processes.
         """
         switches = {
             "dynamic": ("--dynamic sgd or --dynamic rms", self.dynamic.dynamic != "off"),
@@ -54,19 +54,19 @@ class Additions(NamedTuple):
             )
         require(
             not self.name or config.convention == "txl",
-            f"--convention {config.convention}: gives figures of models as they are; drop it, or what is added to the "
-            f"model: {self.name}",
+            f"--convention {config.convention}: reproduces figures of plain models; drop it, or the test-time method: "
+            f"{self.name}",
         )
         if self.dynamic.dynamic == "off":
             return
         require(
             " + " not in self.name,
-            f"{self.name}: hidden states of weights that change do not compare; drop --dynamic, or the others",
+            f"{self.name}: hidden states of changing weights are not comparable; drop --dynamic, or the others",
         )
         require(
             config.dtype == "float32",
-            f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: the weights are narrowed once and do not "
-            f"follow the text then; drop one of the two",
+            f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights, which would "
+            f"not adapt; drop one of the two",
         )
         require(
             world == 1,
@@ -75,18 +75,18 @@ class Additions(NamedTuple):
 
     @property
     def read_training_text(self) -> bool:
-        """True if the predictor is made from the training text."""
+        """True if a method needs the training text."""
         return self.dynamic.dynamic == "rms" or self.knn.knn_store is not None
 
     def warmup_segments(self, context: Context) -> int:
-        """Segments before a token, besides those the model itself depends on, that its loss can depend on."""
+        """Warm-up segments needed in addition to those of the model."""
         return -(-self.cache.cache_size // context.tgt_len)
 
     def predictor(self, model: TransformerXL, *, mean_square: Weights | None, store: Store | None) -> Predictor:
-        """The model and what is added to it.
+        """The model with the active methods.
 
         Args:
-            mean_square: what `gradient_statistics` gives, for dynamic evaluation by the rule "rms".
+            mean_square: from `gradient_statistics`, for dynamic evaluation with the rule "rms".
             store: of the training text, for nearest neighbours.
         """
         if self.dynamic.dynamic != "off":
@@ -95,6 +95,5 @@ class Additions(NamedTuple):
         if self.cache.cache_size:
             sources.append(ContinuousCache(model, self.cache))
         if store is not None:
-            device = next(model.parameters()).device
-            sources.append(NearestNeighbours(store, self.knn, device=device))
+            sources.append(NearestNeighbours(store, self.knn, device=model.device))
         return Mixture(model, sources)

@@ -1,4 +1,4 @@
-"""The continuous cache: the words just read, found again by similar hidden states.
+"""The continuous cache: recent words, retrieved by similar hidden states.
 
 Source: Grave et al. 2017 (arXiv 1612.04426, section 3). h_i is the last hidden state after reading x_1 ... x_i. To
 predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last `cache_size` tokens, i < t, and
@@ -6,8 +6,8 @@ predict x_{t+1}, the cache holds the pairs (h_i, x_{i+1}) of the last `cache_siz
     (1) p_cache(w) is proportional to sum_i 1[w = x_{i+1}] exp(theta h_t . h_i)
     (2) p(w) = (1 - lambda) p_model(w) + lambda p_cache(w)
 
-An empty cache leaves p_model alone. The paper's other way, one normalisation over the words and the cache together, is
-left out: it needs logits of all words on one scale, which an adaptive softmax, normalised cluster by cluster, lacks.
+With an empty cache p = p_model. The paper's variant with one normalisation over vocabulary and cache is not supported:
+it needs logits of all words on one scale, which an adaptive softmax does not have.
 """
 
 from typing import NamedTuple
@@ -21,16 +21,16 @@ from txl.model.transformer import TransformerXL
 
 
 class Pairs(NamedTuple):
-    """Hidden states of the last tokens (B, C, D), and the word that followed each (B, C)."""
+    """Hidden states of recent tokens (B, C, D), and the word after each (B, C)."""
 
     hidden_BCD: Tensor
     next_BC: Tensor
 
 
 class ContinuousCache:
-    """A source of `Mixture`: each stream has a cache of its own, which slides along with every token.
+    """A source of `Mixture`. Each stream has its own cache of the last `cache_size` tokens.
 
-    What it says of a token depends on the last `cache_size` ones alone, not on how the text is cut into segments.
+    The result does not depend on how the text is cut into segments.
     """
 
     def __init__(self, model: TransformerXL, config: CacheConfig) -> None:

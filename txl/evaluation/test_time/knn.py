@@ -6,8 +6,8 @@ of the training text: the hidden state before it, and the token. With the k pair
     (1) p_kNN(w) is proportional to sum_i 1[w = v_i] exp(-|h - k_i|^2 / temperature)
     (2) p(w) = (1 - lambda) p_model(w) + lambda p_kNN(w)
 
-Differs from the paper: its keys are the input of the last layer's feed-forward net, here they are the last hidden
-states, which the model hands out; and it has no temperature.
+Differs from the paper: keys are the last hidden states, there the input of the last feed-forward layer; the paper has
+no temperature.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ BLOCK = 1 << 16
 
 
 class NearestNeighbours:
-    """A source of `Mixture` that looks a store up. It keeps nothing of the text that is read.
+    """A source of `Mixture` that searches a store; it has no state.
 
-    With `knn_faiss`, an index finds the neighbours, approximately; their distances are exact in either case.
+    With `knn_faiss`, an index finds the neighbours approximately; their distances are exact in both cases.
 
     Raises:
-        UsageError: if faiss is asked for and not installed.
+        UsageError: if faiss is requested and not installed.
     """
 
     def __init__(self, store: Store, config: KnnConfig, *, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class NearestNeighbours:
         self.index = faiss_index(store) if config.knn_faiss else None
 
     def fresh_state(self, batch_size: int) -> None:
-        """Nothing: what was read leaves no trace."""
+        """There is no state."""
 
     def mixed(self, nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor, state: None) -> tuple[Tensor, None]:
         """(2) for every target."""
@@ -66,9 +66,9 @@ class NearestNeighbours:
 
 
 def nearest(query_LD: Tensor, keys_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Squared distances of the k keys nearest to each query, and their places, (L, k) each; exact.
+    """Squared distances and indices of the k keys nearest to each query, (L, k) each; exact.
 
-    The keys may be narrower than the queries and lie elsewhere; they are read a block at a time.
+    The keys may have another dtype and device than the queries; they are copied block by block.
     """
     best_LK = query_LD.new_empty(len(query_LD), 0)
     place_LK = torch.empty(len(query_LD), 0, dtype=torch.int64, device=query_LD.device)
@@ -85,16 +85,16 @@ def nearest(query_LD: Tensor, keys_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def faiss_index(store: Store) -> Any:
-    """The store's index, which lies beside the keys and is made where it is not there.
+    """The store's index, read from the store's folder or built there.
 
-    As in the paper: product quantisation in cells, of which 32 are searched; an exact index for a store too small to
-    train that on.
+    As in the paper: product quantisation with inverted lists, of which 32 are searched; an exact index if the store is
+    too small to train that.
 
     Raises:
-        UsageError: if faiss is not installed, or the index is damaged.
+        UsageError: if faiss is not installed, or the index file is damaged.
     """
     try:
-        import faiss  # an extra, and slow to import
+        import faiss  # pyright: ignore[reportMissingImports]  # optional, and slow to import
     except ImportError:
         raise UsageError("--knn_faiss: faiss is not installed; run: pip install faiss-cpu") from None
     path = store.folder / "index.faiss"
@@ -102,7 +102,7 @@ def faiss_index(store: Store) -> Any:
         try:
             index = faiss.read_index(str(path))
         except RuntimeError:
-            raise UsageError(f"{path}: damaged; remove it to have it made anew") from None
+            raise UsageError(f"{path}: damaged; remove it to have it rebuilt") from None
     else:
         index = _trained_index(faiss, store.keys_ND)
         with written_whole(path) as temporary:
@@ -115,7 +115,7 @@ def faiss_index(store: Store) -> Any:
 def _trained_index(faiss: Any, keys_ND: np.ndarray) -> Any:
     n_key, width = keys_ND.shape
     n_cell = min(4096, round(n_key**0.5))
-    n_train = 64 * max(256, n_cell)  # keys per code word and cell: with fewer than 39 faiss warns
+    n_train = 64 * max(256, n_cell)  # 64 keys per centroid: below 39 faiss warns
     if n_key < n_train:
         index = faiss.IndexFlatL2(width)
     else:

@@ -1,4 +1,4 @@
-"""What additions are made from: the training text, read before the text that is scored."""
+"""Preparation of test-time methods from the training text."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +22,10 @@ class TrainingText(NamedTuple):
     """The text that a model was trained on.
 
     Attributes:
-        ids: of its tokens, (N,).
-        names: what tells it from other texts, JSON-ready.
-        cut: makes a stream of ids in which each token but the first counts once; given batch_size, tgt_len, ext_len
-            and n_warmup, the segments that the streams side by side are warmed up on.
+        ids: token ids, (N,).
+        names: fingerprints that identify it, JSON-ready.
+        cut: makes a stream of ids that scores each token but the first once; takes batch_size, tgt_len, ext_len and
+            n_warmup, the warm-up segments of each parallel row.
     """
 
     ids: np.ndarray
@@ -43,15 +43,15 @@ def prepared(
     batch_size: int,
     ranks: Ranks,
 ) -> Predictor:
-    """The model and what is added to it, made from the training text where it needs that.
+    """The model with its test-time methods, prepared from the training text where needed.
 
     Args:
         checkpoint: the model's.
-        text: not needed unless `additions.read_training_text`.
+        text: needed if `additions.read_training_text`.
         context: of the evaluation.
-        batch_size: streams that are read side by side.
+        batch_size: number of parallel streams.
     Raises:
-        UsageError: if the store of hidden states belongs to another model or text, or there is no room for it.
+        UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
     mean_square = store = None
     if text is not None and additions.dynamic.dynamic == "rms":
@@ -75,10 +75,10 @@ def stored(
     batch_size: int,
     shown: bool,
 ) -> Store:
-    """The hidden states of the training text under the look-back of the training, read once and then found.
+    """The store of the training text at the context of training, opened or built.
 
     Args:
-        shown: whether this process has the progress bar.
+        shown: whether this process shows the progress bar.
     Raises:
         UsageError: see `open_store` and `build_store`.
     """

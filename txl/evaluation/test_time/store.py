@@ -1,10 +1,10 @@
-"""A store of the training text for nearest neighbours: a folder, whole or not there.
+"""A store of the training text for nearest neighbours, in a folder:
 
     STORE/keys.npy      hidden states (N, D), float16
-          values.npy    the word that followed each (N,), int32
-          store.json    what it was made from: a store of another model or text is refused
+          values.npy    the word after each (N,), int32
+          store.json    its sources: a store of another model or text is refused
 
-A store is written under a hidden name, flushed and renamed. Its arrays are read as memory maps.
+A store is written under a hidden name, flushed and renamed, so it is complete or absent. Arrays are memory-mapped.
 """
 
 import json
@@ -33,13 +33,7 @@ _KEY, _VALUE = np.dtype("<f2"), np.dtype("<i4")
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Hidden states of a text, and the word that followed each.
-
-    Attributes:
-        folder: where it lies.
-        keys_ND: (N, D).
-        values_N: (N,).
-    """
+    """Hidden states of a text (keys), and the word after each (values)."""
 
     folder: Path
     keys_ND: np.ndarray
@@ -50,14 +44,14 @@ class Store:
 
 
 def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int) -> Store | None:
-    """The store in a folder, or None if there is no such folder.
+    """The store in a folder, or None if the folder does not exist.
 
     Args:
-        source: what it has to be made from, JSON-ready.
+        source: the expected sources, JSON-ready.
         shape: of the model.
-        n_pair: tokens that it has to hold.
+        n_pair: the expected number of tokens.
     Raises:
-        UsageError: if it was made from something else, or is no store, or damaged.
+        UsageError: if it has other sources, or is not a store, or damaged.
     """
     if not folder.exists():
         return None
@@ -65,29 +59,29 @@ def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         theirs = {**record["source"], "format": record["format"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"--knn_store {folder}: no store of hidden states; name a folder that is not there") from None
+        raise UsageError(f"--knn_store {folder}: no store of hidden states; name a new folder") from None
     ours = {**json.loads(json.dumps(source)), "format": FORMAT}
     other = [name for name in ours if theirs.get(name) != ours[name]]
     if other:
         raise UsageError(
             f"--knn_store {folder}: made from another {other[0].replace('_', ' ')}; "
-            f"name a folder that is not there, or remove this one"
+            f"name a new folder, or remove this one"
         )
     try:
         keys_ND, values_N = (np.load(folder / name, mmap_mode="c") for name in (_KEYS, _VALUES))
     except (OSError, ValueError, EOFError):
-        raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it made anew") from None
+        raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it rebuilt") from None
     fault = _fault(keys_ND, values_N, shape, n_pair)
-    require(fault is None, f"--knn_store {folder}: {fault}; remove it to have it made anew")
+    require(fault is None, f"--knn_store {folder}: {fault}; remove it to have it rebuilt")
     return Store(folder, keys_ND, values_N)
 
 
 def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair: int) -> str | None:
-    """What is wrong with the arrays of a store; None if nothing is. Reads them once, as each search does."""
+    """What is wrong with the arrays of a store; None if nothing. Reads them once, as each search does."""
     if keys_ND.shape != (n_pair, shape.d_model) or keys_ND.dtype != _KEY:
-        return f"its keys are {keys_ND.dtype} {keys_ND.shape}, and must be {_KEY} {(n_pair, shape.d_model)}"
+        return f"its keys are {keys_ND.dtype} {keys_ND.shape}, expected {_KEY} {(n_pair, shape.d_model)}"
     if values_N.shape != (n_pair,) or values_N.dtype != _VALUE:
-        return f"its values are {values_N.dtype} {values_N.shape}, and must be {_VALUE} {(n_pair,)}"
+        return f"its values are {values_N.dtype} {values_N.shape}, expected {_VALUE} {(n_pair,)}"
     if values_N.min() < 0 or values_N.max() >= shape.n_token:
         return f"holds values outside the vocabulary of {shape.n_token} words"
     blocks = (keys_ND[begin : begin + _BLOCK] for begin in range(0, n_pair, _BLOCK))
@@ -98,14 +92,14 @@ def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair
 def build_store(
     folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
 ) -> None:
-    """Read a text and keep the last hidden state before each token that counts, with that token.
+    """Read a text and store the last hidden state before each scored token, with that token.
 
     Args:
-        folder: must not be there.
-        n_pair: tokens that count in `segments`.
-        source: what the store is made from, JSON-ready; `open_store` asks for it again.
+        folder: must not exist.
+        n_pair: scored tokens in `segments`.
+        source: what the store is made from, JSON-ready; checked by `open_store`.
     Raises:
-        UsageError: if the disk has too little room, before the text is read.
+        UsageError: if the disk has too little space; checked before the text is read.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -132,10 +126,9 @@ def build_store(
 
 
 def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
-    """Hidden states and the words they predict, (L, D) and (L,), of the tokens that count in each segment."""
-    device = model.device
-    memory = None
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all numbers
+    """Hidden states and the words they predict, (L, D) and (L,), of the scored tokens of each segment."""
+    device, memory = model.device, None
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):  # a store serves evaluations in all dtypes
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
                 memory = model.fresh_memory(len(input_BT))
@@ -147,7 +140,7 @@ def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterat
 
 @contextmanager
 def _array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
-    """A .npy file to write the elements to. Not a memory map: on a full disk, writing to one is a bus error."""
+    """A .npy file opened for its elements. Not a memory map: on a full disk, writing to one is a bus error."""
     with errors_naming(path), path.open("wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)

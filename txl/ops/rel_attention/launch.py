@@ -1,0 +1,242 @@
+"""Launching the Triton kernels of `fused`: tiles, alignment of operands, grids.
+
+Tensors must be on a GPU, or anywhere if TRITON_INTERPRET=1 was set before Triton was first imported.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """Launch parameters of a kernel: side of its square tile, warps per program, pipeline stages."""
+
+    side: int
+    warps: int
+    stages: int
+
+
+def _default_tile(kernel: str, columns: int, size: int) -> Tile:
+    """The largest tile without significant register spills on sm_90, according to `python -m benchmarks.aot`."""
+    if size == 2 and kernel == "forward":
+        return Tile(64, 8 if columns == 128 else 4, 2)
+    if size == 2:
+        return Tile(32 if columns == 128 else 64, 8, 2)
+    side = 16 if columns == 128 else 32
+    return Tile(side, 8, 1 if kernel in ("forward", "queries") else 2)
+
+
+TILES: dict[tuple[str, int, int], Tile] = {
+    (kernel, columns, size): _default_tile(kernel, columns, size)
+    for kernel in ("forward", "queries", "keys", "places")
+    for columns in (16, 32, 64, 128)
+    for size in (2, 4)
+}
+"""By kernel, padded head size and bytes per element; benchmarks/tune_rel_attention.py measures alternatives."""
+
+PROGRAMS = 264  # two for each multiprocessor of an H200
+KEYS_PER_SPLIT = 512
+
+
+class Call(NamedTuple):
+    """Arguments of all kernels of one call. qu and qw as in triton_kernels.py; H is the head size without padding."""
+
+    qu_BNTP: Tensor
+    qw_BNTP: Tensor
+    k_BNSP: Tensor
+    v_BNSP: Tensor
+    r_NSP: Tensor
+    seed: Tensor | None
+    H: int
+    scale: float
+    window: int
+    dropout: float
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The first arguments of every kernel."""
+        return self.qu_BNTP, self.qw_BNTP, self.k_BNSP, self.v_BNSP, self.r_NSP
+
+    def numbers(self) -> tuple[Any, ...]:
+        """(B, N, T, S, window, dropout, strides of k, v and r)."""
+        B, N, T, _ = self.qu_BNTP.shape
+        S = self.k_BNSP.shape[2]
+        strides = *self.k_BNSP.stride()[:3], *self.v_BNSP.stride()[:3], *self.r_NSP.stride()[:2]
+        return B, N, T, S, self.window if self.window > 0 else S, self.dropout, *strides
+
+    def tile(self, kernel: str) -> Tile:
+        """The kernel's launch parameters."""
+        return TILES[kernel, columns(self.H), self.qu_BNTP.element_size()]
+
+    def constants(self, kernel: str) -> dict[str, Any]:
+        """The kernel's compile-time constants."""
+        dtype, tile = self.qu_BNTP.dtype, self.tile(kernel)
+        tf32 = dtype == torch.float32 and self.qu_BNTP.is_cuda and torch.backends.cuda.matmul.allow_tf32
+        return {
+            "W": tile.side,
+            "H": self.H,
+            "HP": self.qu_BNTP.shape[3],
+            "D": columns(self.H),
+            "PRECISION": "tf32" if tf32 else "ieee",
+            "DROPOUT": self.dropout > 0,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+
+class Incoming(NamedTuple):
+    """Additional arguments of the backward kernels: the output's gradient, and per query lse and out . dout."""
+
+    dout_BNTP: Tensor
+    lse_BNT: Tensor
+    delta_BNT: Tensor
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """(out_BNTH, lse_BNT). With too few queries to fill a GPU, several programs share a query's keys."""
+    kernels = _attention_kernels()
+    B, N, T, S, *_ = call.numbers()
+    programs = _tiles(T, call.tile("forward").side) * B * N
+    splits = max(1, min(PROGRAMS // programs, S // KEYS_PER_SPLIT))
+    out_BTNH, lse_BNT = empty((B, T, N, call.H), call.qu_BNTP), empty((B, N, T), call.qu_BNTP, torch.float32)
+    part_PBTNH, part_PBNT = out_BTNH[None], lse_BNT[None]
+    if splits > 1:
+        part_PBTNH = empty((splits, B, T, N, call.H), lse_BNT)
+        part_PBNT = empty((splits, B, N, T), lse_BNT)
+    strides = (part_PBTNH.stride(0), part_PBTNH.stride(1), part_PBTNH.stride(3), part_PBTNH.stride(2))
+    kernels.forward[(programs * splits,)](
+        *call.tensors(), part_PBTNH, part_PBNT, call.seed, *call.numbers(), *strides, splits,
+        **call.constants("forward"),
+    )  # fmt: skip
+    if splits > 1:
+        D = columns(call.H)
+        rows = 1024 // D
+        kernels.join[(_tiles(T, rows) * B * N,)](
+            part_PBTNH, part_PBNT, out_BTNH, lse_BNT, B, N, T, splits, ROWS=rows, H=call.H, D=D
+        )
+    return out_BTNH.transpose(1, 2), lse_BNT
+
+
+def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -> Incoming:
+    """The arguments of the backward kernels that depend on the output and its gradient."""
+    kernels = _row_kernels()
+    B, N, T, H = out_BNTH.shape
+    dout_BNTP, delta_BNT = aligned(dout_BNTH), empty((B, N, T), lse_BNT)
+    rows = 4096 // columns(H)
+    kernels.deltas[(_tiles(T, rows) * B * N,)](
+        out_BNTH, dout_BNTP, delta_BNT, N, T, *out_BNTH.stride()[:3], *dout_BNTP.stride()[:3],
+        ROWS=rows, H=H, D=columns(H),
+    )  # fmt: skip
+    return Incoming(dout_BNTP, lse_BNT, delta_BNT)
+
+
+def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
+    """(dq_BNTH, its sum over batch and queries (N, H) in float32, which is du + dw)."""
+    kernels = _attention_kernels()
+    B, N, T, *_ = call.numbers()
+    tiles = _tiles(T, call.tile("queries").side)
+    dq_BNTH = empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
+    sum_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
+    kernels.backward_queries[(tiles * B * N,)](
+        *call.tensors(), *grad, dq_BNTH, sum_PNH, call.seed, call.scale, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *dq_BNTH.stride()[:3], **call.constants("queries"),
+    )  # fmt: skip
+    return dq_BNTH, sum_PNH.sum(0)
+
+
+def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
+    """(dk_BNSH, dv_BNSH, du_NH), the last in float32."""
+    kernels = _attention_kernels()
+    B, N, _, S, *_ = call.numbers()
+    tiles = _tiles(S, call.tile("keys").side)
+    dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
+    du_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
+    kernels.backward_keys[(tiles * B * N,)](
+        *call.tensors(), *grad, dk_BNSH, dv_BNSH, du_PNH, call.seed, call.scale, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *dk_BNSH.stride()[:3], **call.constants("keys"),
+    )  # fmt: skip
+    return dk_BNSH, dv_BNSH, du_PNH.sum(0)
+
+
+def backward_places(call: Call, grad: Incoming) -> Tensor:
+    """dr_SNH in float32. With too few heads and distances to fill a GPU, the batch is split."""
+    kernels = _attention_kernels()
+    B, N, T, S, *_ = call.numbers()
+    side = call.tile("places").side
+    programs = _tiles(S + (1 - T) % side, side) * N
+    splits = min(B, _tiles(4 * PROGRAMS, programs))
+    dr_PSNH = empty((splits, S, N, call.H), grad.lse_BNT)
+    kernels.backward_places[(programs * splits,)](
+        *call.tensors(), *grad, dr_PSNH, call.seed, *call.numbers(), *grad.dout_BNTP.stride()[:3], splits,
+        **call.constants("places"),
+    )  # fmt: skip
+    return dr_PSNH.sum(0)
+
+
+def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An uninitialised tensor, to be filled by a kernel."""
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def columns(head: int) -> int:
+    """Row length of a tile: the next power of two."""
+    return max(16, 1 << (head - 1).bit_length())
+
+
+def padded_head(head: int, dtype: torch.dtype) -> int:
+    """The head size padded so that rows can be read 16 bytes at a time."""
+    return head if head * dtype.itemsize % 16 == 0 else -(-head // 16) * 16
+
+
+def biased_queries(q_BNTH: Tensor, u_NH: Tensor, w_NH: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """factor * (q + u) and factor * (q + w), heads padded."""
+    kernels = _row_kernels()
+    B, N, T, H = q_BNTH.shape
+    if q_BNTH.stride(3) != 1:
+        q_BNTH = q_BNTH.contiguous()
+    HP, D = padded_head(H, q_BNTH.dtype), columns(H)
+    qu_BNTP, qw_BNTP = empty((B, N, T, HP), q_BNTH), empty((B, N, T, HP), q_BNTH)
+    rows = 4096 // D
+    kernels.queries[(_tiles(T, rows) * B * N,)](
+        q_BNTH, u_NH.contiguous(), w_NH.contiguous(), qu_BNTP, qw_BNTP, factor, N, T, *q_BNTH.stride()[:3],
+        ROWS=rows, H=H, HP=HP, D=D,
+    )  # fmt: skip
+    return qu_BNTP, qw_BNTP
+
+
+def aligned(x_BNLH: Tensor) -> Tensor:
+    """x with heads zero-padded; a copy unless every row can already be read 16 bytes at a time."""
+    kernels = _row_kernels()
+    B, N, L, H = x_BNLH.shape
+    size = x_BNLH.element_size()
+    HP = padded_head(H, x_BNLH.dtype)
+    offsets = [stride * size for stride in x_BNLH.stride()[:3]]
+    if HP == H and x_BNLH.stride(3) == 1 and not any(offset % 16 for offset in [x_BNLH.data_ptr(), *offsets]):
+        return x_BNLH
+    if x_BNLH.stride(3) != 1:
+        return F.pad(x_BNLH, (0, HP - H)).contiguous()
+    out_BNLP = empty((B, N, L, HP), x_BNLH)
+    rows = 4096 // columns(H)
+    kernels.copy_rows[(_tiles(L, rows) * B * N,)](
+        x_BNLH, out_BNLP, N, L, *x_BNLH.stride()[:3], ROWS=rows, H=H, HP=HP, D=columns(H)
+    )
+    return out_BNLP
+
+
+def _tiles(length: int, side: int) -> int:
+    return -(-length // side)
+
+
+def _attention_kernels() -> Any:
+    """Imported on first use; untyped, because a type checker does not understand kernel launches."""
+    from txl.ops.rel_attention import triton_kernels
+
+    return triton_kernels
+
+
+def _row_kernels() -> Any:
+    """See `_attention_kernels`."""
+    from txl.ops.rel_attention import triton_rows
+
+    return triton_rows
