@@ -53,7 +53,7 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
         heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
     if not heading_L.any():
         raise DataError(
-            "--reset document: the text has no headings like '= Title =' that begin a document; leave the flag out"
+            "--reset document: the text has no line like '= Title =' that begins a document; leave the flag out"
         )
     return begin_L[heading_L]
 

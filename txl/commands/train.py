@@ -27,7 +27,7 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import begin_anew, go_on, locked_run_directory, open_run, saved_settings
+from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
 from txl.training.loop import Validation, train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
@@ -44,13 +44,11 @@ CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other
 def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
-    with process_group(
-        timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")
-    ) as ranks:
-        build(TrainConfig, typed)  # refuses bad values as they were typed, before anything is opened
+    with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
         set_batch_size(typed, ranks)
-        run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
+        run_folder = Path(asked.work_dir)
         with locked_run_directory(run_folder, ranks) as restarted:
             return run(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
 
@@ -101,9 +99,9 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     if checkpoint:
         require_same_texts(checkpoint, texts)
         state.restore(load_snapshot(checkpoint, stream.columns))
-        go_on(run_folder, checkpoint, ranks)
+        prepare_resume(run_folder, checkpoint, ranks)
     else:
-        begin_anew(run_folder, ranks, overwrite=config.overwrite)
+        start_new_run(run_folder, ranks, overwrite=config.overwrite)
         torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not
 
     resumed_from = state.progress.step if checkpoint else None

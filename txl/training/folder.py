@@ -124,7 +124,7 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         raise damaged(checkpoint.folder / "config.json", error) from None
 
 
-def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
+def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
     """Remove an old run from the folder, after checking again that this is allowed."""
 
     def begin() -> None:
@@ -137,7 +137,7 @@ def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
     _by_main(ranks, begin)
 
 
-def go_on(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
+def prepare_resume(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
     """Rename checkpoints later than this one, so that the run can write them again."""
 
     def prepare() -> None:
