@@ -6,4 +6,4 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/scripts/environment.sh"
 txl_python "$here" requirements-dev.txt
 cd "$here"
-exec "$python" -m pytest -n auto "$@"
+exec "$python" -m pytest -n auto --dist worksteal "$@"

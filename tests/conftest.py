@@ -4,15 +4,22 @@ There train.py would take the GPU and bfloat16, and what is compared bit by bit 
 numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
 """
 
+import functools
 import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 
 import pytest
 import torch
 
+from txl.training import meter
+
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
+
+os.fsync = lambda descriptor: None  # nothing here outlives a power cut; processes that tests start flush as they should
+meter.measured_peak_flops = functools.cache(meter.measured_peak_flops)  # once a process, not once a training
 
 
 @pytest.fixture(autouse=True)

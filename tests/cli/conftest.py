@@ -8,12 +8,13 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from txl.cli import run
+from txl.training import metrics
 
 WORDS = [
     a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in ("b", "d", "f", "k", "l", "n", "r", "s")
@@ -29,7 +31,7 @@ N_WORD = {"train": 800, "valid": 120, "test": 90}
 # weights so large that memory and batch boundaries show in the loss
 TINY = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
-    "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2"
+    "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2 --sample_length 5"
 ).split()
 
 
@@ -71,6 +73,21 @@ class Trained:
     run: Path
     text: Path
     out: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_git() -> Iterator[None]:
+    """Each training asks git for the commit of the code; here only the first does."""
+    asked: dict[tuple[str, ...], Any] = {}
+
+    def run(words: list[str], **how: Any) -> Any:
+        if tuple(words) not in asked:
+            asked[tuple(words)] = subprocess.run(words, **how)
+        return asked[tuple(words)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "subprocess", SimpleNamespace(run=run, SubprocessError=subprocess.SubprocessError))
+        yield
 
 
 @pytest.fixture(scope="session")

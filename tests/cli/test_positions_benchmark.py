@@ -1,20 +1,28 @@
 """The comparison of position encodings runs, goes on, and leaves a table, a picture and a JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.image import imread
 
+from benchmarks import positions
 from benchmarks.positions import main
 
 SMALL = "--d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 16 --batch_size 4 --dtype float32"
 
 
-@pytest.mark.slow
 def test_encodings_are_trained_and_read_at_several_lengths(
-    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    call: Callable[..., Any], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The programs are called in this process; in the test below they are processes of their own."""
+
+    def called(program: str, *flags: str) -> None:
+        assert call(program.removesuffix(".py"), *flags).status == 0
+
+    monkeypatch.setattr(positions, "called", called)
     out = tmp_path / "out"
     command = f"--encodings alibi rotary --steps 3 --dataset text --tgt_len 4 --mem_len 4 --out {out} {SMALL}".split()
     assert main(["--data", str(text), *command]) == 0
@@ -32,7 +40,6 @@ def test_encodings_are_trained_and_read_at_several_lengths(
     assert len((out / "runs" / "alibi" / "metrics.jsonl").read_text().splitlines()) <= len(metrics.splitlines()) + 2
     assert json.loads((out / "positions.json").read_text())["settings"]["lengths"] == [8, 32]
     assert sorted((out / "runs" / "alibi").glob("step_*"))[-1].name == "step_00000003"
-    capfd.readouterr()
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ from txl.data_utils.pydoc_corpus import write_pydoc_corpus
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    folder = tmp_path_factory.mktemp("pydoc")
+    """Writing it imports nothing."""
+    folder, before = tmp_path_factory.mktemp("pydoc"), set(sys.modules)
     write_pydoc_corpus(folder)
+    assert not {name for name in set(sys.modules) - before if name.startswith(("pydoc_data", "tkinter", "turtle"))}
     return {split: (folder / f"{split}.txt").read_text().splitlines() for split in ("train", "valid", "test")}
 
 
@@ -27,12 +29,14 @@ def test_it_is_large_enough_to_learn_from(corpus: dict[str, list[str]]) -> None:
     assert all(5_000 < len(words(corpus[split])) < 60_000 for split in ("valid", "test"))
 
 
+@pytest.mark.slow
 def test_rare_words_of_train_are_unknown_everywhere(corpus: dict[str, list[str]]) -> None:
     counts = Counter(words(corpus["train"]))
     assert min(counts.values()) >= 3
     assert all(word in counts for split in ("valid", "test") for word in words(corpus[split]))
 
 
+@pytest.mark.slow
 def test_most_words_are_known(corpus: dict[str, list[str]]) -> None:
     for lines in corpus.values():
         text = words(lines)
@@ -49,13 +53,6 @@ def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     assert {sum(places) for places in found} <= {0, 1}  # a word of valid or test alone is <unk>
     assert sum(places[0] for places in found) > 150
     assert all(texts)
-
-
-@pytest.mark.slow
-def test_nothing_is_imported(tmp_path: Path) -> None:
-    before = set(sys.modules)
-    write_pydoc_corpus(tmp_path)
-    assert not {name for name in set(sys.modules) - before if name.startswith(("pydoc_data", "tkinter", "turtle"))}
 
 
 def test_a_python_without_sources_is_named(tmp_path: Path) -> None:

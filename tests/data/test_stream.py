@@ -31,6 +31,16 @@ def test_too_many_streams_are_refused_with_the_largest_number() -> None:
     assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"varlen": True, "roll": True}], ids=str)
+def test_an_epoch_can_be_gone_on_with_from_any_segment(settings: dict[str, bool]) -> None:
+    stream = SegmentStream(np.arange(200), batch_size=4, tgt_len=9, seed=3, **settings)
+    whole = list(stream.epoch(2))
+    for first in range(len(whole) + 1):
+        rest = list(stream.epoch(2, first=first))
+        assert len(rest) == len(whole) - first
+        assert all(torch.equal(a.input_BT, b.input_BT) for a, b in zip(rest, whole[first:], strict=True))
+
+
 def rolled(epoch: int, columns: slice | None = None) -> np.ndarray:
     """The streams of an epoch, without their last token: one segment holds all of them."""
     stream = SegmentStream(np.arange(60), batch_size=4, tgt_len=99, columns=columns, roll=True, seed=3)

@@ -318,12 +318,12 @@ def test_bad_input_is_one_line_and_status_2(call: Call, flags: str, complaint: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["copy", "reverse"])
-def test_it_learns(task: str) -> None:
-    sizes = {"n_word": 8, "batch_size": 64, "min_len": 1, "max_len": 6}
-    model = Seq2Seq(small_config(n_token=11, n_head=4, d_head=8, d_model=32, d_inner=64))
+def test_it_learns_to_reverse() -> None:
+    task = "reverse"
+    sizes = {"n_word": 5, "batch_size": 64, "min_len": 1, "max_len": 4}
+    model = Seq2Seq(small_config(n_token=8, n_head=4, d_head=8, d_model=32, d_inner=64))
     untrained = shares_right(model, task, sizes)
-    losses = list(train(model, pairs(task, seed=5, **sizes), n_update=700, warmup_step=150))
+    losses = list(train(model, pairs(task, seed=5, **sizes), n_update=350, warmup_step=100))
     assert losses[-1] < losses[0]
     assert max(untrained) < 0.1
     assert min(shares_right(model, task, sizes)) > 0.95
@@ -333,7 +333,7 @@ def shares_right(model: Seq2Seq, task: str, sizes: dict[str, int]) -> tuple[floa
     """By greedy decoding and by the beam, of sequences that are not those of the training."""
     source_BS, target_BT = next(pairs(task, seed=6, **sizes))
     model.eval()
-    found = greedy(model, source_BS, max_len=7), beam_search(model, source_BS, max_len=7)[0]
+    found = greedy(model, source_BS, max_len=5), beam_search(model, source_BS, max_len=5)[0]
     return tuple(share_right(found_BT, target_BT) for found_BT in found)
 
 

@@ -69,7 +69,15 @@ def test_every_registered_part_is_named_by_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["run_wt103.sh", "run_tests.sh", "scripts/environment.sh", ".ci/run", "benchmarks/gpu.sh"]
+    "script",
+    [
+        "run_wt103.sh",
+        "run_tests.sh",
+        "scripts/environment.sh",
+        "scripts/test_with_oldest.sh",
+        ".ci/run",
+        "benchmarks/gpu.sh",
+    ],
 )
 def test_scripts_are_valid_bash(script: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)

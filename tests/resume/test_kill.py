@@ -107,18 +107,16 @@ def test_the_best_checkpoint_is_known_although_a_kill_fell_before_it_was_pointed
     assert weights(run, n_step) == weights(never_killed, n_step)
 
 
-def test_torchrun_restarts_a_run_whose_ranks_are_killed_and_the_weights_are_those_of_one_never_killed(
+def test_torchrun_restarts_a_run_with_a_killed_rank_and_the_weights_are_those_of_one_never_killed(
     text: Path, pair: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", "train.py", *command(text, run))
     with torchrun(*words, run=run, log=log) as agent:
-        for rank in (1, 0):
-            step = last_step(run) or 0
-            wait_until(lambda step=step: (last_step(run) or 0) > step, 60, log)
-            os.kill(workers(run)[rank], signal.SIGKILL)
+        wait_until(lambda: last_step(run), 60, log)
+        os.kill(workers(run)[1], signal.SIGKILL)
         assert agent.wait(timeout=120) == 0, log.read_text()
-    assert [r["resumed_from_step"] is None for r in records(run) if r["kind"] == "start"] == [True, False, False]
+    assert [r["resumed_from_step"] is None for r in records(run) if r["kind"] == "start"] == [True, False]
     assert weights(run) == weights(pair)
     assert hidden(run) == []
 

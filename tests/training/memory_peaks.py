@@ -29,7 +29,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # sh
     "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
     "naive": ({}, {"attn_impl": "naive"}, 8, 128, 128),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
-    "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 16, 1024),
+    "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
     "alibi": ({"position": "alibi", "activation": "swiglu"}, {}, 16, 128, 128),
 }
 CPU = Ranks(0, 1, torch.device("cpu"))

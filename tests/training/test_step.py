@@ -1,5 +1,6 @@
 """One step: chunks, precision, recomputation, what is not finite."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,11 @@ def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
 @pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True, "reversible": True}], ids=str)
-def test_compiled_layers_train_alike(changes: dict[str, Any]) -> None:
+def test_compiled_layers_train_alike(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Inductor, which takes its time; layers of two parts as far as they are captured, forward and backward."""
+    if changes:
+        compiled_by = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+        monkeypatch.setattr(torch.nn.Module, "compile", compiled_by)
     shape = SHAPE | {"n_layer": 1} | changes
     plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin() for c in (False, True))
     plain.train()
