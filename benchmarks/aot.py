@@ -1,4 +1,4 @@
-"""What our Triton kernels become on an H100 or H200 (sm_90), found without one: registers, spills, memory.
+"""Registers, spills and memory of our Triton kernels on an H100 or H200 (sm_90), compiled without a GPU.
 
     python -m benchmarks.aot [--head 64 ...] [--dtype bfloat16 ...] [--dropout 0 ...] [--window -1]
                              [--tile SIDE WARPS STAGES] [--markdown]
@@ -42,7 +42,7 @@ class Report(NamedTuple):
 
 @contextmanager
 def compiling_only() -> Iterator[list[Any]]:
-    """Within, launching a kernel compiles it for sm_90; yields the list that grows by (name, constants, compiled)."""
+    """A context in which kernel launches only compile for sm_90; yields the list of (name, constants, compiled)."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -98,12 +98,12 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
 
 
 def _distinct(compiled: list[Any]) -> list[Any]:
-    """One of each name: several tensors may have been copied by one kernel."""
+    """One kernel per name; `copy_rows` may have run for several tensors."""
     return list({name: (name, *rest) for name, *rest in reversed(compiled)}.values())[::-1]
 
 
 def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
-    """Read off the machine code."""
+    """The report of a kernel, from its machine code."""
     tools = Path(__import__("triton").__file__).parent / "backends/nvidia/bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -125,7 +125,7 @@ def report(name: str, constants: dict[str, Any], kernel: Any) -> Report:
 
 
 def plain(reports: list[Report]) -> Iterator[str]:
-    """A line each, with the counts of instructions."""
+    """One line per kernel, with instruction counts."""
     yield f"{'kernel':20} side warps stages | registers stack shared | instructions"
     for r in reports:
         names = " ".join(f"{key} {count}" for key, count in r.instructions.items())
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def show(label: str, reports: list[Report], *, as_table: bool) -> None:
-    """Print a table of them, or rows of one."""
+    """Print the reports as text or as table rows."""
     print(*(markdown(label, reports) if as_table else (label, *plain(reports))), sep="\n", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Relative attention alone: our paths, the original's formulation, attention without positions, and FlexAttention.
+"""Relative attention alone: our implementations, the original's, attention without positions, FlexAttention.
 
     python -m benchmarks.attention [--shapes small long] [--original FOLDER] [--rounds 11] [--json FILE]
     python -m benchmarks.attention --device cuda --dtype bfloat16
@@ -64,7 +64,7 @@ NAIVE_UP_TO = 2**24  # numbers of the tensor that naive forms
 
 
 class Way(NamedTuple):
-    """A way to compute it: a call whose result is (B, N, T, H), and the tensors it has gradients of."""
+    """An implementation: a call that returns (B, N, T, H), and the tensors with gradients."""
 
     call: Callable[[], Tensor]
     leaves: list[Tensor]
@@ -73,7 +73,7 @@ class Way(NamedTuple):
 
 
 def inputs(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v, r, u, w as projections leave them: the first three are views of (B, L, N, H)."""
+    """q, k, v, r, u, w laid out as by projections: the first three are views of (B, L, N, H)."""
     torch.manual_seed(0)
     B, N, H, T, M = case
 
@@ -86,7 +86,7 @@ def inputs(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]
 
 
 def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callable[[], Way]]:
-    """What is measured, by name; built when it is asked for."""
+    """The measured implementations by name, built on demand."""
     B, N, H, T, M = case
     device, dtype, scale, S = args[0].device, args[0].dtype, H**-0.5, T + M
     q, k, v, r, u, w = args
@@ -126,7 +126,7 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
 
 
 class Given(nn.Module):
-    """A projection whose result is known."""
+    """A projection with a fixed result."""
 
     def __init__(self, result: Tensor | None = None) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Given(nn.Module):
 
 
 def originals_class(case: Case, args: list[Tensor], folder: str) -> Way:
-    """The attention of a checkout, its projections taken out, over a residual stream of width 1."""
+    """The attention class of a checkout, without projections, on a residual stream of width 1."""
     B, N, H, T, M = case
     q, k, v, r, u, w = (x.detach() for x in args)
     q_BNSH = torch.cat([q.new_zeros(B, N, M, H), q], dim=2)  # it projects queries for the memory too
@@ -166,7 +166,7 @@ def work(way: Way, what: str, case: Case) -> Callable[[], object]:
 
 
 def in_turn(runs: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one call of each, round by round."""
+    """Seconds per call of each, in interleaved rounds."""
     n_call = {}
     for name, run in runs.items():
         run()
@@ -192,7 +192,7 @@ def _host_seconds(run: Callable[[], object], n: int) -> float:
 
 
 def _device_seconds(run: Callable[[], object], n: int) -> float:
-    """The median of n calls, queued while the device sleeps, so that it never waits for the host."""
+    """The median of n calls, queued while the device sleeps, so that launches do not limit it."""
     cache = torch.empty(2**26, dtype=torch.int32, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]
     _wait(torch.device("cuda"))
@@ -212,7 +212,7 @@ def _wait(device: torch.device) -> None:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """What one call holds at most, above its inputs."""
+    """Peak memory of one call, without its inputs."""
     _wait(device)
     gc.collect()
     peak = PeakMemory(device)
@@ -224,7 +224,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def peak_alone(name: str, what: str, case: Case, args: argparse.Namespace) -> int | None:
-    """`peak_bytes` of a call that has a process to itself, so that nobody left freed memory behind."""
+    """`peak_bytes` of a call in its own process, unaffected by memory freed earlier."""
     command = [sys.executable, "-m", "benchmarks.attention", "--dtype", args.dtype, "--alone", name, what]
     command += ["--case", *map(str, case), *(["--original", args.original] if args.original else [])]
     out = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
@@ -232,7 +232,7 @@ def peak_alone(name: str, what: str, case: Case, args: argparse.Namespace) -> in
 
 
 def alone(args: argparse.Namespace) -> None:
-    """What `peak_alone` runs: a call at a small size that loads what it needs, then the one that counts."""
+    """Run by `peak_alone`: a small warm-up call, then the measured one."""
     name, what = args.alone
     for case in (Case(1, 2, args.case[2], 8, 8), Case(*args.case)):
         tensors = inputs(case, torch.device("cpu"), getattr(torch, args.dtype))
@@ -244,7 +244,7 @@ def alone(args: argparse.Namespace) -> None:
 
 
 def measured(label: str, case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All paths in one shape, both passes; printed as they are found."""
+    """All implementations at one shape, both passes; printed one by one."""
     device, tensors = torch.device(args.device), inputs(case, torch.device(args.device), getattr(torch, args.dtype))
     with torch.no_grad():
         exact = [x.detach().float().contiguous() for x in tensors]

@@ -1,4 +1,4 @@
-"""Relative attention as kimiyoung/transformer-xl computes it, and as FlexAttention can: ours is measured against both.
+"""Relative attention as in kimiyoung/transformer-xl and with FlexAttention, for comparison with ours.
 
 Written from the formulas; `--original FOLDER` of attention.py runs the real class.
 """

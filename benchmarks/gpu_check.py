@@ -46,7 +46,7 @@ AS_TRAINED: list[dict[str, Any]] = [
 
 
 def operator_checks(device: str) -> Iterator[Check]:
-    """Of the operators, beside their definitions."""
+    """Checks of operators against their definitions."""
     if device == "cpu":
         return
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
@@ -58,7 +58,7 @@ def operator_checks(device: str) -> Iterator[Check]:
 
 
 def compiler_checks(device: str) -> Iterator[Check]:
-    """Of what takes longest to compile."""
+    """Checks with the longest compile times."""
     for dtype in ("float32", "bfloat16"):
         shape = dataclasses.replace(SMALL, device=device, dtype=dtype)
         yield Check("compiled", dtype, lambda s=shape: models.compiled_errors(s), LIMITS[dtype])
@@ -68,7 +68,7 @@ def compiler_checks(device: str) -> Iterator[Check]:
 
 
 def model_checks(device: str) -> Iterator[Check]:
-    """Of whole models."""
+    """Checks of whole models."""
     for dtype in ("float32", "bfloat16"):
         shape = dataclasses.replace(SMALL, device=device, dtype=dtype)
         reading = dataclasses.replace(shape, tgt_len=96, mem_len=192, same_length=True, clamp_len=100)
@@ -100,7 +100,7 @@ def _named(changes: dict[str, Any]) -> str:
 
 
 def checked(checks: list[Check]) -> Iterator[dict[str, Any]]:
-    """A row for each, printed as it is found."""
+    """One row per check, printed one by one."""
     for name, dtype, find, limit in checks:
         torch.cuda.empty_cache()  # other shares are at work beside this one
         row: dict[str, Any] = {"check": name, "dtype": dtype, "limit": limit}

@@ -53,7 +53,7 @@ def call_of(rule: str, n_token: int, *, backward: bool) -> Callable[[], None]:
 
 
 def seconds(call: Callable[[], None]) -> float:
-    """One call, waited for."""
+    """Seconds of one call, synchronised."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -64,7 +64,7 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def peak_bytes(call: Callable[[], None]) -> int:
-    """What one call adds to the memory at its peak."""
+    """Peak memory added by one call."""
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -143,7 +143,7 @@ def lsh_recall(n_round: int, *, n_token: int = 2048) -> float:
 
 
 def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> Iterator[dict[str, Any]]:
-    """Prints a row per length and rule as it is measured."""
+    """Print a row per length and rule."""
     print("| tokens | rule | ms | times softmax | peak MiB |\n|---|---|---|---|---|")
     for n_token in lengths:
         for rule, row in compare(n_token, repeats=repeats, backward=backward).items():
@@ -153,7 +153,7 @@ def table_of_rules(lengths: Sequence[int], *, repeats: int, backward: bool) -> I
 
 
 def table_of_layers() -> Iterator[dict[str, Any]]:
-    """Prints the peak of a training step for each number of layers."""
+    """Print the peak of a training step for each number of layers."""
     print("| layers | kept MiB | recompute MiB | reversible MiB |\n|---|---|---|---|")
     for n_layer in (2, 4, 8, 16, 32):
         mib = {way: step_peak(way, n_layer) / 2**20 for way in ("kept", "recompute", "reversible")}
@@ -162,7 +162,7 @@ def table_of_layers() -> Iterator[dict[str, Any]]:
 
 
 def table_of_errors() -> Iterator[dict[str, Any]]:
-    """Prints performer's error and the recall of lsh."""
+    """Print performer's error and the recall of lsh."""
     print("| features | performer's error / deviation of softmax's output |\n|---|---|")
     for n_feature in (16, 64, 256, 1024, 4096):
         error = performer_error(n_feature)

@@ -1,4 +1,4 @@
-"""Programs to be timed against each other, each in a process and an environment of its own, asked in turn."""
+"""Programs timed against each other in interleaved runs, each in its own process and environment."""
 
 import argparse
 import functools
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class PeerError(RuntimeError):
-    """A program could not do its task."""
+    """A program failed."""
 
 
 class Peer:
@@ -78,7 +78,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Times as long as ours, pair by pair: above 1, ours is faster."""
+    """Time relative to ours, pair by pair: above 1, ours is faster."""
 
     median: float
     smallest: float
@@ -86,7 +86,7 @@ class Ratio:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> Ratio:
-    """Of seconds measured in turn."""
+    """The ratio of interleaved measurements."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
@@ -103,7 +103,7 @@ def positive(text: str) -> int:
 
 
 def add_peer_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that name the other programs, and say how often all are asked."""
+    """Flags for the other programs and the number of rounds."""
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
     parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
     parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
@@ -112,7 +112,7 @@ def add_peer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
-    """Ours, and those that the flags of `add_peer_flags` name."""
+    """Ours, and the programs chosen by the flags of `add_peer_flags`."""
     model = shape.to_json()
     peers = [Peer("txl", model)]
     if args.peer:
@@ -146,7 +146,7 @@ def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
 
 
 def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[str, Any]]:
-    """What was measured, program by program, ours first; printed as it is found."""
+    """Results per program, ours first; printed one by one."""
     found = []
     for peer in peers:
         row: dict[str, Any] = {"shape": label, "task": task, "program": peer.name, "error": peer.error, **peer.facts}
@@ -184,7 +184,7 @@ def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: i
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, and how."""
+    """The machine, versions and command of the measurement."""
     cpu = next((line for line in _cpu_info() if line.startswith("model name")), platform.machine())
     return {
         "cpu": cpu.partition(":")[2].strip() or cpu,
@@ -199,19 +199,19 @@ def machine() -> dict[str, Any]:
 
 
 def say_machine() -> None:
-    """Print `machine` in a line."""
+    """Print `machine` in one line."""
     print("; ".join(f"{name} {value}" for name, value in machine().items()), flush=True)
 
 
 def write(path: Path | None, results: dict[str, Any]) -> None:
-    """Results as JSON, with the machine, if a file was named."""
+    """Write results as JSON, with the machine, if a file is given."""
     if path is not None:
         with written_whole(path) as temporary:
             temporary.write_text(json.dumps({"machine": machine()} | results, indent=1) + "\n")
 
 
 def write_as_found(path: Path | None, rows: Iterable[dict[str, Any]], **about: Any) -> list[dict[str, Any]]:
-    """All rows, written after each one, so that a run which is stopped leaves what it has."""
+    """All rows, written after each one, so that an interrupted run keeps its results."""
     found: list[dict[str, Any]] = []
     for row in rows:
         found.append(row)
@@ -221,7 +221,7 @@ def write_as_found(path: Path | None, rows: Iterable[dict[str, Any]], **about: A
 
 @functools.cache
 def _gpu() -> dict[str, Any]:
-    """Its name, CUDA's version and the driver's, where there is one."""
+    """The GPU's name, CUDA and driver versions, if there is one."""
     if not torch.cuda.is_available():
         return {"gpu": None}
     return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": _driver()}

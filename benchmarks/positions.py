@@ -1,4 +1,4 @@
-"""Every position encoding on the same budget, then read at 1, 2, 4, 8 and 16 times the length it was trained with.
+"""Train every position encoding with the same budget and evaluate at 1, 2, 4, 8 and 16 times the training length.
 
     python -m benchmarks.positions [--encodings rotary alibi ...] [--steps 2000] [--data FOLDER --dataset text]
                                    [--out runs/positions] [flags of train.py, each for the encodings that read it]
@@ -69,7 +69,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
 
 
 def memories(args: argparse.Namespace) -> list[int]:
-    """The memory that makes each length."""
+    """The memory length for each context length."""
     trained = args.tgt_len + args.mem_len
     return [times * trained - args.tgt_len for times in args.times]
 
@@ -103,7 +103,7 @@ def measured(position: str, run: Path, args: argparse.Namespace, flags: Sequence
 
 
 def read_by(position: str, flags: Sequence[str]) -> list[str]:
-    """The flags without the settings of other encodings, which train.py would refuse."""
+    """The flags without settings of other encodings, which train.py refuses."""
     kept, is_kept = [], True
     for word in flags:
         if word.startswith("--"):

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by what it is for and by operator.
+"""Profile of a training step, by part of the model and by operator.
 
     python -m benchmarks.profile_step --shapes wt103-base [--steps 3] [--original FOLDER] [--json FILE]
     python -m benchmarks.profile_step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large [--compile]
@@ -33,7 +33,7 @@ PARTS = ("attention", "projections", "feed-forward", "layers", "embedding", "hea
 
 
 def scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, known to the profiler as this part."""
+    """The function, labelled with this part for the profiler."""
 
     @functools.wraps(function)
     def within(*args: Any, **options: Any) -> Any:
@@ -44,7 +44,7 @@ def scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark(state: TrainState, *, compiled: bool) -> None:
-    """Let the profiler know which part of the step is at work; the innermost counts."""
+    """Label the parts of the step for the profiler; the innermost label counts."""
     model = state.model
     for layer in model.layers:
         if compiled:
@@ -80,7 +80,7 @@ def our_steps(shape: Shape) -> Iterator[object]:
 
 
 def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[FunctionEvent]:
-    """The profiler's events of so many steps, after two that are not looked at."""
+    """The profiler's events of n steps, after two warm-up steps."""
     clip = torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -132,14 +132,14 @@ def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Coun
 
 
 def part_of(event: FunctionEvent) -> str | None:
-    """The part that begins with an event: one of `scoped`, or what PyTorch marks by itself."""
+    """The part that an event starts: one of `scoped`, or one labelled by PyTorch."""
     if event.name.startswith("Optimizer."):
         return "optimizer"
     return event.name.removeprefix("part ") if event.name.startswith("part ") else None
 
 
 def is_backward(event: FunctionEvent) -> bool:
-    """Whether it is the engine's call of a backward operator."""
+    """True for the autograd engine's call of a backward operator."""
     return event.name.startswith("autograd::engine::evaluate_function")
 
 
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def told(title: str, found: dict[str, Counter[str]], steps: int) -> list[dict[str, Any]]:
-    """A step's milliseconds by part, printed too."""
+    """Milliseconds of a step by part; also printed."""
     total = sum(times.total() for times in found.values())
     print(f"{title}: {total / steps:.1f} ms a step")
     rows = []

@@ -1,4 +1,4 @@
-"""What the programs are built as, and what they are asked to read."""
+"""Model shapes and tasks of the benchmarks."""
 
 import argparse
 import dataclasses
@@ -43,7 +43,7 @@ class Shape:
         return cls(**(values | {"cutoffs": tuple(values["cutoffs"])}))
 
     def to_json(self) -> str:
-        """As a worker is given it."""
+        """The form passed to workers."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -72,7 +72,7 @@ READING = {
 
 
 def add_shape_flags(parser: argparse.ArgumentParser, shapes: dict[str, Shape], default: str) -> None:
-    """Flags that name shapes and say where and in what numbers they are computed."""
+    """Flags for shapes, device and dtype."""
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=[default], help=f"[{default}]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -81,7 +81,7 @@ def add_shape_flags(parser: argparse.ArgumentParser, shapes: dict[str, Shape], d
 
 
 def asked_for(args: argparse.Namespace, shapes: dict[str, Shape], **changes: object) -> dict[str, Shape]:
-    """The shapes that the flags of `add_shape_flags` name, by a label that holds the batch size."""
+    """The shapes chosen by the flags of `add_shape_flags`, by a label that includes the batch size."""
     found = {}
     for name in args.shapes:
         for batch_size in args.batch_sizes or [shapes[name].batch_size]:

@@ -1,4 +1,4 @@
-"""How far a result is from what is expected, and memory that shows what nobody has written."""
+"""Relative errors, and poisoned memory that reveals missing writes."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ LIMITS = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
 class Check(NamedTuple):
-    """Errors that must not be above a limit; what raises is wrong."""
+    """Errors with an upper limit; an exception counts as failure."""
 
     name: str
     dtype: str
@@ -23,14 +23,14 @@ class Check(NamedTuple):
 
 
 def error(found: Tensor, expected: Tensor, *, floor: float = 1e-30) -> float:
-    """|found - expected| / |expected|, where |expected| counts as at least `floor`."""
+    """|found - expected| / max(|expected|, floor)."""
     expected = expected.detach().double()
     return float((found.detach().to(expected) - expected).norm() / expected.norm().clamp_min(floor))
 
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within, memory that is not filled holds NaN, so that a kernel that forgets to write is found out."""
+    """A context in which uninitialised memory holds NaN, to find missing writes of kernels."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # only then PyTorch fills it
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Whole models: compiled, recorded, reversible, waiting for nobody, and beside themselves on a CPU."""
+"""Checks of whole models: compiled, CUDA graphs, reversible, without synchronisation, and against a CPU."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
 from txl.config import TrainConfig
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_for
 from txl.model.cuda_graph import CudaGraphModel
 from txl.model.init import init_weights
 from txl.model.transformer import TransformerXL
@@ -31,7 +31,7 @@ STEP = 0.005
 
 
 def varied(shape: Shape, **changes: Any) -> TransformerXL:
-    """A model of this shape but for some of its configuration, on the CPU; nothing in it is exactly 0."""
+    """A model of this shape with a changed configuration, on the CPU, without zero weights."""
     torch.manual_seed(0)
     config = dataclasses.replace(config_of(shape), n_position=shape.tgt_len + shape.mem_len, **changes)
     model = TransformerXL(config, dropout=shape.dropout, dropatt=shape.dropatt)
@@ -107,7 +107,7 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
     results = []
     for predictor in (model, graphed):
         text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
-        with autocast(model, shape.dtype if narrows else "float32"):
+        with autocast(model.device, dtype_for(model, shape.dtype if narrows else "float32")):
             for _ in range(6):
                 nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
                 nats.append(nll_BT.clone())
@@ -118,7 +118,7 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
 
 
 def reversible_errors(shape: Shape) -> Errors:
-    """Of a reversible model with dropout, against the same one that keeps its activations."""
+    """A reversible model with dropout, against the same one with stored activations."""
     model = varied(shape, reversible=True, pre_lnorm=True).to(shape.device)
     found = loss_and_gradients(model, shape)
     with mock.patch("txl.model.transformer.reversible_layers", _keeping):
@@ -176,7 +176,7 @@ def step_errors(shape: Shape, **changes: Any) -> Errors:
 
 
 def waiting_errors(shape: Shape, **changes: Any) -> Errors:
-    """None, but a training step that waits for the GPU raises; the first two may, they allocate and compile."""
+    """No errors; a training step that synchronises raises, except the first two, which allocate and compile."""
     state, text = state_of(varied(shape, **changes).to(shape.device), shape), segments(shape)
     for _ in range(2):
         state.step(*next(text))

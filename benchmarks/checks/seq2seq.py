@@ -1,4 +1,4 @@
-"""The Transformer of 2017 writes the same on every device."""
+"""The Transformer of 2017 decodes the same on every device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Our reading of a text: words counted, and words looked up and written as a token file. Argument: a text file."""
+"""Our tokenisation: counting words, and writing token files. Argument: a text file."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 
 
 def count(folder: Path) -> Iterator[object]:
-    """The vocabulary of the whole text, nothing remembered of it."""
+    """The vocabulary of the whole text, without caches."""
     while True:
         with tempfile.TemporaryDirectory() as cache:
             yield Corpus(DataConfig(data=str(folder), dataset="text", cache_dir=cache)).vocab

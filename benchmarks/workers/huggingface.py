@@ -10,7 +10,7 @@ from benchmarks.workers.serve import autocast, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransfoXLLMHeadModel:
-    """A model with weights drawn at random. Its memory has its full length from the start, filled with zeros."""
+    """A model with random weights. Its memory has full length from the start, filled with zeros."""
     torch.manual_seed(0)
     config = TransfoXLConfig(
         vocab_size=shape.n_token,
@@ -46,7 +46,7 @@ def evaluate(shape: Shape) -> Iterator[object]:
 
 @torch.inference_mode()
 def generate(shape: Shape) -> Iterator[object]:
-    """A token at a time, the memory going from one to the next."""
+    """One token at a time, passing the memory along."""
     model, mems = model_of(shape).to(getattr(torch, shape.dtype)).eval(), None
     token = torch.zeros(1, 1, dtype=torch.int64, device=shape.device)
     while True:

@@ -31,7 +31,7 @@ def load(folder: str) -> ModuleType:
 
 
 def model_of(shape: Shape, folder: str) -> nn.Module:
-    """A model with weights drawn at random."""
+    """A model with random weights."""
     torch.manual_seed(0)
     model = load(folder).MemTransformerLM(
         shape.n_token,
@@ -65,7 +65,7 @@ def ids(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def evaluate(shape: Shape, folder: str) -> Iterator[object]:
-    """A segment at a time, over a full memory."""
+    """One segment at a time, over a full memory."""
     model = model_of(shape, folder).to(getattr(torch, shape.dtype)).eval()
     like = next(model.parameters())
     room = (shape.mem_len, shape.batch_size, shape.d_model)

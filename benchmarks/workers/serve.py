@@ -22,7 +22,7 @@ from txl.evaluation.study.peak_memory import PeakMemory
 
 
 def serve_models(about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object) -> None:
-    """`serve` tasks of a model whose shape is the first argument."""
+    """`serve` tasks of a model with the shape given as first argument."""
     shape = Shape.of_json(sys.argv[1])
     serve(about, {name: partial(task, shape) for name, task in tasks.items()}, torch.device(shape.device), **facts)
 

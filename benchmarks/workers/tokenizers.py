@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizers: white space and a vocabulary, on as many threads as it likes. Argument: a text file."""
+"""Hugging Face's tokenizers: white space and a vocabulary, multi-threaded. Argument: a text file."""
 
 import sys
 from collections import Counter

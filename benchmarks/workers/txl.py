@@ -1,4 +1,4 @@
-"""Ours, through the code that train.py, eval.py and generate.py run."""
+"""Ours, through the code of train.py, eval.py and generate.py."""
 
 import dataclasses
 import sys
@@ -21,7 +21,7 @@ from txl.training.step import TrainState
 
 
 def config_of(shape: Shape) -> ModelConfig:
-    """The shape of the weights."""
+    """The model configuration of a shape."""
     names = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "n_token", "cutoffs", "div_val")
     return ModelConfig(
         **{name: getattr(shape, name) for name in names}, tie_projs=(False,) + (True,) * len(shape.cutoffs)
@@ -29,13 +29,13 @@ def config_of(shape: Shape) -> ModelConfig:
 
 
 def context_of(shape: Shape) -> Context:
-    """How far it looks back."""
+    """The context of a shape."""
     lengths = {name: getattr(shape, name) for name in ("tgt_len", "mem_len", "same_length", "clamp_len")}
     return Context(**lengths)
 
 
 def model_of(shape: Shape) -> TransformerXL:
-    """A model with weights drawn at random."""
+    """A model with random weights."""
     torch.manual_seed(0)
     model = TransformerXL(config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
     init_weights(model, TrainConfig())
@@ -92,12 +92,12 @@ def train(shape: Shape) -> Iterator[object]:
 
 
 def training_state(shape: Shape) -> TrainState:
-    """A training at its beginning."""
+    """The initial state of a training run."""
     return state_of(model_of(shape), shape)
 
 
 def state_of(model: TransformerXL, shape: Shape) -> TrainState:
-    """A training of this model at its beginning."""
+    """The initial state of a training run of this model."""
     config = TrainConfig(
         batch_size=shape.batch_size,
         dropout=shape.dropout,

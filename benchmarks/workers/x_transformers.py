@@ -17,7 +17,7 @@ from benchmarks.workers.serve import autocast, segments, serve_models, update
 
 
 def model_of(shape: Shape) -> TransformerWrapper:
-    """A model with weights drawn at random."""
+    """A model with random weights."""
     torch.manual_seed(0)
     layers = Decoder(
         dim=shape.d_model,
@@ -42,7 +42,7 @@ def model_of(shape: Shape) -> TransformerWrapper:
 
 @torch.inference_mode()
 def evaluate(shape: Shape) -> Iterator[object]:
-    """A segment at a time, over a full memory."""
+    """One segment at a time, over a full memory."""
     model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
     mems, nats = _full_memory(model, shape), torch.zeros((), dtype=torch.float64, device=shape.device)
     for input_BT, target_BT in segments(shape):
@@ -54,7 +54,7 @@ def evaluate(shape: Shape) -> Iterator[object]:
 
 @torch.inference_mode()
 def generate(shape: Shape) -> Iterator[object]:
-    """A token at a time, the memory going from one to the next."""
+    """One token at a time, passing the memory along."""
     model = model_of(shape).to(getattr(torch, shape.dtype)).eval()
     mems, token = _full_memory(model, shape), torch.zeros(1, 1, dtype=torch.int64, device=shape.device)
     while True:

@@ -1,4 +1,4 @@
-"""Learn to copy or to reverse sequences of words, and show it:
+"""Train a model to copy or reverse sequences of words, and decode some:
 
 python -m examples.seq2seq --task reverse
 """
@@ -22,19 +22,19 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Checked):
-    """What is learnt, how, and how it is asked for.
+    """The task, training and decoding.
 
     Raises:
         UsageError: on values outside their range.
     """
 
-    task: Literal["copy", "reverse"] = option("copy", "what the target is of the source")
-    n_word: int = option(20, "words of the language", **SIZE)
+    task: Literal["copy", "reverse"] = option("copy", "how the target follows from the source")
+    n_word: int = option(20, "vocabulary size", **SIZE)
     max_len: int = option(10, "longest sequence, in words", **SIZE)
     n_update: int = option(1000, "updates, each on 64 new sequences", **SIZE)
-    warmup_step: int = option(200, "updates over which the learning rate rises", **SIZE)
-    smoothing: float = option(0.1, "share of the target given to all words alike", minimum=0, below=1)
-    width: int = option(4, "hypotheses of the beam search", **SIZE)
+    warmup_step: int = option(200, "warm-up updates of the learning rate", **SIZE)
+    smoothing: float = option(0.1, "label smoothing", minimum=0, below=1)
+    width: int = option(4, "beam width", **SIZE)
     seed: int = option(1, "random seed", **SEED)
 
     def __post_init__(self) -> None:
@@ -42,12 +42,12 @@ class Lesson(Checked):
         needed, there = self.bytes_needed(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         require(
             needed < there,
-            f"--n_word {self.n_word} --max_len {self.max_len} --width {self.width}: take {needed / 2**30:.0f} GiB, "
-            f"and this machine has {there / 2**30:.0f}; use smaller ones",
+            f"--n_word {self.n_word} --max_len {self.max_len} --width {self.width}: need {needed / 2**30:.0f} GiB, "
+            f"this machine has {there / 2**30:.0f}; use smaller ones",
         )
 
     def bytes_needed(self) -> int:
-        """About what training and decoding take: logits, attention probabilities, and four numbers a weight."""
+        """Estimate for training and decoding: logits, attention probabilities, and four numbers per weight."""
         length, n_word = self.max_len + 1, N_SPECIAL + self.n_word
         training = 3 * BATCH_SIZE * length * n_word + 3 * 6 * 4 * BATCH_SIZE * length**2
         decoding = 3 * BATCH_SIZE * self.width * (n_word + length)
@@ -55,7 +55,7 @@ class Lesson(Checked):
 
 
 def main(argv: Sequence[str]) -> None:
-    lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__))
+    lesson = build(Lesson, read_flags(argv, Lesson, description=__doc__ or ""))
     torch.manual_seed(lesson.seed)
     model = Seq2Seq(small_config(lesson.n_word), dropout=0.1)
     sizes = {"n_word": lesson.n_word, "batch_size": BATCH_SIZE, "min_len": 1, "max_len": lesson.max_len}

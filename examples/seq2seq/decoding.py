@@ -1,8 +1,9 @@
-"""Targets for sources: the likeliest word at a time, or the likeliest few sentences at a time.
+"""Decoding: greedy, and beam search.
 
-Models are read as they are: put them in `eval()` first, or dropout has a word in it too. Shape letters are those of
-`model.py`, and K hypotheses.
+Call `model.eval()` first to switch dropout off. Shape letters as in `model.py`, and K hypotheses.
 """
+
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -13,17 +14,14 @@ from txl.config import require
 
 
 def next_words(model: Seq2Seq, token_BT: Tensor, encoded_BSD: Tensor, source_BS: Tensor) -> Tensor:
-    """Log-probabilities of the word after the last one, (B, V); PAD and BEGIN are never written."""
+    """Log-probabilities of the next word, (B, V); PAD and BEGIN are excluded."""
     logprob_BV = model.decode(token_BT, encoded_BSD, source_BS)[:, -1]
     return logprob_BV.index_fill(-1, torch.tensor([PAD, BEGIN], device=logprob_BV.device), -torch.inf)
 
 
 @torch.no_grad()
 def greedy(model: Seq2Seq, source_BS: Tensor, *, max_len: int) -> Tensor:
-    """The likeliest word after the likeliest words before, up to END; (B, at most max_len), filled up with PAD.
-
-    Made where the model is.
-    """
+    """The most likely word at each step, up to END; (B, at most max_len), padded with PAD, on the model's device."""
     encoded_BSD = model.encode(source_BS)
     token_BT = torch.full((len(source_BS), 1), BEGIN, device=encoded_BSD.device)
     is_over_B = torch.zeros(len(source_BS), dtype=torch.bool, device=encoded_BSD.device)
@@ -36,7 +34,7 @@ def greedy(model: Seq2Seq, source_BS: Tensor, *, max_len: int) -> Tensor:
     return token_BT[:, 1:]
 
 
-def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
+def length_penalty(length: Any, alpha: float) -> Any:
     """((5 + length) / 6)^alpha, by which log-probabilities are divided (Wu et al. 2016, eq. 14)."""
     return ((5 + length) / 6) ** alpha
 
@@ -45,26 +43,26 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor | float:
 def beam_search(
     model: Seq2Seq, source_BS: Tensor, *, max_len: int, width: int = 4, alpha: float = 0.6
 ) -> tuple[Tensor, Tensor]:
-    """The best sentence found with `width` hypotheses at a time; 4 and 0.6 are those of Vaswani et al. 2017, sec. 6.1.
+    """The best sentence found with `width` hypotheses; defaults from Vaswani et al. 2017, sec. 6.1.
 
-    A hypothesis that ended stays among the best as it is; the search is over when all have ended.
+    Finished hypotheses stay in the beam; the search ends when all are finished.
 
     Returns:
-        Tokens (B, at most max_len), END included, filled up with PAD; and log-probabilities over the length penalty,
-        (B). END counts as a word of the length. Sentences that have not ended at `max_len` compete as they are.
-        Both are made where the model is.
+        Tokens (B, at most max_len), including END, padded with PAD; and log-probabilities over the length penalty, (B).
+        END counts for the length. Unfinished sentences at `max_len` are ranked as they are. Both are on the
+        model's device.
 
     Raises:
-        UsageError: if there is no hypothesis to keep.
+        UsageError: if width < 1.
     """
-    require(width >= 1, f"width {width}: must be at least 1; with 1 the search is greedy")
+    require(width >= 1, f"width {width}: must be at least 1 (greedy search)")
     B, K = len(source_BS), width
     encoded = model.encode(source_BS).repeat_interleave(K, dim=0)
     device = encoded.device
     source = source_BS.repeat_interleave(K, dim=0)
     token_BKT = torch.full((B, K, 1), BEGIN, device=device)
     logprob_BK = encoded.new_full((B, K), -torch.inf)
-    logprob_BK[:, 0] = 0  # all hypotheses begin alike: one stands for all
+    logprob_BK[:, 0] = 0  # all hypotheses are equal at first: keep one
     length_BK = torch.zeros(B, K, dtype=torch.long, device=device)
     is_over_BK = torch.zeros(B, K, dtype=torch.bool, device=device)
     for _ in range(max_len):

@@ -1,4 +1,4 @@
-"""How the Transformer of 2017 is trained: label smoothing, the learning rate, and two tasks to learn."""
+"""Training of the Transformer of 2017: label smoothing, learning rate schedule, two toy tasks."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -13,15 +13,15 @@ N_SPECIAL = 3
 
 
 def smoothed_nats(logprob_BTV: Tensor, target_BT: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Mean over the words that are not padding of the cross-entropy with a smoothed target, in nats.
+    """Cross-entropy with a smoothed target, in nats, averaged over all words but padding.
 
-    The target is (1 - smoothing) of the right word and smoothing / V of every word, the right one included
-    (Szegedy et al. 2016, sec. 7; Vaswani et al. 2017, sec. 5.4 with 0.1). At 0 it is the negative log-likelihood.
+    The target distribution is 1 - smoothing on the correct word plus smoothing / V on every word (Szegedy et al. 2016,
+    sec. 7; Vaswani et al. 2017, sec. 5.4 with 0.1). At 0 it is the negative log-likelihood.
     """
     right_BT = logprob_BTV.gather(-1, target_BT[..., None]).squeeze(-1)
     nats_BT = -(1 - smoothing) * right_BT - smoothing * logprob_BTV.mean(-1)
     is_word = target_BT != PAD
-    return (nats_BT * is_word).sum() / is_word.sum()  # picking the words out would make a GPU wait
+    return (nats_BT * is_word).sum() / is_word.sum()  # indexing by the mask would synchronise a GPU
 
 
 def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.0) -> float:
@@ -32,7 +32,7 @@ def noam_rate(update: int, *, d_model: int, warmup_step: int, factor: float = 1.
 def pairs(
     task: Literal["copy", "reverse"], *, n_word: int, batch_size: int, min_len: int, max_len: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random sources and their targets, (B, S) and (B, T), ended by END and filled up with PAD, without end.
+    """An endless stream of random sources and targets, (B, S) and (B, T), ending in END and padded with PAD.
 
     Raises:
         UsageError: if there is no such task.
@@ -46,7 +46,7 @@ def pairs(
         source_BL = words_BL.masked_fill(at_L >= length_B1, PAD)
         turned_BL = source_BL.gather(1, (length_B1 - 1 - at_L).clamp(min=0)).masked_fill(at_L >= length_B1, PAD)
         target_BL = turned_BL if task == "reverse" else source_BL
-        yield tuple(_ended(x_BL, length_B1) for x_BL in (source_BL, target_BL))
+        yield _ended(source_BL, length_B1), _ended(target_BL, length_B1)
 
 
 def _ended(token_BL: Tensor, length_B1: Tensor) -> Tensor:
@@ -66,8 +66,7 @@ def train(
     """Train by teacher forcing; yields the loss of each update, in nats.
 
     Args:
-        data: sources (B, S) and targets (B, T), as `pairs` makes them, wherever they are; where they end, so does the
-            training.
+        data: sources (B, S) and targets (B, T) as from `pairs`, on any device; training stops when they end.
     """
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
     model.train()

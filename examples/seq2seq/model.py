@@ -17,7 +17,7 @@ from txl.positions import PositionEncoding
 from txl.positions.base import sinusoid
 
 PAD, BEGIN, END = 0, 1, 2
-"""Ids with a meaning; words begin behind them."""
+"""Special ids; words follow them."""
 
 _SIZES = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "activation"}
 _CLUSTERS = {"adaptive", "cutoffs", "div_val", "not_tied", "tie_projs"}
@@ -25,10 +25,10 @@ _CLUSTERS = {"adaptive", "cutoffs", "div_val", "not_tied", "tie_projs"}
 
 @dataclass(frozen=True)
 class Seen:
-    """Who may attend to whom, in place of a language model's `Span`."""
+    """The attention mask, in place of a language model's `Span`."""
 
     mask: Tensor
-    """True where a query may attend; (B, 1, T, S), or what broadcasts to it."""
+    """True where a query may attend; broadcasts to (B, 1, T, S)."""
     is_triangle: bool = False
 
     def mask_TS(self, device: torch.device) -> Tensor:
@@ -47,7 +47,7 @@ def causal(n_token: int, device: torch.device) -> Tensor:
 
 
 def require_served(config: ModelConfig) -> None:
-    """Raise `UsageError` if the configuration asks for what the 2017 model does not have."""
+    """Raise `UsageError` on settings that the 2017 model does not have."""
     for field in fields(config):
         if field.name in _SIZES | _CLUSTERS:
             continue
@@ -77,7 +77,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """An encoder's layer with attention to the encoder's output in between (sec. 3.1)."""
+    """An encoder layer with cross-attention to the encoder's output in between (sec. 3.1)."""
 
     def __init__(self, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class DecoderLayer(nn.Module):
 class Seq2Seq(nn.Module):
     """Source tokens to the log-probabilities of target tokens.
 
-    One table serves both sides' words and the softmax (sec. 3.4); positions are sinusoids at the input (sec. 3.5).
-    Layers per side: `config.n_layer`. Words of both sides together: `config.n_token`, PAD, BEGIN and END among them.
+    Both embeddings and the softmax share one table (sec. 3.4); positions are sinusoids at the input (sec. 3.5).
+    `config.n_layer` layers per side; `config.n_token` words of both sides, including PAD, BEGIN and END.
 
     Raises:
         UsageError: if the configuration asks for a language model's settings: another position encoding or attention
@@ -116,10 +116,10 @@ class Seq2Seq(nn.Module):
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.xavier_uniform_(weight)
-        nn.init.normal_(self.word_emb.tables[0], 0.0, config.d_model**-0.5)  # scaled to 1 where words are read
+        nn.init.normal_(self.word_emb.tables[0], 0.0, config.d_model**-0.5)  # the embedding scales it to 1
 
     def encode(self, source_BS: Tensor) -> Tensor:
-        """What the encoder makes of the source, (B, S, D)."""
+        """The encoder's output, (B, S, D)."""
         x_BSD, seen = self._embedded(source_BS), Seen(not_padding(source_BS))
         for layer in self.encoder:
             x_BSD = layer(x_BSD, seen)

@@ -113,7 +113,8 @@ def _heads(state: Mapping[str, Tensor], given: Mapping[str, Any], *, width: int,
     name = {0: "r_w_bias", 1: "r_w_bias", 3: "r_emb"}.get(attn_type)
     if name is None:
         n_head = given.get("n_head")
-        require(n_head is not None, "n_head: missing, and weights of attn_type 2 do not show it; give it")
+        if n_head is None:
+            raise UsageError("n_head: missing, and weights of attn_type 2 do not show it; give it")
         require(n_head > 0 and width % n_head == 0, f"n_head: {n_head} does not divide the {width} columns of o_net")
         return {"d_head": width // n_head}
     require(name in state, f"{name}: missing from the weights; is this a model of another kind?")
@@ -137,7 +138,7 @@ def _cutoffs(state: Mapping[str, Tensor], given: Mapping[str, Any], sizes: list[
     n_tail = len(state["crit.cluster_weight"]) if "crit.cluster_weight" in state else 0
     if not n_tail:
         return []
-    said = list(given.get("cutoffs") or ())
+    said: list[int] = list(given.get("cutoffs") or ())
     require(
         len(said) == n_tail,
         f"cutoffs: {said} are given, the weights have {n_tail}, which they do not show (div_val 1); give them",

@@ -22,8 +22,8 @@ def read_original(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     model = read_pickle(path)
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
-    if hasattr(model, "module") or "module" in model._modules:  # DataParallel
-        model = model._modules["module"]
+    if hasattr(model, "module") or "module" in _children(model):  # DataParallel
+        model = _children(model)["module"]
     try:
         state = {name: tensor.read() for name, tensor in _tensors(model)}
         layer = _children(_children(model)["layers"])["0"]

@@ -90,7 +90,7 @@ def read_words(path: Path) -> list[str]:
         content = [by_id.get(i) for i in range(len(content))]
     if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
         raise wrong
-    return content
+    return [str(word) for word in content]
 
 
 def _weights(source: Path) -> Path:

@@ -26,10 +26,13 @@ class EvalConfig(ModelUse):
         minimum=1,
     )
     tgt_len: tuple[int, ...] = option(
-        (), "tokens predicted per segment; several values are combined with each --mem_len", minimum=1, below=2**31
+        (),
+        "tokens predicted per segment (default: as in training); several values are combined with each --mem_len",
+        minimum=1,
+        below=2**31,
     )
     mem_len: tuple[int, ...] = option(
-        (), "tokens of memory; several values give a table and a plot, context.png", **LENGTH
+        (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
     )
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
     json: str | None = option(None, "write the results to this file")
@@ -86,11 +89,7 @@ class EvalConfig(ModelUse):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(Checked):
-    """Length studies besides perplexity.
-
-    Raises:
-        UsageError: on lengths outside their range.
-    """
+    """Length studies besides perplexity."""
 
     loss_by_position: bool = option(
         False, "loss by position in the segment and by distance from the document start; tables and position.png"
@@ -130,11 +129,7 @@ class StudyConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicConfig(Checked):
-    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """Dynamic evaluation (Krause et al. 2018, 2019): gradient steps on the evaluated text."""
 
     dynamic: Literal["off", "sgd", "rms"] = option(
         "off",
@@ -162,11 +157,7 @@ class DynamicConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(Checked):
-    """The continuous cache (Grave et al. 2017): recent words, retrieved by similar hidden states.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """The continuous cache (Grave et al. 2017): recent words, retrieved by similar hidden states."""
 
     cache_size: int = option(
         0, "tokens in the cache (0: no cache); streams warm up on that much text before them", minimum=0
@@ -179,11 +170,7 @@ class CacheConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class KnnConfig(Checked):
-    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text.
-
-    Raises:
-        UsageError: on values outside their range.
-    """
+    """kNN-LM (Khandelwal et al. 2020): words that followed similar hidden states in the training text."""
 
     knn_store: str | None = option(
         None, "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per token"

@@ -7,11 +7,7 @@ from txl.config import LENGTH, SEED, TINY, ModelUse, option, require
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ModelUse):
-    """What to generate and how to sample.
-
-    Raises:
-        UsageError: on values outside their range, and on an empty prompt.
-    """
+    """What to generate and how to sample."""
 
     prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
     length: int = option(200, "tokens to generate", minimum=1)

@@ -1,7 +1,7 @@
-"""Text from a model: one token after another, the memory carrying what came before.
+"""Sampling from a model, token by token.
 
-Of the next word's distribution only as much is read as the draw depends on: the head, and those tail clusters that the
-word, or the question whether it is kept, turns out to need. docs/sampling.md shows that the draw is exact.
+Only the needed parts of the next word's distribution are computed: the head, and the tail clusters that the sampled
+word or the top-k and top-p decisions depend on. docs/sampling.md proves that the sampling is exact.
 """
 
 import math
@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.autocast import require_in_range
-from txl.model.cuda_graph import CudaGraphModel
+from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import TransformerXL
 
 
@@ -32,26 +33,26 @@ def generate(
     banned: Sequence[int] = (),
     seed: int | None = None,
 ) -> Iterator[int]:
-    """Yield `length` token ids that go on from `prompt`, each as soon as it is drawn.
+    """Yield `length` token ids that continue `prompt`, each as soon as it is sampled.
 
-    The prompt is read in segments of `context.tgt_len`, then each token alone.
+    The prompt is read in segments of `context.tgt_len`, then token by token.
 
     Args:
         temperature, top_k, top_p: see `next_probabilities`.
-        banned: ids that are never drawn.
-        seed: makes the result repeatable; None: PyTorch's own generator.
+        banned: ids that are never sampled.
+        seed: for a reproducible result; None: PyTorch's global generator.
     Raises:
-        ValueError: if the prompt is empty or holds an id outside the vocabulary.
+        ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`.
     """
     if not len(prompt):
-        raise ValueError("the prompt is empty: the model needs at least one token to go on from")
-    device = next(model.parameters()).device
+        raise ValueError("the prompt is empty: the model needs at least one token to continue")
+    device = model.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     rule = Rule(temperature=temperature, top_k=top_k, top_p=top_p)
     segments = torch.tensor([list(prompt)]).split(context.tgt_len, dim=1)
-    reader = CudaGraphModel(model) if device.type == "cuda" else model
-    memory = reader.fresh_memory(1)
+    reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
+    memory, hidden_BTD = model.fresh_memory(1), torch.empty(0)
     for _ in range(length):
         with torch.inference_mode():
             for segment_BT in segments:
@@ -64,24 +65,24 @@ def generate(
 
 
 def next_probabilities(logprob_V: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """What the next token is drawn from.
+    """The distribution that the next token is sampled from.
 
     Args:
-        temperature: log-probabilities are divided by it; 0 leaves the likeliest token alone.
-        top_k: only the k likeliest tokens are kept; 0: all. Tokens as likely as the k-th are kept too.
-        top_p: then only the likeliest tokens that together hold this probability (Holtzman et al. 2020).
+        temperature: divisor of the log-probabilities; 0: all probability on the most likely token.
+        top_k: keep the k most likely tokens, ties with the k-th included; 0: all.
+        top_p: then keep the most likely tokens with this total probability (Holtzman et al. 2020).
     Returns:
         Probabilities (V,) that sum to 1.
     """
     if temperature == 0:
         return torch.zeros_like(logprob_V).index_fill(0, logprob_V.argmax(), 1.0)
-    logprob_V = (logprob_V - logprob_V.max()) / temperature  # from 0 downward: no temperature makes them overflow
+    logprob_V = (logprob_V - logprob_V.max()) / temperature  # at most 0: cannot overflow
     if 0 < top_k < len(logprob_V):
         logprob_V = logprob_V.masked_fill(logprob_V < logprob_V.topk(top_k).values[-1], -torch.inf)
     prob_V = logprob_V.softmax(-1)
     if top_p < 1:
         sorted_V, order_V = prob_V.sort(descending=True, stable=True)
-        before_V = sorted_V.cumsum(0) - sorted_V  # a token stays while those before it hold less than top_p
+        before_V = sorted_V.cumsum(0) - sorted_V  # keep a token if those before it sum to less than top_p
         prob_V = prob_V.index_fill(0, order_V[before_V >= top_p], 0.0)
         prob_V = prob_V / prob_V.sum()
     return prob_V
@@ -89,7 +90,7 @@ def next_probabilities(logprob_V: Tensor, *, temperature: float = 1.0, top_k: in
 
 @dataclass(frozen=True)
 class Rule:
-    """How the next word is drawn; see `next_probabilities`."""
+    """Sampling settings; see `next_probabilities`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -102,15 +103,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Closed:
-    """What is known of a cluster that has not been read: the log-probability of all its words together, and how many
-    of them may be drawn."""
+    """A cluster that has not been computed: the log-probability of all its words together, and how many of them may be
+    sampled."""
 
     logprob: float
     n_word: int
     has_banned: bool
 
     def least(self, temperature: float) -> float:
-        """A lower bound of log(sum p^(1/temperature)) - logprob / temperature over the words that may be drawn."""
+        """A lower bound of log(sum p^(1/temperature)) - logprob / temperature over the words that may be sampled."""
         return -math.inf if self.has_banned else min(0.0, self._if_even(temperature))
 
     def most(self, temperature: float) -> float:
@@ -118,16 +119,16 @@ class Closed:
         return max(0.0, self._if_even(temperature)) if self.n_word else -math.inf
 
     def _if_even(self, temperature: float) -> float:
-        """It is 0 if one word has all the probability, and this if all words have the same."""
+        """The value if all words are equally likely; it is 0 if one word has all the probability."""
         return (1 - 1 / temperature) * math.log(max(1, self.n_word))
 
 
 class NextWord:
-    """The distribution of one next word, as far as it has been read: the shortlist, then cluster by cluster.
+    """The distribution of the next word, as far as it has been computed: the shortlist, then cluster by cluster.
 
     Args:
-        hidden_D: what the model says.
-        banned: ids that are never drawn.
+        hidden_D: the model's last hidden state.
+        banned: ids that are never sampled.
     """
 
     def __init__(self, softmax: AdaptiveSoftmax, hidden_D: Tensor, banned: Sequence[int] = ()) -> None:
@@ -138,54 +139,54 @@ class NextWord:
             for first, size in zip(self._firsts, softmax.sizes, strict=False)
         ]
         shortlist, cluster_C = softmax.head_log_prob(hidden_D)
-        self._read = {0: self._allowed(shortlist, 0)}
+        self._computed = {0: self._allowed(shortlist, 0)}
         self.closed: dict[int, Closed] = {}
-        """Tail clusters not read yet, the first being 1."""
+        """Tail clusters that have not been computed, numbered from 1."""
         for c, logprob in enumerate(cluster_C.tolist(), start=1):
             n_banned = len(self._banned[c])
             self.closed[c] = Closed(logprob, softmax.sizes[c] - n_banned, n_banned > 0)
 
     @property
     def logprob_U(self) -> Tensor:
-        """Log-probabilities of the words that have been read, in the order of their ids."""
-        return torch.cat([self._read[c] for c in sorted(self._read)])
+        """Log-probabilities of the computed words, in the order of their ids."""
+        return torch.cat([self._computed[c] for c in sorted(self._computed)])
 
     def draw(self, rule: Rule, pick: Callable[[Tensor], int]) -> int:
-        """The id of a word drawn from `rule.probabilities` of all words.
+        """The id of a word sampled from `rule.probabilities` of all words.
 
         Args:
-            pick: draws an index with probabilities in proportion to the weights that it is given.
+            pick: samples an index with probability proportional to the given weights.
         """
         if rule.temperature == 0:
-            return self._likeliest()
+            return self._most_likely()
         while self.closed:
             may_U, must_U = self._kept(rule)
             place = pick(self._proposal(rule, may_U))
             if place < len(may_U) and must_U[place]:
                 return self._word(place)
-            word = self._word(place) if place < len(may_U) else self._drawn_inside(place - len(may_U), rule, pick)
+            word = self._word(place) if place < len(may_U) else self._sample_inside(place - len(may_U), rule, pick)
             if word is not None and self._is_kept(word, rule):
                 return word
         return self._word(pick(rule.probabilities(self.logprob_U)))
 
-    def _likeliest(self) -> int:
-        while self.closed and self.closed[c := self._likeliest_closed()].logprob >= float(self.logprob_U.max()):
+    def _most_likely(self) -> int:
+        while self.closed and self.closed[c := self._most_likely_closed()].logprob >= float(self.logprob_U.max()):
             self._open(c)
         return self._word(int(self.logprob_U.argmax()))
 
     def _proposal(self, rule: Rule, may_U: Tensor) -> Tensor:
-        """Weights of the words read that may be kept, and upper bounds for the closed clusters."""
+        """Weights of the computed words that may be kept, and upper bounds for the closed clusters."""
         logprob_U, closed = self.logprob_U, self.closed.values()
-        # no word of a cluster is likelier than the cluster: one below the last word kept has none that is kept
+        # no word is more likely than its cluster: clusters below the last kept word have no kept words
         floor = -math.inf if bool(may_U.all()) else float(logprob_U[may_U].min())
         most = [-math.inf if c.logprob < floor else c.most(rule.temperature) for c in closed]
         logprob = torch.cat([logprob_U.masked_fill(~may_U, -torch.inf), self._logprob_C()])
-        logprob = (logprob - logprob.max()) / rule.temperature  # from 0 downward: no temperature makes them overflow
+        logprob = (logprob - logprob.max()) / rule.temperature  # at most 0: cannot overflow
         logprob[len(may_U) :] += logprob.new_tensor(most)
         return logprob.softmax(-1)
 
-    def _drawn_inside(self, place: int, rule: Rule, pick: Callable[[Tensor], int]) -> int | None:
-        """Read a closed cluster and draw one of its words, or None with what is left of its weight in the proposal."""
+    def _sample_inside(self, place: int, rule: Rule, pick: Callable[[Tensor], int]) -> int | None:
+        """Compute a closed cluster and sample one of its words; None with the remaining weight of its proposal."""
         c, cluster = list(self.closed.items())[place]
         logprob_U = self._open(c) - cluster.logprob
         weight_U = (logprob_U / rule.temperature - cluster.most(rule.temperature)).exp()
@@ -193,22 +194,22 @@ class NextWord:
         return self._firsts[c] + place if place < len(weight_U) else None
 
     def _is_kept(self, word: int, rule: Rule) -> bool:
-        """Whether top_k and top_p keep a word that has been read; reads as many clusters more as that takes."""
+        """Whether top_k and top_p keep a computed word; computes more clusters if the answer needs them."""
         while True:
             place = self._place(word)
             may_U, must_U = self._kept(rule)
             if must_U[place] or not may_U[place] or not self.closed:
                 return bool(may_U[place])
-            self._open(self._likeliest_closed())
+            self._open(self._most_likely_closed())
 
     def _kept(self, rule: Rule) -> tuple[Tensor, Tensor]:
-        """Which of the words read top_k and top_p may keep, and which they keep whatever the closed clusters hold."""
+        """Which computed words top_k and top_p may keep, and which they keep whatever is in the closed clusters."""
         logprob_U = self.logprob_U
         may_U = must_U = torch.ones_like(logprob_U, dtype=torch.bool)
         if rule.top_k:
             sorted_U = logprob_U.sort().values
             n_before_U = len(sorted_U) - torch.searchsorted(sorted_U, logprob_U, right=True)
-            # n words of a cluster that are each likelier than p are together likelier than n p
+            # n words of a cluster, each more likely than p, sum to more than n p
             n_word_C = logprob_U.new_tensor([c.n_word for c in self.closed.values()])
             n_hidden_UC = (self._logprob_C() - logprob_U[:, None]).exp().floor().minimum(n_word_C)
             may_U, must_U = n_before_U < rule.top_k, n_before_U + n_hidden_UC.sum(1) < rule.top_k
@@ -217,14 +218,14 @@ class NextWord:
         return may_U, must_U
 
     def _in_nucleus(self, rule: Rule, may_U: Tensor, must_U: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the words that are, and must be, among the likeliest that together hold top_p."""
+        """Which words may be, and which must be, among the most likely with total probability top_p."""
         logprob_U, logprob_C = self.logprob_U, self._logprob_C()
         top = torch.cat([logprob_U, logprob_C]).max()
         weight_U, cap_C = (((logprob - top) / rule.temperature).exp() for logprob in (logprob_U, logprob_C))
         most_C = cap_C * cap_C.new_tensor([c.most(rule.temperature) for c in self.closed.values()]).exp()
         least_C = cap_C * cap_C.new_tensor([c.least(rule.temperature) for c in self.closed.values()]).exp()
         most = weight_U[may_U].sum() + most_C.sum()
-        if rule.top_k:  # the k best of all words weigh no less than those of the words read
+        if rule.top_k:  # the k best of all words weigh at least as much as the k best computed
             k_best = weight_U.topk(min(rule.top_k, len(weight_U))).values.sum()
             least = torch.maximum(k_best, weight_U[must_U].sum())
         else:
@@ -236,30 +237,30 @@ class NextWord:
         return may_U & (before_U < rule.top_p * most), must_U & (before_U + hidden_U < rule.top_p * least)
 
     def _logprob_C(self) -> Tensor:
-        return self._read[0].new_tensor([c.logprob for c in self.closed.values()])
+        return self._computed[0].new_tensor([c.logprob for c in self.closed.values()])
 
-    def _likeliest_closed(self) -> int:
+    def _most_likely_closed(self) -> int:
         return max(self.closed, key=lambda c: self.closed[c].logprob)
 
     def _open(self, c: int) -> Tensor:
-        """Read a cluster; the log-probabilities of its words."""
+        """Compute a cluster: the log-probabilities of its words."""
         inside = self._softmax.tail_log_prob(self._hidden_D, c - 1)
-        self._read[c] = self._allowed(self.closed.pop(c).logprob + inside, c)
-        return self._read[c]
+        self._computed[c] = self._allowed(self.closed.pop(c).logprob + inside, c)
+        return self._computed[c]
 
     def _allowed(self, logprob_U: Tensor, c: int) -> Tensor:
         banned = torch.tensor(self._banned[c], dtype=torch.int64, device=logprob_U.device)
         return logprob_U.index_fill(0, banned, -torch.inf) if len(banned) else logprob_U
 
     def _word(self, place: int) -> int:
-        """The id of one of the words that have been read."""
-        for c in sorted(self._read):
-            if place < len(self._read[c]):
-                break
-            place -= len(self._read[c])
-        return self._firsts[c] + place
+        """The id of one of the computed words."""
+        for c in sorted(self._computed):
+            if place < len(self._computed[c]):
+                return self._firsts[c] + place
+            place -= len(self._computed[c])
+        raise IndexError("no such word has been computed")
 
     def _place(self, word: int) -> int:
         """The inverse of `_word`."""
         own = bisect_right(self._firsts, word) - 1
-        return sum(len(self._read[c]) for c in self._read if c < own) + word - self._firsts[own]
+        return sum(len(self._computed[c]) for c in self._computed if c < own) + word - self._firsts[own]

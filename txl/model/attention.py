@@ -1,5 +1,7 @@
 """Multi-head attention over [memory, segment], for any position encoding and attention rule."""
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -41,10 +43,11 @@ class Attention(nn.Module):
         x_BTD, mem_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
         return self._heads(self.q_net(x_BTD)), self._heads(_joined(self.k_net(mem_BMD), self.k_net(x_BTD)))
 
-    def over(self, x_BTD: Tensor, source_BSD: Tensor, span: Span) -> Tensor:
+    def over(self, x_BTD: Tensor, source_BSD: Tensor, span: Any) -> Tensor:
         """Cross-attention to another sequence, (B, T, D), for encodings without `prepare`.
 
-        The mask of `span` says which source tokens each token sees.
+        Args:
+            span: says by `mask_TS` and `is_triangle`, like `Span`, which source tokens each token sees.
         """
         q_BNTH, k_BNSH = self._heads(self.q_net(x_BTD)), self._heads(self.k_net(source_BSD))
         return self._attend(q_BNTH, k_BNSH, self._heads(self.v_net(source_BSD)), x_BTD.new_empty(0), span)

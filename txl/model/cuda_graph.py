@@ -93,7 +93,8 @@ class CudaGraphModel:
     """A model that replays a recording for segments over a full memory, and runs normally otherwise.
 
     Results equal the model's. Recordings are reused from text to text, so make one `CudaGraphModel` per evaluation and
-    read one text at a time: a returned memory is valid until the next segment only. The weights must not change.
+    read one text at a time: a returned memory is valid until the next segment only. The weights must not change, and
+    an autocast context must be entered once around all calls: recordings refer to the cast weights that it caches.
 
     Args:
         record: turns work into a function that repeats it; by default a CUDA graph.

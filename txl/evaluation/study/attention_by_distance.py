@@ -1,5 +1,7 @@
 """Attention by distance: how far back each head looks."""
 
+import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +58,7 @@ class AttentionByDistance:
 
     def over(self, ranks: Ranks) -> "AttentionByDistance":
         """The sum over all ranks."""
-        first, *rest = ranks.gathered(self)
-        for share in rest:
-            first = first + share
-        return first
+        return functools.reduce(operator.add, ranks.gathered(self))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: per layer, per head, per bin, without empty bins."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,13 @@ from txl.ops.numbers import is_autocast_on, product_dtype
 from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
+from txl.ops.rel_attention.tiles import Operands
 
 
-def _fused(*args: Tensor, **options: float) -> Tensor:
+def _fused(*operands: *Operands, **options: Any) -> Tensor:
     from txl.ops.rel_attention.fused import fused  # on first use: the import registers a custom operator
 
-    return fused(*args, **options)
+    return fused(*operands, **options)
 
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {

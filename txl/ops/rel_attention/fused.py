@@ -17,36 +17,26 @@ from txl.ops.rel_attention.launch import (
     incoming,
     padded_head,
 )
+from txl.ops.rel_attention.tiles import Operands
 
 MAX_HEAD = 128
 
 
-def fused(
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    r_SNH: Tensor,
-    u_NH: Tensor,
-    w_NH: Tensor,
-    *,
-    scale: float,
-    window: int = -1,
-    dropout: float = 0.0,
-) -> Tensor:
+def fused(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Memory is linear in T and S.
 
-    q, k, v and r share a dtype (float32, bfloat16 or float16); u and w may have another. Sums are kept in float32.
-    `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed is drawn from PyTorch's generator of the device.
+    q, k, v and r share a dtype (float32, bfloat16 or float16); u and w may have another. Sums are in float32.
+    `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed comes from PyTorch's generator of the device.
 
     Raises:
         ValueError: the dtypes differ or are not supported, the head is larger than 128, there are fewer keys than
             queries, or dropout is not in [0, 1).
     """
-    _check(q_BNTH, k_BNSH, v_BNSH, r_SNH, dropout)
+    _check(*operands[:4], dropout)
     seed = None
     if dropout > 0:
-        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=q_BNTH.device)
-    return _forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout)[0]
+        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=operands[0].device)
+    return _forward(*operands, seed, scale, window, dropout)[0]
 
 
 def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropout: float) -> None:
@@ -75,7 +65,7 @@ def _forward(
     window: int,
     dropout: float,
 ) -> list[Tensor]:
-    """The output and what the backward needs of it: [out, lse, qu, qw] and, where heads are padded, [k, v, r]."""
+    """The output and tensors for the backward pass: [out, lse, qu, qw] and, if heads are padded, [k, v, r]."""
     with torch.cuda.device_of(q_BNTH):  # Triton launches on the current device, whose tensors these need not be
         qu_BNTP, qw_BNTP = biased_queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
         k_BNSP, v_BNSP, r_NSP = aligned(k_BNSH), aligned(v_BNSH), aligned(r_SNH.transpose(0, 1)[None])[0]
