@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train, evaluate and generate; `demo` does all three on text that every Python carries.
+# Train, evaluate and generate; `demo` does all three on Python's bundled documentation.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,12 +10,12 @@ usage() {
 usage: run_wt103.sh demo                               [flags of train.py]
        run_wt103.sh train|eval|generate  base|large    [flags of train.py|eval.py|generate.py]
 
-Flags at the end win over those of the published configurations. The text is expected in data/wikitext-103
-(train.txt, valid.txt, test.txt; another folder with --data), the run is kept in runs/wt103_base or runs/wt103_large.
+Flags at the end override the published configurations. The text is read from data/wikitext-103 (train.txt, valid.txt,
+test.txt; another folder with --data), the run is saved in runs/wt103_base or runs/wt103_large.
 
 train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
   NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
-and a run folder that all of them see. Processes that are lost are started again MAX_RESTARTS times (3).
+and a run folder that all of them share. torchrun restarts crashed processes up to MAX_RESTARTS times (3).
 USAGE
     exit "${1:-2}"
 }
@@ -25,7 +25,7 @@ refuse() {
     exit 2
 }
 
-# number NAME LEAST: the variable, if it is set, must be a whole number
+# number NAME LEAST: the variable, if set, must be a whole number of at least LEAST
 number() {
     local value=${!1:-}
     [[ -z $value || ($value =~ ^[0-9]{1,6}$ && 10#$value -ge $2) ]] || refuse "$1=$value: must be a number, at least $2"
@@ -46,7 +46,7 @@ generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
 
 demo() {
     local run=$here/runs/demo own=(--overwrite) word next=false
-    for word in "$@"; do # the last folder named wins, as in train.py
+    for word in "$@"; do # the last --work_dir counts, as in train.py
         case $next$word in
         true*) run=$word own=() ;;
         false--work_dir=* | false--work-dir=*) run=${word#*=} own=() ;;
@@ -65,7 +65,7 @@ demo() {
         --top_p 0.8 --no_unk
 }
 
-# exec the training: in this process, or in many under torchrun
+# exec the training, in one process or in several under torchrun
 launch() {
     number NNODES 1
     number NPROC 1
@@ -73,7 +73,7 @@ launch() {
     number MASTER_PORT 1
     number MAX_RESTARTS 0
     local nnodes=${NNODES:-1} nproc=${NPROC:-}
-    # torchrun kills what has not ended 30 s after a signal, which is short for a large checkpoint (from PyTorch 2.12 on)
+    # torchrun kills processes 30 s after a signal, too soon for a large checkpoint (from PyTorch 2.12 on)
     export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
     [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
     [ "$nproc" -ge 1 ] || nproc=1

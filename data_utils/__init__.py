@@ -1,1 +1,1 @@
-"""The text library: it knows words and files, never the model. It imports nothing from txl."""
+"""The text library: words, ids and files of text, not models. Of txl it imports only `config` and `files`."""

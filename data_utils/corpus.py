@@ -1,11 +1,10 @@
-"""A folder of text as memory-mapped token files with their vocabulary.
+"""A folder of text as memory-mapped token files with a vocabulary.
 
-A token file is a header and the ids as uint16 or uint32. Its header holds a fingerprint of all it was made from and a
-checksum of the ids; a file that is stale or damaged is made anew from the text. Files are written whole or not at all,
-and RAM does not grow with the corpus.
+A token file has a header and the ids as uint16 or uint32. The header holds fingerprints of the text and the vocabulary
+and a checksum of the ids; stale or damaged files are rewritten from the text. RAM does not grow with the corpus.
 
-What was found by reading a whole file, the fingerprint of a text or that ids are what their checksum says, is kept in
-checked.json with size and times of the file, so that it is read again only when these have changed.
+checked.json keeps the result of each check that reads a whole file, with the size and times of the file: it is read
+again only when these have changed.
 """
 
 import hashlib
@@ -16,13 +15,16 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .files import DataError, one_at_a_time, read_lines, reading, require_text, sha256, written_whole
+from txl.config import Checked, option
+from txl.files import sha256, written_whole
+
+from .files import DataError, one_at_a_time, read_lines, reading, require_text
 from .pydoc_corpus import write_pydoc_corpus
 from .spelling import pieces, sizes_of
 from .vocabulary import EOS, UNK, Vocab, count_words
@@ -31,12 +33,12 @@ VERSION = 2
 SPLITS = ("train", "valid", "test")
 _HEADER_BYTES = 4096
 _SETTLED_NS = 2 * 10**9
-"""A file that changed less than this ago may change again within the resolution of its times."""
+"""A younger file may change again without a new modification time."""
 _LOG = logging.getLogger(__name__)
 
 
 class Recipe(NamedTuple):
-    """What is particular to a data set."""
+    """How the vocabulary of a data set is made."""
 
     counted: tuple[str, ...]  # the splits whose words make the vocabulary
     special: tuple[str, ...]
@@ -50,36 +52,31 @@ RECIPES = {
 }
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which text is read, and how it becomes words."""
+class DataConfig(Checked):
+    """Which text is read, and how it is tokenised."""
 
-    data: str = _option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
-    dataset: Literal["wt103", "wt2", "text", "pydoc"] = _option(
-        "wt103", "kind of text: WikiText-103, WikiText-2, any folder, or the documentation of this Python"
+    data: str = option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
+    dataset: Literal["wt103", "wt2", "text", "pydoc"] = option(
+        "wt103", "kind of text: WikiText-103, WikiText-2, any folder of text, or the documentation of this Python"
     )
-    cache_dir: str | None = _option(None, "folder of the token files (not given: txl-cache inside --data)")
-    min_freq: int = _option(0, "dataset text: words seen less often become <unk>")
-    max_size: int | None = _option(None, "dataset text: so many words at most, the rest become <unk>")
+    cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache inside --data)")
+    min_freq: int = option(0, "dataset text: words seen less often become <unk>", minimum=0)
+    max_size: int | None = option(
+        None, "dataset text: largest number of words in the vocabulary, the rest become <unk>", minimum=1
+    )
 
     def __post_init__(self) -> None:
-        if self.dataset not in RECIPES:
-            raise DataError(f"--dataset {self.dataset}: not known; one of {', '.join(RECIPES)}")
+        super().__post_init__()
         if (self.min_freq or self.max_size is not None) and self.dataset != "text":
             raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
-        if self.min_freq < 0 or (self.max_size is not None and self.max_size < 1):
-            raise DataError("--min_freq must not be negative and --max_size must be at least 1")
 
 
 class Corpus:
     """The splits of a data set as ids.
 
     Args:
-        vocab: words and ids; made from the text, or read from the cache, where not given.
+        vocab: None: counted on the text, or read from the cache.
     Raises:
         DataError: if the text is missing, empty or not UTF-8.
     """
@@ -103,17 +100,17 @@ class Corpus:
         return all(self._text(split).is_file() for split in self.recipe.counted)
 
     def split(self, name: str) -> np.ndarray:
-        """The ids of a split, one `<eos>` a line, memory-mapped and read-only."""
+        """The ids of a split, with an `<eos>` per line, memory-mapped and read-only."""
         if name not in self._splits:
             with one_at_a_time(self.folder):
                 self._splits[name] = self._open(name)
         return self._splits[name]
 
     def sizes(self, name: str) -> dict[str, np.ndarray]:
-        """What each token of a split stands for in its text, (N,) each; see `sizes_of`. Reads the text.
+        """Words, characters, bytes, ... of each token of a split, (N,) each; see `sizes_of`. Reads the text.
 
-        A token has the white space before it too, and `<eos>` what is left of the line, so that characters and bytes
-        of all tokens together are those of the file.
+        A token includes the white space before it, and `<eos>` the rest of the line, so that characters and bytes sum
+        to those of the file.
         """
         lines = read_lines(self._text(name), task="measuring")
         return sizes_of((piece for line in lines for piece in pieces(line, line.split())), self.split(name), self.vocab)
@@ -154,7 +151,7 @@ class Corpus:
         return header
 
     def _checked(self, path: Path, find: Callable[[], str]) -> str:
-        """What `find` says of the content of a file, from checked.json where the file is as it was then."""
+        """The result of `find` on the content of a file, from checked.json if the file has not changed since."""
         store = self.cache / "checked.json"
         state = path.stat()
         stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
@@ -167,18 +164,18 @@ class Corpus:
                 return answer
         answer = find()
         if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
-            with suppress(OSError), written_whole(store) as file:  # a folder that cannot be written remembers nothing
-                file.write(json.dumps(known | {name: [stamp, answer]}).encode())
+            with suppress(OSError), written_whole(store) as temporary:  # a read-only cache folder is no error
+                temporary.write_text(json.dumps(known | {name: [stamp, answer]}), encoding="utf-8")
         return answer
 
     def require_splits(self, *names: str) -> None:
-        """Raise `DataError` unless the text of all these splits is there, before hours are spent on one of them."""
+        """Raise `DataError` unless the text of all these splits is there."""
         for name in names:
             require_text(self._text(name))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Let a cache that cannot be written to be known by the flag that moves it."""
+        """Turn write errors into a `DataError` that names --cache_dir."""
         try:
             yield
         except OSError as error:
@@ -209,11 +206,11 @@ class Corpus:
                         return vocab
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 pass
-            _LOG.warning("%s: stale or damaged, made anew", path)
+            _LOG.warning("%s: stale or damaged, rewritten", path)
         vocab = self._count(fingerprint)
-        with self._writing(), written_whole(path) as file:
+        with self._writing(), written_whole(path) as temporary:
             content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": vocab.words}
-            file.write(json.dumps(content, ensure_ascii=False).encode())
+            temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         return vocab
 
     def _count(self, fingerprint: dict[str, Any]) -> Vocab:
@@ -229,12 +226,12 @@ class Corpus:
 
     def _tokenise(self, text: Path, path: Path, fingerprint: dict[str, Any]) -> None:
         if path.is_file():
-            _LOG.warning("%s: stale or damaged, made anew", path)
+            _LOG.warning("%s: stale or damaged, rewritten", path)
         wide = len(self.vocab) > 2**16
         eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
         n_token = n_unknown = n_eos = 0
         checksum = hashlib.sha256()
-        with self._writing(), written_whole(path) as file:
+        with self._writing(), written_whole(path) as temporary, temporary.open("wb") as file:
             file.write(bytes(_HEADER_BYTES))
             n = 0
             for n, line in enumerate(read_lines(text, task="tokenising"), 1):
@@ -276,7 +273,7 @@ def _read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | No
         with path.open("rb") as file:
             header = json.loads(file.read(_HEADER_BYTES).rstrip(b"\0"))
         counts = [header[name] for name in ("n_token", "n_unknown", "n_eos")]
-        # nothing but these two: np.memmap would take "O" too, and the bytes of the file for addresses
+        # no other dtype: np.memmap would accept "O" and use the bytes of the file as addresses
         fits = header["dtype"] in ("uint16", "uint32") and all(type(n) is int and n >= 0 for n in counts)
         n_byte = _HEADER_BYTES + header["n_token"] * np.dtype(header["dtype"]).itemsize if fits else -1
         fits = fits and header["n_token"] > 0 and path.stat().st_size == n_byte
@@ -290,7 +287,7 @@ def _ids(path: Path, header: dict[str, Any]) -> np.ndarray:
 
 
 def _fault(path: Path, header: dict[str, Any], n_word: int) -> str:
-    """What is wrong with the ids of a token file; empty if nothing is."""
+    """What is wrong with the ids of a token file; empty if nothing."""
     if sha256(path, start=_HEADER_BYTES) != header.get("checksum"):
         return "damaged"
     return "" if _ids(path, header).max() < n_word else "ids outside the vocabulary"

@@ -1,4 +1,4 @@
-"""A text from anywhere, read as words that a model knows."""
+"""Any text, encoded with the vocabulary of a model."""
 
 import io
 import logging
@@ -21,9 +21,9 @@ class FreeText(NamedTuple):
 
     Attributes:
         ids: (N,).
-        offsets: characters of the text before each token.
-        surfaces: each token as it is written there; empty for a line break.
-        sizes: what each token stands for, see `sizes_of`.
+        offsets: number of characters before each token.
+        surfaces: each token as written in the text; empty for a line break.
+        sizes: words, characters, bytes, ... of each token, see `sizes_of`.
     """
 
     ids: list[int]
@@ -53,16 +53,16 @@ def read_text(name: str) -> str:
 
 
 def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break, so that a last line without one may go on.
+    """The tokens of a text: its words, and `<eos>` for each line break.
 
-    Words that are not in the vocabulary become `<unk>`, and a notice says which.
+    Unknown words become `<unk>`, with a warning.
 
     Args:
         name: of the text, for messages.
-        running: the text is written as WikiText is first (`data_utils.wikitext.tokenise`); else words are what white
-            space separates, as in the splits.
+        running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
+            white space, as in the splits.
     Raises:
-        DataError: if it has no words, or unknown ones and the vocabulary no `<unk>`.
+        DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """
     words: list[str] = []
     spans: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
-"""The embedded corpus: the documentation that every Python carries, written as a WikiText.
+"""Python's bundled documentation as a corpus in WikiText's format, which needs no download.
 
-It needs no network and no file of ours, so that a newcomer can train at once. A document is a topic of
-`pydoc_data.topics` or the docstrings of one module of the standard library. Sources are parsed, never imported.
+A document is a topic of `pydoc_data.topics` or the docstrings of one module of the standard library. Sources are
+parsed, never imported.
 """
 
 import ast
@@ -14,13 +14,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .files import DataError, written_whole
+from txl.files import written_whole
+
+from .files import DataError
 from .vocabulary import UNK
 from .wikitext import tokenise
 
 SPLITS = ("train", "valid", "test")
 MIN_COUNT = 3
-# tests, programs, other people's packages, and what newer Pythons no longer have
+# tests, programs, installed packages, and modules that newer Pythons lack
 _LEFT_OUT = {
     "test",
     "tests",
@@ -36,7 +38,7 @@ _HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
 _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
 
 Document = tuple[str, list[list[str]]]
-"""Its name, and its lines as words."""
+"""A name, and lines of words."""
 
 
 def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
@@ -45,9 +47,9 @@ def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
     Words seen fewer than 3 times in train are `<unk>` everywhere.
 
     Args:
-        stdlib: the folder of the standard library's sources; this Python's own where not given.
+        stdlib: the folder of the standard library's sources; None: of this Python.
     Raises:
-        DataError: if there are too few sources to learn from.
+        DataError: if there are too few sources.
     """
     stdlib = stdlib or Path(sysconfig.get_paths()["stdlib"])
     documents = [*_topics(stdlib / "pydoc_data" / "topics.py"), *_modules(stdlib)]
@@ -59,7 +61,7 @@ def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
             f"use another one or train on your own text with --dataset text --data FOLDER"
         )
     for split in SPLITS:
-        with written_whole(folder / f"{split}.txt") as file:
+        with written_whole(folder / f"{split}.txt") as temporary, temporary.open("wb") as file:
             for name, lines in documents:
                 if _split_of(name) == split:
                     for line in lines:
@@ -68,7 +70,7 @@ def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
 
 
 def _split_of(name: str) -> str:
-    """A twentieth of the documents each for valid and test, chosen by name: the same with every Python."""
+    """A twentieth of the documents each for valid and test, by a hash of the name, so the same for every Python."""
     bucket = hashlib.sha256(name.encode()).digest()[0] % 20
     return {0: "valid", 1: "test"}.get(bucket, "train")
 
@@ -88,7 +90,7 @@ def _modules(stdlib: Path) -> Iterator[Document]:
         try:
             module = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
-            continue  # the library carries a few files that are broken on purpose
+            continue  # a few files of the library are invalid on purpose
         name = ".".join(path.relative_to(stdlib).with_suffix("").parts).removesuffix(".__init__")
         if _private(name.split(".")[-1]):
             continue
@@ -98,7 +100,7 @@ def _modules(stdlib: Path) -> Iterator[Document]:
 
 
 def _docstrings(node: ast.AST, name: str, level: int) -> Iterator[list[str]]:
-    """The docstrings of a module, class or function and of what is defined inside it, each under a heading."""
+    """The docstrings of a module, class or function and its members, each under a heading."""
     if text := ast.get_docstring(node):  # type: ignore[arg-type]
         yield _heading(name, level)
         yield from _paragraphs(text)
@@ -116,7 +118,7 @@ def _heading(name: str, level: int) -> list[str]:
 
 
 def _paragraphs(text: str) -> Iterator[list[str]]:
-    """Running text only: a paragraph a line, without code, tables and lines drawn under titles."""
+    """One paragraph per line, without code, tables and underlines of titles."""
     for block in re.split(r"\n\s*\n", text):
         lines = [line for line in block.splitlines() if _HAS_LETTERS.search(line)]
         if lines and not any(map(_CODE.match, lines)):

@@ -1,4 +1,4 @@
-"""How tokens are written in the text that they were read from."""
+"""Positions and sizes of tokens in the text they come from."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,9 @@ _BLACK = re.compile(r"\S")
 
 
 def places(line: str, words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where each of the words of a line begins and ends in it, in order.
+    """Begin and end of each word in a line, in order.
 
-    A mark of WikiText that the line itself does not have, such as `@-@`, stands for the one character inside it.
+    A WikiText mark that the line does not contain, such as `@-@`, stands for the character inside it.
     """
     end = 0
     for word in words:
@@ -25,7 +25,7 @@ def places(line: str, words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def pieces(line: str, words: Sequence[str]) -> Iterator[str]:
-    """The line cut into one piece for each word, with the white space before it, and the rest of the line."""
+    """The line cut into one piece per word, white space before it included, and the rest of the line."""
     last = 0
     for _, end in places(line, words):
         yield line[last:end]
@@ -34,10 +34,10 @@ def pieces(line: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def sizes_of(written: Iterable[str], ids: np.ndarray, vocab: Vocab) -> dict[str, np.ndarray]:
-    """What each token of a text stands for, by name of what is counted: (N,) each, to be summed over tokens.
+    """Words, lines, characters, bytes and `<unk>` that each token counts for, (N,) each.
 
     Args:
-        written: the piece of the text that belongs to each token, white space included; together they are the text.
+        written: the piece of the text of each token, white space included; together they are the text.
         ids: of the tokens, (N,).
     """
     lengths_N2 = np.array([(len(piece), len(piece.encode())) for piece in written], dtype=np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Words and their ids."""
+"""The vocabulary: words and their ids."""
 
 import hashlib
 from collections import Counter
@@ -8,17 +8,17 @@ EOS, UNK = "<eos>", "<unk>"
 
 
 class Vocab:
-    """An ordered list of words; the id of a word is its place in the list.
+    """An ordered list of words; the id of a word is its index.
 
-    Order: special words first, then by count, descending, ties by first occurrence in the text. Adaptive softmax relies
-    on it: its clusters are ranges of ids. The order and the specials are those of kimiyoung/transformer-xl.
+    Special words come first, then words by descending count, ties by first occurrence, as in kimiyoung/transformer-xl.
+    The clusters of adaptive softmax are ranges of ids and rely on this order.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
         self.index = {word: i for i, word in enumerate(self.words)}
         if len(self.index) != len(self.words):
-            raise ValueError("a word stands in the vocabulary twice")
+            raise ValueError("a word is in the vocabulary twice")
 
     @classmethod
     def build(
@@ -37,15 +37,15 @@ class Vocab:
 
     @classmethod
     def from_text(cls, text: str) -> "Vocab":
-        """The inverse of `to_text`."""
+        """Inverse of `to_text`."""
         return cls(text.removesuffix("\n").split("\n"))
 
     def to_text(self) -> str:
-        """One word a line, in the order of the ids."""
+        """One word per line, in the order of the ids."""
         return "\n".join(self.words) + "\n"
 
     def fingerprint(self) -> str:
-        """Hex digest; equal for equal vocabularies only."""
+        """Hex digest, SHA-256."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -55,10 +55,10 @@ class Vocab:
         return word in self.index
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Ids of words; a word that is not in the vocabulary becomes `<unk>`.
+        """Ids of words; unknown words become `<unk>`.
 
         Raises:
-            KeyError: with the word, if it is unknown and the vocabulary has no `<unk>`.
+            KeyError: with the word, if it is unknown and there is no `<unk>`.
         """
         ids = list(map(self.index.get, words := list(words)))
         if None not in ids:
@@ -74,7 +74,7 @@ class Vocab:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    """How often each word occurs. Words are what white space separates, in Python's sense of it (NBSP too)."""
+    """How often each word occurs. Words are separated by white space in Python's sense, NBSP included."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())

@@ -1,4 +1,4 @@
-"""WikiText's way of writing text as words."""
+"""WikiText's tokenisation and headings."""
 
 import re
 
@@ -25,10 +25,10 @@ _WORD = re.compile(
 
 
 def tokenise(text: str) -> list[str]:
-    """Words of running text, in WikiText's manner: `a two-part, 1.5` becomes `a two @-@ part , 1 @.@ 5`.
+    """Words of running text, tokenised as WikiText is: `a two-part, 1.5` becomes `a two @-@ part , 1 @.@ 5`.
 
-    Punctuation stands alone, inner hyphens and the points and commas of numbers are marked with @, abbreviations such
-    as U.S. stay whole. Text that is already so written stays as it is, up to white space.
+    Punctuation is split off, inner hyphens and the points and commas of numbers are marked with @, abbreviations such
+    as U.S. stay whole. Tokenised text stays as it is, up to white space.
     """
     text = _INSIDE_WORD.sub(" @-@ ", text)
     text = _INSIDE_NUMBER.sub(r" @\1@ ", text)
@@ -36,9 +36,9 @@ def tokenise(text: str) -> list[str]:
 
 
 def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
-    """Places of the first tokens of the articles: headings of level one, lines like `= Title =`.
+    """Indices of the first tokens of articles: level-one headings, lines like `= Title =`.
 
-    Where a text has blank lines, a heading stands between two of them: formulas that begin and end with = do not.
+    If the text has blank lines, a heading is between two of them, unlike formulas that begin and end with =.
 
     Raises:
         DataError: if there is no such line.
@@ -53,14 +53,13 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
         heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
     if not heading_L.any():
         raise DataError(
-            "--reset document: the text has no line like '= Title =', so nothing tells where a document begins; "
-            "leave the flag out"
+            "--reset document: the text has no line like '= Title =' that begins a document; leave the flag out"
         )
     return begin_L[heading_L]
 
 
 def starts_where_known(ids: np.ndarray, vocab: Vocab) -> np.ndarray | None:
-    """`article_starts`, or None where no heading tells."""
+    """`article_starts`, or None if there are no headings."""
     try:
         return article_starts(ids, vocab)
     except DataError:

@@ -1,8 +1,8 @@
 # Sourced by run_wt103.sh and run_tests.sh: sets `python` to an interpreter with the packages of a requirements file.
-# .venv is created and filled where it is missing or stale, from the newest python3 there is, or from PYTHON if set.
-# A PYTHON that has PyTorch already is taken as it is.
+# .venv is created, or updated if stale, from the newest python3, or from PYTHON if set.
+# A PYTHON that already has PyTorch is used as is.
 
-# threads that wait sleep: spinning, they take the cores from other programs and are slowed by them many times over
+# waiting threads sleep: if they spin, programs that share the cores slow each other down many times over
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 txl_python() {

@@ -22,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: PyTorch takes seconds."""
+    """Import on first use: PyTorch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'txl' has no attribute {name!r}")
     return getattr(import_module(f"txl.{_HOMES.get(name, 'model.transformer')}"), name)

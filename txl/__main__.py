@@ -8,7 +8,7 @@ COMMANDS = ("train", "eval", "generate")
 
 
 def main() -> None:
-    """Run the command that the first argument names, as train.py, eval.py and generate.py do."""
+    """Run the command of the first argument."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:
         asks = name in ("-h", "--help")

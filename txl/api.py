@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.trained_text import vocabulary_of
+from txl.commands.trained import vocabulary_of
 from txl.config import Context, UsageError, require
 from txl.convert import convert
 from txl.data_utils.free_text import encode_text

@@ -1,7 +1,6 @@
-"""Flags from dataclasses, and errors in one line.
+"""Command lines: flags from the fields of configurations, and errors in one line.
 
-The fields of a configuration are its flags. Only what was typed is returned, so that a typed flag wins over a
-checkpoint, and a checkpoint over the defaults.
+Only typed flags are returned, so that a flag overrides a checkpoint, and a checkpoint overrides the defaults.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError, require
-from txl.legacy_flags import add_legacy_flags, answer_legacy_flags
+from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_dataset
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
@@ -27,8 +26,6 @@ from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
 
-_REGISTRIES = {"position": POSITION_ENCODINGS}
-"""Fields whose values are the names in a registry."""
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
     **dict.fromkeys((errno.ENOENT, errno.EISDIR), "check the name"),
@@ -40,14 +37,14 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough mem
 
 
 def read_flags(argv: Sequence[str], *classes: type, description: str, first: Sequence[str] = ()) -> Typed:
-    """The flags in `argv` as {field: value}, fields that were not typed being absent.
+    """The typed flags as {field: value}.
 
-    Dashes and underscores in flag names are the same. A bool field `x` makes --x and --no_x.
+    Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
 
     Args:
-        first: the most used fields, which --help lists before the others.
+        first: the most used fields, which --help lists first.
     Raises:
-        UsageError: on flags that are misspelt or refused, and on values of the wrong type.
+        UsageError: on unknown or refused flags, and on values of the wrong type.
     """
     for word in argv:
         shown = word.encode(errors="backslashreplace").decode()
@@ -73,13 +70,13 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
 
 
 def build(cls: type, typed: Typed, **base: Any) -> Any:
-    """An instance of a configuration: the typed flags over `base` over its defaults."""
+    """A configuration: the typed flags override `base`, which overrides the defaults."""
     names = {f.name for f in fields(cls)}
     return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
 
 
 def require_effect(config: Any, typed: Typed) -> None:
-    """Raise `UsageError` if a flag was typed that has no effect beside the others; its default is let pass."""
+    """Raise `UsageError` if a flag has no effect with the others, unless its value is the default."""
     for f in fields(config):
         other, *values = f.metadata.get("needs") or (None,)
         if other is None or f.name not in typed or getattr(config, other) in values or typed[f.name] == f.default:
@@ -90,35 +87,36 @@ def require_effect(config: Any, typed: Typed) -> None:
         )
 
 
-def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception]) -> NoReturn:
-    """Run an entry point; what the user can put right is one line on stderr and exit status 2.
-
-    Args:
-        main: returns its exit status, None for 0.
-        expected: further exceptions, besides `UsageError` and those of the file system, whose message is for the user.
-    """
+def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
+    """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
+    in one line on stderr, with exit status 2."""
     print_notices()
+    message = ""
     try:
         _prepare_streams()
         status = main(sys.argv[1:]) or 0
         sys.stdout.flush()
-    except (UsageError, *expected) as error:
-        status = _complain(str(error), 2)
+    except UsageError as error:
+        status, message = 2, str(error)
     except (NonFiniteError, LostContactError) as error:
-        status = _complain(str(error), 1)
-    except BrokenPipeError:  # whoever read our output has seen enough
+        status, message = 1, str(error)
+    except BrokenPipeError:  # for example from `eval.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        status = _complain(_of_the_system(error), 2)
+        name = error.filename2 or error.filename or "writing"
+        remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
+        status, message = 2, f"{name}: {error.strerror or error}; {remedy}"
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
-        status = _complain(_of_memory(error), 2)
+        status, message = 2, _out_of_memory(error)
     except KeyboardInterrupt:
-        status = _complain("interrupted; nothing was left half written", 130)
+        status, message = 130, "interrupted; nothing was left half written"
+    if message:
+        print_error(message)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        # torn down by the interpreter, what is left of a process group now and then aborts, and the status is lost
+        # at interpreter exit the rest of a process group may abort, and the exit status is lost
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -126,7 +124,7 @@ def run(main: Callable[[Sequence[str]], int | None], *expected: type[Exception])
 
 
 def _prepare_streams() -> None:
-    """Let results be written in any encoding; a closed stream would lend its number to files that are opened later."""
+    """Make output safe in any encoding. A closed stream is replaced, or its descriptor would go to another file."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -136,18 +134,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _complain(message: str, status: int) -> int:
-    print_error(message)
-    return status
-
-
-def _of_the_system(error: OSError) -> str:
-    name = error.filename2 or error.filename or "writing"
-    remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
-    return f"{name}: {error.strerror or error}; {remedy}"
-
-
-def _of_memory(error: Exception) -> str:
+def _out_of_memory(error: Exception) -> str:
     size = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", str(error), re.I)
     return (
         f"out of memory{f' (allocating {size[1]})' if size else ''}: use a smaller --batch_size, shorter lengths or a "
@@ -178,7 +165,7 @@ def _underscored(word: str) -> str:
 
 
 def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]) -> None:
-    """A flag for each field, in groups: the `first` ones, then by the sections of the classes."""
+    """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
     groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
     for cls in classes:
@@ -203,12 +190,13 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         return
     if isinstance(hint, types.UnionType):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if f.name in _REGISTRIES:
-        group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
+    if f.name == "position":
+        group.add_argument(f"--{f.name}", choices=POSITION_ENCODINGS, **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        group.add_argument(f"--{f.name}", choices=args, **given)
+        type_ = supported_dataset if f.name == "dataset" else str
+        group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
     elif typing.get_origin(hint) is tuple:
         group.add_argument(f"--{f.name}", nargs="+", type=args[0], metavar=args[0].__name__, **given)
     else:
@@ -223,7 +211,7 @@ def _help(f: Field) -> str:
 
 
 def _unknown_message(words: Sequence[str], known: set[str]) -> str:
-    """Of all unknown flags, with the known ones that look alike; words after them are taken for their values."""
+    """The error for unknown flags, with similar known ones; words after them count as their values."""
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     if not words[0].startswith("--"):
         return (

@@ -1,8 +1,7 @@
-"""Configurations, as dataclasses: the one place where a flag has its name, type, default, bounds and help text.
+"""Configurations: dataclasses whose fields hold name, type, default, bounds and help text of a flag.
 
-`ModelConfig` is the shape of the weights, `Context` how far a forward pass looks back, `TrainConfig` how the weights
-are trained. Those of eval.py and generate.py are in `txl.evaluation.config` and `txl.generation.config`. `txl.cli`
-turns the fields into flags.
+`txl.cli` turns the fields into flags. The configurations of eval.py and generate.py are in `txl.evaluation.config` and
+`txl.generation.config`.
 """
 
 import operator
@@ -14,31 +13,27 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin
 
 
 class UsageError(ValueError):
-    """Something the user can put right. The message names the thing, what is wrong with it and what to do."""
+    """An error that the user can fix. The message names the thing, what is wrong with it and what to do."""
 
-
-AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
-ATTN_IMPL_HELP = (
-    "how relative attention is computed, all with the same result; auto: the fastest; naive: by its definition; dense: "
-    "keeps the probabilities; blockwise: memory grows linearly with the length; fused: a GPU kernel (Triton)"
-)
 
 TINY = 1e-30
-"""The smallest temperature or probability that single precision still divides by."""
-DTYPE_HELP = (
-    "number type of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and "
-    "less exact"
-)
+"""The smallest divisor that float32 allows for a temperature or probability."""
 SIZE: "Limits" = {"minimum": 1, "below": 2**31}
-DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: a GPU that CUDA knows, else the CPU"
 LENGTH: "Limits" = {"minimum": 0, "below": 2**31}
-CLAMP: "Limits" = {"minimum": -1, "below": 2**31}
-ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 SEED: "Limits" = {"minimum": 0, "below": 2**32}
+ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
+AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
+_ATTN_IMPL_HELP = (
+    "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
+    "stores the probabilities; blockwise: memory linear in the length; fused: a GPU kernel (Triton)"
+)
+_DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
+_CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
+_SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
 
 
 class Limits(TypedDict, total=False):
-    """The range of a value, which is finite unless said otherwise."""
+    """The range of a value, which must be finite unless `finite` is False."""
 
     minimum: float
     above: float
@@ -56,7 +51,7 @@ _RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def _refusal(value: float, limits: Limits) -> str:
-    """What a value must be that it is not; empty if it is in range. NaN never is."""
+    """What the value must be; empty if it is in range. NaN never is."""
     rules = [(*_RULES[name], bound) for name, bound in limits.items() if name in _RULES]
     finite = isinstance(value, int) or isfinite(value) or (value == inf and not limits.get("finite", True))
     if finite and all(holds(value, bound) for _, holds, bound in rules):
@@ -78,13 +73,13 @@ def option(
     needs: tuple[str, ...] = (),
     **bounds: Unpack[Limits],
 ) -> Any:
-    """A dataclass field with its help text and its bounds.
+    """A dataclass field with help text and bounds.
 
     Args:
-        flag: False keeps it off the command line.
-        section: a title in --help for this field and those after it.
-        needs: (another field, values of it): with other values this one has no effect.
-        bounds: of numbers; they hold for each value of a tuple, and not for None.
+        flag: False: not a flag.
+        section: title in --help of this field and those after it.
+        needs: (another field, values of it): this field has no effect with other values.
+        bounds: of a number, or of each number of a tuple; None is not checked.
     """
     metadata = {"help": help, "flag": flag, "section": section, "needs": needs, "bounds": bounds}
     return field(default=default, metadata=metadata)
@@ -97,11 +92,7 @@ def require(condition: bool, message: str) -> None:
 
 
 class Checked:
-    """A configuration whose values are checked when it is made, by the choices and bounds of its fields.
-
-    Raises:
-        UsageError: names the field as its flag.
-    """
+    """A configuration that checks the choices and bounds of its fields when it is created. Raises `UsageError`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -120,11 +111,7 @@ def _check(f: Field, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checked):
-    """The shape of the weights. Saved in every checkpoint, where it is authoritative.
-
-    Raises:
-        UsageError: if the sizes do not fit together, or there is no such choice.
-    """
+    """The model's architecture. Saved in every checkpoint, whose values override flags and defaults."""
 
     n_token: int = option(0, "words in the vocabulary", flag=False, **SIZE)
     n_layer: int = option(12, "number of layers", section="model", **SIZE)
@@ -185,7 +172,7 @@ class ModelConfig(Checked):
         )
         require(
             not self.reversible or self.pre_lnorm,
-            "--reversible needs --pre_lnorm: a LayerNorm over the sum of a residual connection cannot be undone",
+            "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted",
         )
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
@@ -216,19 +203,14 @@ class ModelConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Checked):
-    """How far a forward pass looks back. Not part of the weights: evaluation may look further than training did.
-
-    All lengths are in tokens.
-
-    Raises:
-        UsageError: on lengths below their minimum or beyond all sense, and on `same_length` without memory.
-    """
+    """How far a forward pass looks back, in tokens. Not part of the weights: evaluation may look back further than
+    training did."""
 
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    same_length: bool = option(False, "every token attends to exactly mem_len keys, itself included")
-    clamp_len: int = option(-1, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP)
+    same_length: bool = option(False, _SAME_LENGTH_HELP)
+    clamp_len: int = option(-1, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,23 +221,36 @@ class Context(Checked):
         )
 
     def overlaid(self, **given: int | bool | None) -> "Context":
-        """The same with what was given in the place of what is here; None: it was not given."""
+        """A copy with the given values; None: not given."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Checked):
-    """How the weights are found.
+class ModelUse(Checked):
+    """How a trained model is loaded and run. Shared by eval.py and generate.py."""
 
-    Raises:
-        UsageError: on values outside their range.
-    """
+    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
+    same_length: bool | None = option(None, _SAME_LENGTH_HELP)
+    clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    device: str = option("auto", _DEVICE_HELP)
+    attn_impl: AttnImpl = option("auto", _ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32",
+        "dtype of the matrix products; weights and sums stay in float32; the 16-bit types are faster on a GPU and less "
+        "exact",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Checked):
+    """How the model is trained."""
 
     work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
     resume: bool | int = option(
-        False, "continue from the last whole checkpoint in --work_dir, if there is one; with a number, from that step's"
+        False,
+        "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's",
     )
-    overwrite: bool = option(False, "start anew in a directory that holds a run; its checkpoints are deleted")
+    overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
     max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
@@ -266,27 +261,27 @@ class TrainConfig(Checked):
         None, "exit with status 1 if the best valid perplexity is above this", above=0
     )
     target_throughput: float | None = option(
-        None, "exit with status 1 if training was slower, in tokens per second", above=0
+        None, "exit with status 1 if training is slower than this, in tokens per second", above=0
     )
     batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", minimum=1)
-    local_batch_size: int | None = option(None, "the same per process, instead of --batch_size", minimum=1)
+    local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", minimum=1)
     batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", minimum=1)
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
-    roll: bool = option(False, "shift each stream's starting point in every epoch, by an amount drawn from the seed")
+    roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
-        "adam", "muon: for the matrices of the layers, with adamw for the rest", section="optimizer"
+        "adam", "muon: for the weight matrices of the layers, and adamw for the rest", section="optimizer"
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     mom: float = option(0.0, "momentum", needs=("optim", "sgd"), minimum=0, below=1)
     beta1: float = option(0.9, "decay of the average of gradients", needs=ADAMS, minimum=0, below=1)
     beta2: float = option(0.999, "decay of the average of squared gradients", needs=ADAMS, minimum=0, below=1)
     epsilon: float | None = option(
-        None, "added to the root of that average (not given: 1e-8; lamb: 1e-6)", needs=ADAMS, above=0
+        None, "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)", needs=ADAMS, above=0
     )
     weight_decay: float = option(0.0, "weight decay", minimum=0)
     ema: float = option(
         0.0,
-        "decay of an exponential moving average of the weights, which is what is evaluated and saved (0: no average); "
+        "decay of an exponential moving average of the weights, which is evaluated and saved in their place (0: none); "
         "after n updates it is at most (1 + n) / (10 + n)",
         minimum=0,
         below=1,
@@ -294,12 +289,14 @@ class TrainConfig(Checked):
     clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False)
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(
-        10, "updates in a row that are skipped at most", needs=("on_nonfinite", "skip"), minimum=1
+        10, "largest number of consecutive updates to skip", needs=("on_nonfinite", "skip"), minimum=1
     )
     scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
         "cosine", "dev_perf: lower the rate when validation stops improving", section="learning rate schedule"
     )
-    max_step_scheduler: int | None = option(None, "updates the schedule is made for (not given: --max_step)", minimum=1)
+    max_step_scheduler: int | None = option(
+        None, "length of the schedule, in updates (not given: --max_step)", minimum=1
+    )
     warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr", minimum=0)
     warmup_convention: Literal["txl", "original"] = option(
         "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
@@ -313,7 +310,7 @@ class TrainConfig(Checked):
         maximum=1,
     )
     patience: int = option(
-        0, "evaluations without improvement that are tolerated", needs=("scheduler", "dev_perf"), minimum=0
+        0, "evaluations without improvement before the rate is lowered", needs=("scheduler", "dev_perf"), minimum=0
     )
     lr_min: float = option(0.0, "the lowest learning rate", needs=("scheduler", "dev_perf"), minimum=0)
     dropout: float = option(
@@ -326,7 +323,7 @@ class TrainConfig(Checked):
     dropatt: float = option(0.0, "dropout of the attention probabilities", minimum=0, below=1)
     label_smoothing: float = option(
         0.0,
-        "share of the target spread over all columns of a softmax, in training; logged losses are without it",
+        "share of the target spread over all classes of a softmax; logged losses are without it",
         minimum=0,
         below=1,
     )
@@ -337,16 +334,16 @@ class TrainConfig(Checked):
         minimum=1,
     )
     eval_tgt_len: int | None = option(
-        None, "their tgt_len; the memory is longer by what it is shorter (not given: --tgt_len)", minimum=1
+        None, "their tgt_len; mem_len grows by the difference to --tgt_len (not given: --tgt_len)", minimum=1
     )
     eval_batch_size: int | None = option(
         None,
-        "their streams; only with --recurrence same does the result depend on them (not given: 10, at least one a "
+        "their streams; the result depends on them only with --recurrence same (not given: 10, at least one per "
         "process; 1 with --recurrence same)",
         minimum=1,
     )
     max_eval_steps: int = option(
-        -1, "their segments at most, those read to warm up included (-1: the whole split)", minimum=-1
+        -1, "their largest number of segments, warmup included (-1: the whole split)", minimum=-1
     )
     eval_test: bool = option(False, "evaluate the best checkpoint on the test split at the end")
     sample_length: int = option(
@@ -358,35 +355,37 @@ class TrainConfig(Checked):
     init_range: float = option(0.1, "weights are from U(-init_range, init_range)", needs=("init", "uniform"), minimum=0)
     init_std: float = option(0.02, "weights are from N(0, init_std)", needs=("init", "normal"), minimum=0)
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
-    device: str = option("auto", DEVICE_HELP, section="speed and memory")
+    device: str = option("auto", _DEVICE_HELP, section="speed and memory")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
-    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    attn_impl: AttnImpl = option("auto", _ATTN_IMPL_HELP)
     recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
     ff_chunk: int = option(
         0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0
     )
-    swap_mem: bool = option(False, "keep the memory of earlier segments in the host's RAM")
+    swap_mem: bool = option(False, "keep the memory of earlier segments in host RAM")
     redraw_interval: int = option(
         1000, "updates between two draws of the random features or rotations (0: drawn once)", minimum=0
     )
-    timeout_s: float = option(600.0, "seconds after which a process that does not answer is given up", above=0)
+    timeout_s: float = option(600.0, "seconds to wait for another process", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
-        require(self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: no step; count them from 1")
         require(
-            not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start anew; drop one of them"
+            self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
+        )
+        require(
+            not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
         )
 
     @property
     def schedule_length(self) -> int:
-        """Updates the schedule is made for."""
+        """Length of the learning rate schedule, in updates."""
         return self.max_step_scheduler or self.max_step
 
 

@@ -1,16 +1,21 @@
-"""Files that are whole or not there, and errors that name them."""
+"""Files that are written whole or not at all, and I/O errors that name their file."""
 
+import fcntl
+import hashlib
 import os
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from safetensors import SafetensorError
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let errors of the file system name `path`, which those of a write that fails half way do not."""
+def errors_naming(path: Path) -> Iterator[None]:
+    """Add `path` to I/O errors that name no file, such as those of a write that fails half way."""
     try:
         yield
     except OSError as error:
@@ -23,33 +28,80 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside `path` to write to; renamed to it at the end, removed if anything fails."""
-    with naming(path):
+    """Yields a temporary path beside `path` to write to; flushed and renamed at the end, removed on errors and SIGTERM.
+
+    Temporary files that killed processes left for `path` are removed first.
+    """
+    with errors_naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # its ending tells writers the format
+        for left in path.parent.glob(f".tmp.*.{path.name}"):
+            with suppress(OSError), left.open("rb") as file:
+                if lock(file.fileno(), wait=False):  # a living writer holds the lock of its file
+                    left.unlink()
+        temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # the suffix tells writers the format
         try:
-            yield temporary
-            flush(temporary)
-            temporary.replace(path)
+            with sigterm_raises(), temporary.open("wb") as held:
+                lock(held.fileno(), wait=False)
+                yield temporary
+                _fsync(temporary)
+                temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises `SystemExit` if it would end the process at once, so that cleanup runs. Also a decorator."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock an open file; False if another process holds the lock, or the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
 def require_writable(path: Path) -> None:
-    """Raise `OSError` unless a file can be written there; what is not a regular file is not tried."""
+    """Raise `OSError` unless a file can be written there. Devices and pipes are not tried."""
     if not path.exists() or path.is_file():
         probe = path.resolve().with_name(f".{path.name}.writable")
-        with written_whole(probe) as temporary:
-            temporary.touch()
+        with written_whole(probe):
+            pass
         probe.unlink()
 
 
 def flush(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
-    with naming(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with errors_naming(path):
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path, *, start: int = 0) -> str:
+    """Hex digest of a file's bytes from `start` on; about half a second per GB."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()

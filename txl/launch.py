@@ -1,4 +1,4 @@
-"""Start a program. Ctrl-C ends it in one line from the first moment on, while libraries are being imported too."""
+"""Start a program so that Ctrl-C ends it in one line, also while libraries are being imported."""
 
 import os
 import signal
@@ -8,22 +8,21 @@ from types import FrameType
 from typing import NoReturn
 
 
-def launch(name: str) -> NoReturn:
+def launch(name: str) -> None:
     """Import `txl.commands.<name>` and run it with the arguments of the command line; never returns."""
     if name == "train":
-        # asks a run to save and stop: it waits until the training listens, where it would kill what is starting up
+        # SIGUSR1 asks a run to save and stop: blocked until the training handles it, or it would kill the process
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else a shell has told us to ignore it
+    if before is signal.default_int_handler:  # else a shell started us with it ignored
         signal.signal(signal.SIGINT, _end)
     main = import_module(f"txl.commands.{name}").main
     run = import_module("txl.cli").run
-    expected = import_module("txl.data_utils.files").DataError
     signal.signal(signal.SIGINT, before)
-    sys.exit(run(main, expected))
+    run(main)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """At once: libraries that are half imported catch exceptions, or turn them into others."""
+    """End at once: partially imported libraries catch exceptions, or turn them into others."""
     os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
     os._exit(130)

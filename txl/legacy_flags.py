@@ -1,4 +1,4 @@
-"""Flags of the 2019 code that have another name today, no effect, or no place."""
+"""Flags of the 2019 code that are renamed, have no effect, or are refused."""
 
 import argparse
 import sys
@@ -8,14 +8,14 @@ from txl.config import UsageError
 
 
 class Retired(NamedTuple):
-    """A flag of 2019 that has no meaning today."""
+    """A flag of the 2019 code without a counterpart."""
 
     n_value: int | str
     advice: str
 
 
 _NO_EFFECT = {
-    "cuda": Retired(0, "a GPU is used where there is one; --device cpu turns it off"),
+    "cuda": Retired(0, "a GPU is used if there is one; --device cpu turns it off"),
     "multi_gpu": Retired("?", "start one process per GPU with: torchrun --nproc_per_node=N train.py"),
     "gpu0_bsz": Retired(1, "all devices get equal shares"),
     "emb_init": Retired(1, "the original never used it; --init covers the embeddings"),
@@ -26,7 +26,7 @@ _NO_EFFECT = {
     "static_loss_scale": Retired(1, "--dtype float16 finds its scale itself"),
     "dynamic_loss_scale": Retired(0, "--dtype float16 finds its scale itself"),
 }
-_RESUME = "use --resume, which continues exactly where the run in --work_dir was saved"
+_RESUME = "use --resume, which continues the run in --work_dir from its last checkpoint"
 _REFUSED = {
     "sample_softmax": Retired(1, "it never worked in the original; use --adaptive"),
     "finetune_v2": Retired(0, "it did nothing in the original"),
@@ -36,13 +36,23 @@ _REFUSED = {
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
 }
 _HARMLESS = {"sample_softmax": "-1", "restart_dir": ""}
-"""Values of refused flags that ask for what is done anyway."""
+"""Values of refused flags that change nothing."""
 _ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
-"""Today's names of the numbers of --attn_type."""
+"""Values of --position for the numbers of --attn_type."""
+
+
+def supported_dataset(name: str) -> str:
+    """The value of --dataset. Names the data sets of the 2019 code that are not supported."""
+    if name in ("enwik8", "text8", "lm1b"):
+        raise argparse.ArgumentTypeError(
+            f"{name} is not supported yet; there are wt103, wt2, text and pydoc; --dataset text takes any folder of "
+            f"text"
+        )
+    return name
 
 
 def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
-    """Let the parser take the flags of 2019, those aside that are `known` today; --help does not list them."""
+    """Add the flags of the 2019 code that are not `known`; --help does not list them."""
     for name, retired in {**_NO_EFFECT, **_REFUSED}.items():
         if f"--{name}" not in known:
             given: dict[str, Any] = {"action": "store_true"} if retired.n_value == 0 else {"nargs": retired.n_value}
@@ -54,11 +64,7 @@ def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
 
 
 def answer_legacy_flags(values: dict[str, Any]) -> None:
-    """Take the flags of 2019 out of the parsed values: translate, print a note, or refuse.
-
-    Raises:
-        UsageError: on a flag that asks for what is not there.
-    """
+    """Take the flags of the 2019 code out of the parsed values: translate them, print a note, or raise `UsageError`."""
     for key in [key for key in values if key.startswith("retired ")]:
         name, value = key.removeprefix("retired "), values.pop(key)
         value = value[0] if isinstance(value, list) else value
@@ -83,7 +89,7 @@ def _translate_attn_type(values: dict[str, Any]) -> None:
         )
     if number in "23":
         print(
-            f"note: --attn_type {number} is --position {name}: remembered tokens get their positions once, where the "
-            f"original added them again at each segment",
+            f"note: --attn_type {number} is --position {name}: positions are added to a token once, where the original "
+            f"added them again at each segment",
             file=sys.stderr,
         )

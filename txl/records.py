@@ -1,4 +1,4 @@
-"""JSON records: read without surprises, and checked field by field against type hints."""
+"""Reading JSON records and checking them against type hints."""
 
 import json
 import math
@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is not JSON, or is nested too deeply.
-    """
+    """The content of a JSON file. Raises `OSError` if it cannot be read, `ValueError` if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -23,9 +18,9 @@ def read_json(path: Path) -> Any:
 
 
 def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bool = False) -> dict[str, Any]:
-    """The record, if it is an object whose fields have the types of `hints` and are known there.
+    """The record, if it is an object whose fields are in `hints` and have their types.
 
-    bool is no int, an int is a float, a list is a tuple, and floats are finite.
+    A bool is not an int, an int is also a float, a list is also a tuple, and floats are finite.
 
     Args:
         hints: types by name, or a class whose annotations they are.
@@ -49,7 +44,7 @@ def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bo
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """True if a JSON value is one of this type."""
+    """True if a JSON value has this type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True

@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from txl.cli import run
-from txl.data_utils.files import DataError
 from txl.training import metrics
 
 WORDS = [
@@ -152,7 +151,7 @@ def call(
         monkeypatch.setattr(sys, "argv", [f"{entry}.py", *map(str, flags)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
-            run(entry_points[entry].main, DataError)
+            run(entry_points[entry].main)
         return Outcome(int(stop.value.code or 0), *capfd.readouterr())
 
     return call

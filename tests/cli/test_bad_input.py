@@ -151,7 +151,7 @@ TRAIN_VALUES = [
     ("--attention lsh --lsh_round 256", "--lsh_round 256", "at most 255"),
     ("--attention performer --n_feature 0", "--n_feature 0", "at least 1"),
     ("--ff_chunk -1", "--ff_chunk -1", "at least 0"),
-    ("--reversible", "--reversible needs --pre_lnorm", "cannot be undone"),
+    ("--reversible", "--reversible needs --pre_lnorm", "cannot be inverted"),
     ("--attention performer", "--attention performer --position rel_sinusoid", "use --attention softmax"),
     ("--attention lsh", "--attention lsh --position rel_sinusoid", "use --attention softmax"),
     ("--d_embed 0", "--d_embed 0", "at least 1"),
@@ -207,7 +207,7 @@ TRAIN_VALUES = [
     ("--init uniform --init_range -1", "--init_range -1", "must"),
     ("--seed -1", "--seed -1", "at least 0"),
     ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
-    ("--min_freq -1", "--min_freq", "not be negative"),
+    ("--min_freq -1", "--min_freq", "at least 0"),
     ("--max_size 0", "--max_size", "at least 1"),
     ("--dataset wt2 --min_freq 3", "--min_freq", "use --dataset text"),
     ("--n_layer abc", "--n_layer", "int"),
@@ -510,8 +510,8 @@ def test_a_text_with_another_vocabulary_is_refused(
 
 def test_a_run_is_not_written_over(refused: Refused, training: list[str], run_folder: Path) -> None:
     line = refused("train", *training, "--work_dir", run_folder)
-    assert f"--work_dir {run_folder}: holds the checkpoints of a run already" in line
-    assert "go on with --resume, name another folder, or add --overwrite" in line
+    assert f"--work_dir {run_folder}: already holds the checkpoints of a run" in line
+    assert "continue with --resume, name another folder, or delete them with --overwrite" in line
 
 
 @pytest.mark.parametrize("mistake", ["--data nowhere", "--d_model 17", "--cutoffs 99999", "--batch_size 99999"])
@@ -779,7 +779,7 @@ def test_ctrl_c_saves_the_last_whole_update_and_says_where(
     press_at_call(3, place)
     outcome = call("train", *training, "--log_interval", 1)
     saved = tmp_path / "new_run" / "step_00000003"
-    said = f"train.py: interrupted after step 3; saved in {saved}; go on with --resume\n"
+    said = f"train.py: interrupted after step 3; saved in {saved}; continue with --resume\n"
     assert (outcome.status, outcome.err) == (130, said)
 
 

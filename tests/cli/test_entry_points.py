@@ -225,7 +225,7 @@ def test_a_checkpoint_that_no_pointer_names_is_not_written_over(
     refused: Callable[..., str], short_training: list[str], unnamed_run: Path
 ) -> None:
     line = refused("train", *short_training)
-    assert f"--work_dir {unnamed_run}: holds the checkpoints of a run already" in line
+    assert f"--work_dir {unnamed_run}: already holds the checkpoints of a run" in line
 
 
 def test_a_checkpoint_that_no_pointer_names_is_not_taken_for_one_of_the_run_that_replaces_it(

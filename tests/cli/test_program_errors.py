@@ -126,13 +126,13 @@ def test_an_environment_that_torchrun_has_not_made_is_refused(
     training: list[str], environment: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from txl.config import UsageError
-    from txl.runtime.distributed import joined
+    from txl.runtime.distributed import process_group
 
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError) as refusal, joined(timeout_s=1):
+    with pytest.raises(UsageError) as refusal, process_group(timeout_s=1):
         pass
     assert complaint in str(refusal.value)
     assert "torchrun" in str(refusal.value)

@@ -190,7 +190,7 @@ def test_resume_goes_on_from_the_newest_whole_checkpoint_and_says_so(
     (long_run / "latest").write_text("step_00000777\n")
     outcome = call("train", *training, "--resume", "--keep_last", 9)
     assert outcome.status == 0, outcome.err
-    assert "going on from step_00000003" in outcome.err
+    assert "resuming from step_00000003" in outcome.err
     assert "kept as step_00000004.aside" in outcome.err
     assert (long_run / "step_00000004" / "model.safetensors").read_bytes() == weights
     assert [r["step"] for r in records(long_run) if r["kind"] == "valid"] == [1, 2, 3, 4]

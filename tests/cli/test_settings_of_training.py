@@ -11,6 +11,7 @@ import torch
 
 from txl.commands import train
 from txl.runtime.distributed import Ranks
+from txl.training import loop
 
 Call = Callable[..., Any]
 
@@ -52,7 +53,7 @@ def test_evaluations_read_as_many_segments_as_asked_for(
     call: Call, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[tuple[int, int]] = []
-    evaluate = train.evaluate
+    evaluate = loop.evaluate
 
     def noted(model: Any, segments: Any, context: Any) -> Any:
         read: list[Any] = []
@@ -60,7 +61,7 @@ def test_evaluations_read_as_many_segments_as_asked_for(
         counted.append((len(read), len(read[0].input_BT)))
         return score
 
-    monkeypatch.setattr(train, "evaluate", noted)
+    monkeypatch.setattr(loop, "evaluate", noted)
     flags = ["--max_step", 1, "--overwrite", "--eval_batch_size"]
     for batch_size, limit in ((2, -1), (3, -1), (2, 3), (2, 0)):
         assert call("train", *training, *flags, batch_size, "--max_eval_steps", limit).status == 0
@@ -76,7 +77,7 @@ def test_the_batch_is_that_of_a_process_times_the_processes(call: Call, training
     assert records(tmp_path / "new_run", "start")[0]["train"]["batch_size"] == 3
     assert records(tmp_path / "new_run", "train")[0]["tokens"] == 3 * 8
     typed = {"local_batch_size": 3}
-    train._settle_batch_size(typed, Ranks(1, 2, torch.device("cpu")))
+    train.set_batch_size(typed, Ranks(1, 2, torch.device("cpu")))
     assert typed["batch_size"] == 6
 
 

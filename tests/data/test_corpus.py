@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError, written_whole
+from txl.data_utils.files import DataError
+from txl.files import written_whole
 
 TEXT = "a b c\n\na b <unk>\n"
 
@@ -221,7 +222,7 @@ def test_sigterm_leaves_nothing_half_written(folder: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(folder: Path) -> None:
-    left, living = folder / ".file.1.tmp", folder / ".file.2.tmp"
+    left, living = folder / ".tmp.1.file", folder / ".tmp.2.file"
     left.write_bytes(b"half")
     with living.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from txl.data_utils.files import DataError
-from txl.data_utils.stream import ScoringStream, SegmentStream, window_streams
+from txl.data_utils.rows import ScoringStream, window_streams
+from txl.data_utils.stream import SegmentStream
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
@@ -124,7 +125,7 @@ def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_
     seen: dict[int, list[int]] = {}
     for rank in (0, 1):
         shape = {"length": 10, "every": every, "batch_size": batch_size, "tgt_len": 4}
-        for stream in window_streams(np.arange(30), **shape, rank=rank, world=2):
+        for stream in window_streams(np.arange(30), **shape)[rank::2]:
             for segment in stream:
                 for first, target_T, counted_T in zip(
                     stream.first_B, segment.target_BT, segment.counted_BT, strict=True

@@ -16,7 +16,7 @@ from txl import Context, Memory, TransformerXL
 from txl.config import UsageError
 from txl.convert import from_kimiyoung
 from txl.data_utils.files import DataError
-from txl.data_utils.stream import equal_streams
+from txl.data_utils.rows import equal_streams
 from txl.evaluation.conventions import context_of, n_warmup_of, predictor_of
 from txl.evaluation.score import Score, evaluate
 from txl.memory import Span
@@ -36,7 +36,7 @@ def score(
     lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len, "n_warmup": n_warmup}
     predictor = predictor_of(convention, model, seen)
     return Score.total(
-        evaluate(model, equal_streams(ids, **lengths, rank=rank, world=world), seen, predictor=predictor)
+        evaluate(model, equal_streams(ids, **lengths).share(rank, world), seen, predictor=predictor)
         for rank in range(world)
     )
 

@@ -7,7 +7,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.data_utils.files import DataError
-from txl.data_utils.stream import document_streams
+from txl.data_utils.rows import document_streams
 from txl.evaluation.score import Score, evaluate
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
@@ -22,7 +22,7 @@ def score(
     return Score.total(
         evaluate(model, stream, context)
         for rank in range(world)
-        for stream in document_streams(IDS, starts, **lengths, rank=rank, world=world)
+        for stream in document_streams(IDS, starts, **lengths)[rank::world]
     )
 
 

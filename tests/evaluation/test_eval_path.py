@@ -51,7 +51,8 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
     return Score.total(
-        eval_command.score(MODEL, VOCAB, IDS, "test", context, config, r, sizes=SIZES).score for r in ranks
+        eval_command.score(MODEL, eval_command.Split("test", IDS, SIZES, VOCAB), context, config, r).score
+        for r in ranks
     )
 
 
@@ -104,7 +105,11 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     ends = [*starts[1:], len(IDS)]
     alone = [
         eval_command.score(
-            MODEL, VOCAB, IDS[a - 1 : b], "test", context, EvalConfig(), Ranks(0, 1, torch.device("cpu")), sizes={}
+            MODEL,
+            eval_command.Split("test", IDS[a - 1 : b], {}, VOCAB),
+            context,
+            EvalConfig(),
+            Ranks(0, 1, torch.device("cpu")),
         )
         for a, b in zip(starts, ends, strict=True)
     ]
@@ -123,5 +128,7 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
     assert streams == {"txl": 16, "original": 10}
     corpus = SimpleNamespace(split=lambda name: np.arange(10_000))
     for n, expected in ((None, 16), (4, 4)):
-        asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config, many
-        assert evaluations.scoring_stream(corpus, "valid", *asked).batch_size == expected
+        asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config
+        ranks = [OneOfMany(rank, 16, torch.device("cpu")) for rank in range(16)]
+        shares = [evaluations.scoring_stream(corpus, "valid", *asked, rank) for rank in ranks]
+        assert sum(len(share.first_B) for share in shares) == expected

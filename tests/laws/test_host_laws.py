@@ -41,7 +41,7 @@ def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: 
     assert nll_BT.device == state.grad_norm.device == state.bad_step.device == meta
     assert len(state.optimizers.state()) >= 2 * len(list(state.model.parameters()))
     with pytest.raises((RuntimeError, NotImplementedError)):
-        state.look()
+        state.check()
 
 
 def test_looking_at_a_number_there_would_be_seen() -> None:

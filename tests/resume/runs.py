@@ -194,7 +194,6 @@ def _serve() -> None:
 
     from txl.cli import run
     from txl.commands import train
-    from txl.data_utils.files import DataError
 
     alive = set()
     for line in sys.stdin:
@@ -209,7 +208,7 @@ def _serve() -> None:
             os.environ.update(request["environment"])
             sys.argv = ["train.py", *request["flags"]]
             _lay(**request["trap"])
-            run(train.main, DataError)
+            run(train.main)
         else:
             with contextlib.suppress(PermissionError):
                 os.setpgid(pid, pid)  # here too: whoever gets the pid may kill the group at once
@@ -246,10 +245,10 @@ def _lay(
         signal_in_step: (number, step): this signal arrives in the middle of this step.
         signal_in_evaluation: (number, n): this signal arrives during evaluation n of this start.
     """
-    from txl.commands import train
+    from txl.training import loop
     from txl.training.step import TrainState
 
-    flush, step, evaluate = os.fsync, TrainState.step, train.evaluate
+    flush, step, evaluate = os.fsync, TrainState.step, loop.evaluate
     n_flush = n_best = n_evaluation = 0
 
     def trapped_flush(descriptor: int) -> None:
@@ -274,7 +273,7 @@ def _lay(
             os.kill(os.getpid(), signal_in_evaluation[0])
         return evaluate(*arguments, **named)
 
-    os.fsync, TrainState.step, train.evaluate = trapped_flush, trapped_step, trapped_evaluate
+    os.fsync, TrainState.step, loop.evaluate = trapped_flush, trapped_step, trapped_evaluate
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
-from txl.data_utils.stream import ScoringStream
+from txl.data_utils.rows import ScoringStream
 from txl.evaluation.conventions import predictor_of
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Memory, Span
@@ -112,7 +112,7 @@ def test_the_json_leaves_out_bins_that_no_key_fell_in() -> None:
 
 def test_shares_of_a_text_add_up() -> None:
     model, context = build("plain"), Context(tgt_len=4)
-    halves = [ScoringStream(IDS, batch_size=4, tgt_len=4, rank=rank, world=2) for rank in (0, 1)]
+    halves = [ScoringStream(IDS, batch_size=4, tgt_len=4).share(rank, 2) for rank in (0, 1)]
     first, second = (attention_by_distance(model, [half], context) for half in halves)
     both, whole = first + second, measured(model, context, 1)
     assert both.n_query == whole.n_query

@@ -8,7 +8,7 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.data_utils.stream import ScoringStream
+from txl.data_utils.rows import ScoringStream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
@@ -107,7 +107,7 @@ class BothRanks(Ranks):
 def test_the_shares_of_two_ranks_add_up() -> None:
     model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
     for rank in (0, 1):
-        stream = ScoringStream(IDS, batch_size=3, tgt_len=4, n_warmup=4, rank=rank, world=2)
+        stream = ScoringStream(IDS, batch_size=3, tgt_len=4, n_warmup=4).share(rank, 2)
         watch = LossByPosition(context, n_token=len(IDS), starts=STARTS)
         evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
         tables = watch.over(BothRanks(rank, 2, torch.device("cpu")))

@@ -11,7 +11,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.stream import window_streams
+from txl.data_utils.rows import window_streams
 from txl.evaluation.config import StudyConfig
 from txl.evaluation.study.comparison import losses_of
 from txl.evaluation.study.recl import losses_by_context, recl, table
@@ -168,7 +168,7 @@ class Beside(Ranks):
 def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str) -> None:
     model, context = build("plain").float(), Context(tgt_len=4, mem_len=10)
     study = StudyConfig(recl_step=5, recl_longest=10, recl_every=5)
-    shares = [window_streams(IDS, length=10, every=5, batch_size=2, tgt_len=4, rank=i, world=2) for i in range(2)]
+    shares = [window_streams(IDS, length=10, every=5, batch_size=2, tgt_len=4)[i::2] for i in range(2)]
     read = ((stream.first_B, stream) for stream in shares[1])
     other_CP = losses_by_context(model, read, context, lengths=(5, 10), every=5, n_token=len(IDS))
     if lost == "the other's":

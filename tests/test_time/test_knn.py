@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.stream import ScoringStream
+from txl.data_utils.rows import ScoringStream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate

@@ -16,12 +16,12 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.checkpoint import Snapshot, last_checkpoint, load_model, load_snapshot, save_checkpoint
+from txl.checkpoint import CheckpointWriter, last_checkpoint, load_model, load_snapshot
 from txl.config import TrainConfig
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
 from txl.model.init import init_weights
-from txl.runtime.distributed import Ranks, joined
+from txl.runtime.distributed import Ranks, process_group
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState
@@ -87,27 +87,12 @@ class Run:
             roll=self.config.roll,
             seed=self.config.seed,
         )
-        return train(self.state, stream, validate=self.validate, save=self.save, metrics=Metrics(None))
+        checkpoints = CheckpointWriter(self.folder, CONTEXT, self.ranks, self.columns) if self.folder else None
+        return train(self.state, stream, self, checkpoints, Metrics(None))
 
-    def validate(self, _: object) -> Score:
-        """Losses that fall and rise, so that dev_perf has something to do."""
+    def score(self, *_: object) -> Score:
+        """As `Validation.score`: losses that fall and rise, so that dev_perf has something to do."""
         return Score([3.0, 2.0, 2.5, 1.9, 2.4, 2.3, 2.2][self.state.progress.n_eval % 7], 1)
-
-    def save(self, snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path | None:
-        if self.folder is None:
-            return None
-        return save_checkpoint(
-            self.folder,
-            self.state.model,
-            CONTEXT,
-            step=step,
-            best=best,
-            record={},
-            attachments={},
-            snapshot=snapshot,
-            streams=self.columns,
-            ranks=self.ranks,
-        )
 
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.state.model.named_parameters()}
@@ -140,6 +125,6 @@ def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tupl
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    with joined(timeout_s=60) as ranks:
+    with process_group(timeout_s=60) as ranks:
         (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))
     os._exit(0)  # as txl.cli ends a process of several

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
-from txl.data_utils.stream import ScoringStream
+from txl.data_utils.rows import ScoringStream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.runtime.distributed import Ranks, Vote
@@ -103,11 +103,9 @@ def other_duties(ranks: Ranks) -> dict[str, Any]:
     """Evaluation, agreement and bad steps, in one start."""
     run = Run(config(max_step=2), ranks=ranks, dtype=torch.float64).begin()
     n_warmup = warmup_segments(SHAPE["n_layer"], CONTEXT)
-    shares = {"rank": ranks.rank, "world": ranks.world, "n_warmup": n_warmup}
-    nats = [
-        evaluate(run.state.model, ScoringStream(IDS, batch_size=b, tgt_len=4, **shares), CONTEXT).over(ranks)
-        for b in (1, 2, 5)
-    ]
+    whole = [ScoringStream(IDS, batch_size=b, tgt_len=4, n_warmup=n_warmup) for b in (1, 2, 5)]
+    shares = [stream.share(ranks.rank, ranks.world) for stream in whole]
+    nats = [evaluate(run.state.model, share, CONTEXT).over(ranks) for share in shares]
     vote, agreed = Vote(ranks), []
     for asked in (0, 3 * ranks.rank, 0):
         agreed.append(vote.agree(asked))

@@ -90,13 +90,13 @@ def poison(run: Run, *at: int) -> None:
     run.state.nats.forward = poisoned  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("looks_later", [False, True])
+@pytest.mark.parametrize("checks_later", [False, True])
 @pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "lamb"])
-def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, looks_later: bool) -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_later: bool) -> None:
     before = Run(config(optim=optim, mom=0.9, max_step=3)).begin()
     before.train()
     run = Run(config(optim=optim, mom=0.9)).begin()
-    run.state.looks_later = looks_later
+    run.state.checks_later = checks_later
     poison(run, 4)
     with pytest.raises(
         NonFiniteError, match=r"step 4, epoch 1, segment 4: the loss is not finite on rank 0 \(streams 0 to 3\)"

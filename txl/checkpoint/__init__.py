@@ -1,4 +1,4 @@
-"""Checkpoints: a folder each, whole or not there."""
+"""Checkpoints: one folder each, complete or not there."""
 
 from txl.checkpoint.folder import (
     OPTIMIZER,
@@ -12,14 +12,14 @@ from txl.checkpoint.folder import (
 )
 from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, newest_whole
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
-from txl.checkpoint.save import Snapshot, as_json, save_checkpoint
+from txl.checkpoint.save import CheckpointWriter, Snapshot
 
 __all__ = [
     "OPTIMIZER",
     "PROGRESS",
     "Checkpoint",
+    "CheckpointWriter",
     "Snapshot",
-    "as_json",
     "checkpoint_of",
     "checkpoints",
     "damaged",
@@ -32,6 +32,5 @@ __all__ = [
     "open_checkpoint",
     "point_at_best",
     "remove_checkpoints",
-    "save_checkpoint",
     "set_aside",
 ]

@@ -1,15 +1,15 @@
-"""The checkpoints in a run's folder: which there are, what `latest` and `best` name, removal.
+"""The checkpoints in a run directory: listing and removing them, the pointers `latest` and `best`.
 
-    run/step_00004000/config.json                  configurations, step, validation loss, checksums, versions: readable
-                      model.safetensors            parameters, tied ones once, and what was drawn at random for good
-                      vocab.txt, ...               what the caller attaches
-                      progress.json                where the training is
-                      optimizer.safetensors        what the optimizer remembers
+    run/step_00004000/config.json                  configurations, step, validation loss, checksums, versions
+                      model.safetensors            parameters, tied ones once, and persistent buffers
+                      vocab.txt, ...               attachments of the caller
+                      progress.json                counters of the training
+                      optimizer.safetensors        state of the optimizer
                       streams_00000_00060.safetensors  the memory of these streams, random states of their process
-    run/latest, run/best                           each holds the name of such a folder
+    run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
-Only what bears such a name is ever removed.
+Only files and folders with these names are ever removed.
 """
 
 import re
@@ -30,23 +30,23 @@ def name_of(step: int) -> str:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """True if a folder holds a checkpoint, be it a damaged one, whatever the folder's name."""
+    """True if a folder holds a checkpoint, complete or damaged, whatever the folder's name."""
     return any((folder / name).is_file() for name in (RECORD, WEIGHTS, PROGRESS))
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, the last one last: a folder bears such a name only once it is whole."""
+    """The checkpoints of a run by step; a folder gets its name once it is complete."""
     named = [(int(match[1]), path) for path in run.glob("step_*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(named) if path.is_dir() and not path.is_symlink() and is_checkpoint(path)]
 
 
 def has_checkpoint(run: Path) -> bool:
-    """True if a run has left a checkpoint in this folder."""
+    """True if the folder holds a checkpoint of a run."""
     return bool(checkpoints(run))
 
 
 def remove_checkpoints(run: Path) -> None:
-    """Remove all checkpoints of a run, those set aside too, and what killed writes have left."""
+    """Remove all checkpoints of a run, also those set aside, and the leftovers of killed writes."""
     for pointer in ("latest", "best"):
         (run / pointer).unlink(missing_ok=True)
     _remove_half_written(run)
@@ -55,7 +55,7 @@ def remove_checkpoints(run: Path) -> None:
 
 
 def remove_old(run: Path, keep_last: int) -> None:
-    """Remove what is neither the best nor among the last, and what killed writes have left."""
+    """Remove all checkpoints but the best and the last ones, and the leftovers of killed writes."""
     _remove_half_written(run)
     best = pointed(run / "best")
     for old in checkpoints(run)[:-keep_last]:
@@ -64,7 +64,7 @@ def remove_old(run: Path, keep_last: int) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename what has a checkpoint's name, so that it is never read and another can take its place."""
+    """Rename a checkpoint, so that it is not read and can be written again."""
     n = 0
     while (aside := folder.with_name(f"{folder.name}.aside{n or ''}")).exists():
         n += 1
@@ -72,7 +72,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def pointed(pointer: Path) -> str | None:
-    """The checkpoint that a pointer names, if it is there; a pointer never leads out of the run."""
+    """The checkpoint that a pointer names, if the run has it."""
     try:
         name = pointer.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -81,23 +81,23 @@ def pointed(pointer: Path) -> str | None:
 
 
 def point(pointer: Path, name: str) -> None:
-    """Let a pointer name a checkpoint."""
+    """Point to a checkpoint."""
     with written_whole(pointer) as temporary:
         temporary.write_text(name + "\n", encoding="utf-8")
 
 
 def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageError:
-    """The error for a file of a checkpoint that does not hold what it should.
+    """The error for a damaged file of a checkpoint.
 
     Args:
-        why: an error may speak of a flag and of what to do about it, but nobody has typed it.
+        why: an error; flags and remedies in it are left out, since the values come from a file.
     """
     reason = str(why).replace("--", "").partition(";")[0]
     return UsageError(f"{path}: {reason}; use another checkpoint of the run, or train again")
 
 
 def _remove(folder: Path) -> None:
-    """Under a hidden name first: a removal cut short must not leave a folder that looks whole."""
+    """Rename it first: an interrupted removal must not leave a folder that looks complete."""
     shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
 
 
@@ -105,6 +105,3 @@ def _remove_half_written(run: Path) -> None:
     for left in run.glob(".step_*.tmp"):
         if _NAME.match(left.name.removeprefix(".")):
             shutil.rmtree(left, ignore_errors=True)
-    for pointer in ("latest", "best"):
-        for left in run.glob(f".tmp.*.{pointer}"):
-            left.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reading checkpoints, which may be damaged, old, or made by others: nothing is built before it is known to fit."""
+"""Reading checkpoints. They may be damaged, old or malicious, so sizes are checked before anything is built."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from txl.records import read_json
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 Header = dict[str, tuple[tuple[int, ...], str]]
-"""Shape and kind of number of each tensor in a file."""
+"""Shape and dtype of each tensor in a file."""
 
 
 def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
@@ -31,7 +31,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     """
     path = checkpoint.folder / WEIGHTS
     require_weights(checkpoint)
-    saved = {_name_today(name): tensor for name, tensor in _load(path).items()}
+    saved = {_current_name(name): tensor for name, tensor in _load(path).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
@@ -43,9 +43,9 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
 
 
 def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
-    """What a run needs to go on with these streams of the global batch.
+    """The state that a run needs to resume with these streams of the global batch.
 
-    Random states are there only if one process computed just these streams before.
+    It has random states only if one process computed exactly these streams before.
 
     Raises:
         UsageError: if a file is missing or damaged.
@@ -75,7 +75,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
 
 
 def checkpoint_of(run: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step, every file looked at.
+    """The checkpoint of a step, all its files checked.
 
     Raises:
         UsageError: if there is none, or it is damaged.
@@ -90,10 +90,10 @@ def checkpoint_of(run: Path, step: int) -> Checkpoint:
 
 
 def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
-    """The checkpoint of the highest step that is whole, and what is wrong with those of higher steps.
+    """The newest complete checkpoint, and the errors of newer ones.
 
     Raises:
-        UsageError: if none is whole.
+        UsageError: if none is complete.
     """
     errors: list[UsageError] = []
     for folder in reversed(require_some(run)):
@@ -107,7 +107,7 @@ def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
-    """Look at every file: one that was written with a checksum must still have it.
+    """Check all files, and their checksums where config.json has them.
 
     Raises:
         UsageError: naming the file that is missing or damaged.
@@ -122,7 +122,7 @@ def require_whole(checkpoint: Checkpoint) -> None:
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
-    """Compare the header of the weights with the configuration, before anything of its size is built.
+    """Compare the header of the weights with the configuration, before a model of that size is built.
 
     Raises:
         UsageError: if the weights are damaged or do not fit.
@@ -133,28 +133,28 @@ def require_weights(checkpoint: Checkpoint) -> None:
     n_element = sum(math.prod(shape) for shape, _ in header.values())
     loops = max(config.n_bucket, config.n_feature), max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
     if loops[0] > max(n_element, 2**10) or loops[1] > len(header) or (config.max_distance or 0) >= 2**31:
-        raise wrong  # what a model of such sizes would be built with takes for ever
+        raise wrong  # building such a model would take forever
     try:
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in weights_of(TransformerXL(config)).items()}
-    except (RuntimeError, OverflowError, TypeError):  # sizes beyond a tensor's
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
         raise wrong from None
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / RECORD, error) from None
-    if expected != {_name_today(name): shape for name, (shape, _) in header.items()}:
+    if expected != {_current_name(name): shape for name, (shape, _) in header.items()}:
         raise wrong
     if any(kind not in _FLOATS for _, kind in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
     checkpoint.require_digest(path)
 
 
-def _name_today(name: str) -> str:
-    """The name of a weight that version 0.1 saved under another one."""
+def _current_name(name: str) -> str:
+    """The current name of a weight of version 0.1."""
     return name.replace(".attn.kernel.", ".attn.rule.")
 
 
 def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What progress.json says.
+    """The content of progress.json.
 
     Raises:
         UsageError: if it is damaged.
@@ -165,12 +165,12 @@ def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
     except (OSError, ValueError):
         raise damaged(path) from None
     if not isinstance(progress, dict) or progress.get("step") != checkpoint.record["step"]:
-        raise damaged(path, "tells of another step than the checkpoint is of")
+        raise damaged(path, "of another step than the checkpoint")
     return progress
 
 
 def header_of(path: Path) -> Header:
-    """Shapes and kinds of numbers in a file of tensors, without reading them.
+    """Shapes and dtypes in a file of tensors, without reading the tensors.
 
     Raises:
         UsageError: if it is missing or damaged.
@@ -188,7 +188,7 @@ def _is_memory(tensor: Tensor, n_stream: int, d_model: int) -> bool:
 
 
 def _stream_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files of the streams, which follow one another without a gap up to the size of the batch."""
+    """The files of the streams, which must cover the batch without a gap."""
     pattern = re.compile(r"streams_(\d{5,})_(\d{5,})\.safetensors")
     found = [(m, path) for path in checkpoint.folder.glob("streams_*") if (m := pattern.fullmatch(path.name))]
     found.sort(key=lambda pair: int(pair[0][1]))

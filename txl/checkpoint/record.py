@@ -1,4 +1,4 @@
-"""Which checkpoint is meant, and what its config.json says."""
+"""Opening a checkpoint: its folder and its config.json."""
 
 import json
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
-from txl.checkpoint.save import FORMAT, digest_of, digest_of_file
+from txl.checkpoint.save import FORMAT, digest_of
 from txl.config import Context, ModelConfig, UsageError
+from txl.files import sha256
 from txl.records import read_json, require_fields
 
 _FIELDS = {
@@ -15,12 +16,12 @@ _FIELDS = {
     **{"model": dict[str, Any], "context": dict[str, Any], "train": dict[str, Any], "data": dict[str, Any]},
     **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
 }
-"""Of config.json; others may stand beside them."""
+"""The fields of config.json that are checked; there may be others."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's folder and what its config.json says; the weights are read by `load_model`."""
+    """A checkpoint's folder and the content of its config.json. `load_model` reads the weights."""
 
     folder: Path
     record: dict[str, Any]
@@ -28,11 +29,7 @@ class Checkpoint:
     context: Context
 
     def attachment(self, name: str) -> str:
-        """The text that was attached under this name when the checkpoint was saved.
-
-        Raises:
-            UsageError: if it is no longer that text.
-        """
+        """The text attached under this name. Raises `UsageError` if its checksum is wrong."""
         try:
             content = (self.folder / name).read_bytes()
             if digest_of(content) == self.record.get("attachments", {}).get(name):
@@ -43,17 +40,17 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Hex digest of the weights."""
-        return digest_of_file(self.folder / WEIGHTS)
+        return sha256(self.folder / WEIGHTS)
 
     def require_digest(self, path: Path) -> None:
-        """Raise `UsageError` unless a file has the checksum that config.json holds of it, if it holds one."""
+        """Raise `UsageError` unless a file is there and has its checksum of config.json, if there is one."""
         digest = self.record.get("files", {}).get(path.name)
-        if not path.is_file() or (digest is not None and digest_of_file(path) != digest):
+        if not path.is_file() or (digest is not None and sha256(path) != digest):
             raise damaged(path)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The best checkpoint of a run's folder, else its last; or the one whose folder is given.
+    """The best checkpoint in a run directory, else its last; or the one in the given folder.
 
     Raises:
         UsageError: if there is none, or it is damaged.
@@ -76,7 +73,7 @@ def last_checkpoint(run: Path) -> Checkpoint:
 
 
 def point_at_best(run: Path) -> None:
-    """Let `best` name the last checkpoint that was the best when it was saved: a kill may have come in between."""
+    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that."""
     for folder in reversed(checkpoints(run)):
         try:
             is_best = open_folder(folder).record.get("best")
@@ -101,9 +98,8 @@ def open_folder(folder: Path) -> Checkpoint:
         if record.get("format") != FORMAT:
             raise ValueError(f"of format {record.get('format')}, this txl reads {FORMAT}")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
-        model, context = (
-            cls(**require_fields(record[name], cls)) for name, cls in (("model", ModelConfig), ("context", Context))
-        )
+        model = ModelConfig(**require_fields(record["model"], ModelConfig))
+        context = Context(**require_fields(record["context"], Context))
         return Checkpoint(folder, {"step": 0, **record}, model, context)
     except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError):
         raise damaged(path) from None
@@ -112,7 +108,7 @@ def open_folder(folder: Path) -> Checkpoint:
 
 
 def require_some(run: Path) -> list[Path]:
-    """The checkpoints of a run, the last one last; raises `UsageError` if there is none."""
+    """The checkpoints of a run by step. Raises `UsageError` if there is none."""
     found = checkpoints(run)
     if not found:
         raise UsageError(f"--work_dir {run}: holds no checkpoint; train first, or give the folder of another run")

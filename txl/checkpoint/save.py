@@ -1,11 +1,12 @@
 """Writing a checkpoint.
 
-It is written under a temporary name, flushed and renamed, so that a folder named step_* is whole; `latest` and `best`
-move afterwards. Memory is kept by stream, not by process: another number of processes can go on.
+It is written to a temporary folder, flushed and renamed, so that a folder named step_* is whole; `latest` and `best`
+are updated afterwards. Memory is saved by stream, not by process, so that another number of processes can resume.
 """
 
 import hashlib
 import json
+import math
 import platform
 import shutil
 from collections.abc import Mapping
@@ -29,8 +30,8 @@ from txl.checkpoint.folder import (
     remove_old,
     set_aside,
 )
-from txl.config import Context, UsageError, as_dict
-from txl.files import flush, naming, written_whole
+from txl.config import Context, as_dict
+from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -40,7 +41,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run needs besides its weights to go on as if it had never stopped.
+    """What a run needs besides its weights to resume exactly.
 
     Attributes:
         progress: JSON-ready values.
@@ -57,76 +58,95 @@ class Snapshot:
     folder: Path = Path()
 
 
-def save_checkpoint(
-    run: Path,
-    model: TransformerXL,
-    context: Context,
-    *,
-    step: int,
-    best: bool,
-    record: Mapping[str, Any],
-    attachments: Mapping[str, str],
-    snapshot: Snapshot,
-    streams: slice,
-    ranks: Ranks,
-    keep_last: int = 1,
-) -> Path:
-    """Write the checkpoint of a step and let `latest` (and `best`) name it. All ranks call it together.
+@dataclass(frozen=True)
+class CheckpointWriter:
+    """Writes the checkpoints of a run.
 
-    Called again after the same step, for what an evaluation has found, it rewrites config.json and progress.json only.
-
-    Args:
-        record: what else config.json shall hold.
+    Attributes:
+        run: the run directory.
+        columns: the streams of the global batch whose memory this process holds.
+        record: further fields of config.json.
         attachments: text files to keep with the weights, by name.
-        streams: the columns of the global batch whose memory `snapshot` holds.
-        keep_last: so many checkpoints stay besides the best one.
-    Returns:
-        The checkpoint's folder.
+        keep_last: number of checkpoints to keep besides the best one.
     """
-    folder = run / name_of(step)
-    full = {
-        "format": FORMAT,
-        "step": step,
-        "best": best,
-        "model": as_dict(model.config),
-        "context": as_dict(context),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "attachments": {name: digest_of(text.encode()) for name, text in attachments.items()},
-        **record,
-    }
-    if ranks.gathered(is_checkpoint(folder))[0]:
-        if ranks.is_main:
-            _rewrite(folder, full, snapshot)
-    else:
-        _write(folder, model, full, attachments, snapshot, streams, ranks)
-    if ranks.is_main:
-        for pointer in ("latest", "best") if best else ("latest",):
-            point(run / pointer, folder.name)
-        remove_old(run, keep_last)
-    ranks.barrier()  # nobody returns before it is there
-    return folder
 
+    run: Path
+    context: Context
+    ranks: Ranks
+    columns: slice
+    record: Mapping[str, Any] = field(default_factory=dict)
+    attachments: Mapping[str, str] = field(default_factory=dict)
+    keep_last: int = 1
 
-def as_json(values: Mapping[str, Any]) -> str:
-    """A record as JSON, a field a line.
+    def save(
+        self, model: TransformerXL, snapshot: Snapshot, *, step: int, best: bool, valid_nats: float | None = None
+    ) -> Path:
+        """Write the checkpoint of a step and point `latest` (and `best`) to it. All ranks call it together.
 
-    Raises:
-        UsageError: naming a value that JSON cannot hold.
-    """
-    try:
-        return json.dumps(values, indent=1, allow_nan=False) + "\n"
-    except ValueError:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                as_json(value)
-            elif value in (float("inf"), float("-inf")) or value != value:
-                raise UsageError(f"--{name} {value}: must be a finite number") from None
-        raise
+        A second call for the same step, after an evaluation, rewrites config.json and progress.json only.
+
+        Args:
+            valid_nats: the validation loss, nats per token.
+        Returns:
+            The checkpoint's folder.
+        """
+        folder = self.run / name_of(step)
+        config = {
+            "format": FORMAT,
+            "step": step,
+            "best": best,
+            "model": as_dict(model.config),
+            "context": as_dict(self.context),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "attachments": {name: digest_of(text.encode()) for name, text in self.attachments.items()},
+            **self.record,
+            "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
+        }
+        if self.ranks.gathered(is_checkpoint(folder))[0]:
+            if self.ranks.is_main:
+                _rewrite(folder, config, snapshot.progress)
+        else:
+            self._write(folder, model, config, snapshot)
+        if self.ranks.is_main:
+            for pointer in ("latest", "best") if best else ("latest",):
+                point(self.run / pointer, folder.name)
+            remove_old(self.run, self.keep_last)
+        self.ranks.barrier()  # no rank returns before the checkpoint is there
+        return folder
+
+    @sigterm_raises()
+    def _write(self, folder: Path, model: TransformerXL, config: dict[str, Any], snapshot: Snapshot) -> None:
+        """A whole checkpoint. Each rank writes its streams, rank 0 the rest."""
+        temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main
+        try:
+            if is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            self.ranks.barrier()
+            written = self.ranks.gathered(_write_streams(temporary, snapshot, self.columns))
+            if is_main:
+                digests = {name: digest for files in written for name, digest in files.items()}
+                digests |= _write_tensors(weights_of(model), temporary / WEIGHTS)
+                digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
+                texts = {RECORD: _json(config | {"files": digests}), PROGRESS: _json(snapshot.progress)}
+                for name, text in {**texts, **self.attachments}.items():
+                    with errors_naming(temporary / name):
+                        (temporary / name).write_text(text, encoding="utf-8")
+                    flush(temporary / name)
+                flush(temporary)
+                if folder.exists() and any(folder.iterdir()):
+                    set_aside(folder)  # not a checkpoint of ours
+                temporary.rename(folder)
+                flush(folder.parent)
+        except BaseException:
+            if is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def weights_of(model: TransformerXL) -> dict[str, Tensor]:
-    """The parameters, tied ones once, and the buffers that belong to the state."""
+    """The parameters, tied ones once, and the persistent buffers."""
     state = model.state_dict()
     return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
 
@@ -136,68 +156,29 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
-    """Hex digest of a file, SHA-256; about half a second a GB."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
 
-def _write(
-    folder: Path,
-    model: TransformerXL,
-    full: dict[str, Any],
-    attachments: Mapping[str, str],
-    snapshot: Snapshot,
-    streams: slice,
-    ranks: Ranks,
-) -> None:
-    """A whole checkpoint, each rank its streams."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    try:
-        if ranks.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        ranks.barrier()
-        written = ranks.gathered(_write_streams(temporary, snapshot, streams))
-        if ranks.is_main:
-            digests = {name: digest for files in written for name, digest in files.items()}
-            digests |= _save(weights_of(model), temporary / WEIGHTS)
-            digests |= _save(snapshot.optimizer, temporary / OPTIMIZER)
-            texts = {RECORD: as_json(full | {"files": digests}), PROGRESS: as_json(snapshot.progress), **attachments}
-            for name, text in texts.items():
-                with naming(temporary / name):
-                    (temporary / name).write_text(text, encoding="utf-8")
-                flush(temporary / name)
-            flush(temporary)
-            if folder.exists() and any(folder.iterdir()):
-                set_aside(folder)  # it is not ours
-            temporary.rename(folder)
-            flush(folder.parent)
-    except BaseException:
-        if ranks.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _rewrite(folder: Path, full: dict[str, Any], snapshot: Snapshot) -> None:
-    """The evaluation's loss first, then that it is no longer owed: between the two it would be made once more."""
-    full["files"] = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("files", {})
-    for name, values in ((RECORD, full), (PROGRESS, snapshot.progress)):
+def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> None:
+    """config.json first: a kill between the two then repeats the evaluation instead of losing it."""
+    config["files"] = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("files", {})
+    for name, values in ((RECORD, config), (PROGRESS, progress)):
         with written_whole(folder / name) as temporary:
-            temporary.write_text(as_json(values), encoding="utf-8")
+            temporary.write_text(_json(values), encoding="utf-8")
 
 
-def _write_streams(folder: Path, snapshot: Snapshot, streams: slice) -> dict[str, str]:
+def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str, str]:
     layers = snapshot.memory.layers if snapshot.memory is not None else ()
     tensors = {f"memory.{i}": layer for i, layer in enumerate(layers)}
     tensors |= {f"rng.{kind}": state for kind, state in snapshot.rng.items()}
-    return _save(tensors, folder / STREAMS.format(streams.start, streams.stop))
+    return _write_tensors(tensors, folder / STREAMS.format(columns.start, columns.stop))
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
-    """Write tensors to a file; its name and digest."""
-    with naming(path):
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
+    """Write a file of tensors; its name and digest."""
+    with errors_naming(path):
         save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
-        path.chmod(path.parent.stat().st_mode & 0o666)  # the library writes files that only their owner may read
+        path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes files that only their owner may read
     flush(path)
-    return {path.name: digest_of_file(path)}
+    return {path.name: sha256(path)}

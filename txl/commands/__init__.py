@@ -1,1 +1,1 @@
-"""The commands train, eval and generate: the only modules that know both the model and the text."""
+"""The programs: train, eval, generate, convert."""

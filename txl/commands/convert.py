@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from txl.checkpoint import Snapshot, save_checkpoint
+from txl.checkpoint import CheckpointWriter, Snapshot
 from txl.cli import build, read_flags
 from txl.config import Checked, UsageError, option, require
 from txl.convert import Converted, convert
@@ -80,15 +80,7 @@ def save(converted: Converted, vocab: Vocab, config: ConvertConfig, source: Path
     """Write the run folder."""
     data = DataConfig(data=config.data, dataset=config.dataset)
     settings = {"data": data.data, "dataset": data.dataset}
-    return save_checkpoint(
-        run,
-        converted.model,
-        converted.context,
-        step=0,
-        best=True,
-        record={"data": settings, "converted_from": {"kind": converted.kind, "source": source.name}},
-        attachments={"vocab.txt": vocab.to_text()},
-        snapshot=Snapshot({"step": 0}, {}, None, {}),
-        streams=slice(0, 1),
-        ranks=Ranks(0, 1, torch.device("cpu")),
-    )
+    record = {"data": settings, "converted_from": {"kind": converted.kind, "source": source.name}}
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    writer = CheckpointWriter(run, converted.context, ranks, slice(0, 1), record, {"vocab.txt": vocab.to_text()})
+    return writer.save(converted.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True)

@@ -1,12 +1,12 @@
-"""Let a trained Transformer-XL write, printed as it comes."""
+"""Generate text with a trained Transformer-XL, printed token by token."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from txl.checkpoint import load_model, open_checkpoint
+from txl.checkpoint import open_checkpoint
 from txl.cli import build, read_flags
-from txl.commands.trained_text import vocabulary_of
+from txl.commands.trained import loaded, vocabulary_of
 from txl.config import UsageError
 from txl.data_utils.free_text import read_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
@@ -14,7 +14,6 @@ from txl.data_utils.wikitext import tokenise
 from txl.evaluation.reading import within
 from txl.generation.config import GenerateConfig
 from txl.generation.sampling import generate
-from txl.model.autocast import autocast, dtype_for
 from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
 
@@ -32,19 +31,16 @@ def main(argv: Sequence[str]) -> None:
     longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + longest)
-    model = load_model(checkpoint).to(device_of(config.device))
-    model.use_attention(config.attn_impl)
-
     banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
     rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    with autocast(model.device, dtype_for(model, config.dtype)):
+    with loaded(checkpoint, config, device_of(config.device)) as model:
         if config.prompt is not None:
             print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
         begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]
         tokens = generate(model, vocab.encode(prompt), context, length=longest, banned=banned, **rule)
         for n_written, token in enumerate(tokens, start=1):
             word = vocab.words[token]
-            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # neither a blank line nor a heading
+            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # not a blank line or a heading
             if config.finish_line and n_written >= config.length and ends_paragraph:
                 break
             print("\n" if word == EOS else f" {word}", end="", flush=True)
@@ -53,15 +49,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
-    """The prompt as words of the vocabulary, with a notice of those that become `<unk>`.
+    """The prompt as words of the vocabulary; unknown ones become `<unk>`, with a warning.
 
-    Words are what white space separates if `plain`, else what WikiText's manner of writing makes of it. A line break
-    inside it is `<eos>`.
+    Words are separated by white space if `plain`, else tokenised as WikiText is. A line break inside is `<eos>`.
     """
     if prompt is None:
         return [EOS]
     if prompt == "-":
-        prompt = read_text(prompt).rstrip("\r\n")  # that of `echo`, which is to be gone on with
+        prompt = read_text(prompt).rstrip("\r\n")  # a final line break, as of `echo`, is no part of it
         if not prompt.strip():
             raise UsageError("--prompt -: standard input is empty; send some text, or leave the flag out")
     words: list[str] = []

@@ -6,8 +6,8 @@ import numpy as np
 
 from txl.checkpoint import Checkpoint
 from txl.cli import Typed, build
-from txl.commands.opened import loaded, open_corpus
-from txl.data_utils.stream import window_streams
+from txl.commands.trained import loaded, open_corpus
+from txl.data_utils.rows import window_streams
 from txl.evaluation.config import EvalConfig, StudyConfig
 from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
@@ -19,7 +19,7 @@ from txl.runtime.log import print_line
 
 
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
-    """The relative effective context length of several runs, on one split; rank 0 tells."""
+    """The relative effective context length of several runs, on one split; rank 0 reports."""
     config, study = build(EvalConfig, typed), build(StudyConfig, typed)
     checkpoints = comparable(typed, config, study)
     require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
@@ -32,7 +32,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
         pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
     nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
     if ranks.is_main:
-        result = recl.recl(nats_MCP, study.context_lengths)
+        result = recl.recl(np.stack(nats_MCP), study.context_lengths)
         print_line(recl.table(result, study.recl))
         for picture in pictures:
             plot_recl(picture, result, study.recl)
@@ -45,7 +45,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
 def context_losses(
     checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
 ) -> np.ndarray:
-    """Nats by context length and position, of one run; the windows are shared out over processes."""
+    """Nats by context length and position of one run; the windows are shared out over processes."""
     (context,) = config.look_backs(checkpoint.context)
     windows = window_streams(
         ids,
@@ -54,8 +54,6 @@ def context_losses(
         batch_size=config.batch_size,
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
-    with loaded(checkpoint, config, ranks) as model:
+    )[ranks.rank :: ranks.world]
+    with loaded(checkpoint, config, ranks.device) as model:
         return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))

@@ -5,33 +5,31 @@ python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, Snapshot, as_json, load_model, load_snapshot, save_checkpoint
+from txl.checkpoint import Checkpoint, CheckpointWriter, load_model, load_snapshot
 from txl.cli import Typed, build, read_flags, require_effect
 from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
-from txl.commands.trained_text import data_settings
+from txl.commands.trained import data_settings
 from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.reading import evaluation_context, within
-from txl.evaluation.score import Score, evaluate
 from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
-from txl.runtime.distributed import Ranks, joined
+from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import begin_anew, claimed, go_on, open_run, saved_settings
-from txl.training.loop import Outcome, Watched, train
-from txl.training.metrics import Metrics, finite_or_none, provenance
+from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
+from txl.training.loop import Validation, train
+from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
 from txl.training.step import TrainState, autocast_dtype
 
@@ -46,29 +44,90 @@ CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other
 def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
-    with joined(timeout_s=typed.get("timeout_s", TrainConfig.timeout_s), device=typed.get("device", "auto")) as ranks:
-        build(TrainConfig, typed)  # bad values are named as they were typed
-        _settle_batch_size(typed, ranks)
-        run_folder = Path(typed.get("work_dir", TrainConfig.work_dir))
-        with claimed(run_folder, ranks) as restarted:
-            return start(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
+    with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
+        set_batch_size(typed, ranks)
+        run_folder = Path(asked.work_dir)
+        with locked_run_directory(run_folder, ranks) as restarted:
+            return run(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
 
 
-def _settle_batch_size(typed: Typed, ranks: Ranks) -> None:
-    """Put what --local_batch_size says into `batch_size`."""
+def set_batch_size(typed: Typed, ranks: Ranks) -> None:
+    """Set `batch_size` from --local_batch_size, if that is given."""
     if "local_batch_size" in typed:
-        local = typed["local_batch_size"]
+        batch_size = typed["local_batch_size"] * ranks.world
         require(
-            typed.get("batch_size", local * ranks.world) == local * ranks.world,
-            f"--batch_size {typed.get('batch_size')} and --local_batch_size {local}: over {ranks.world} process(es) "
-            f"they differ; drop one of them",
+            typed.setdefault("batch_size", batch_size) == batch_size,
+            f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}: over "
+            f"{ranks.world} process(es) they differ; drop one of them",
         )
-        typed["batch_size"] = local * ranks.world
 
 
-def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
-    """Build what the flags ask for, over what the checkpoint says, and train; the exit status."""
+def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
+    """Train as the flags say, from a checkpoint or from the beginning; returns the exit status."""
+    config, context = settings(typed, ranks, checkpoint)
+
+    # the text and the model
+    splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
+    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits))
+    shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
+    require_room_for_weights(shape, config, ranks)
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
+    require_serves(model.layers[0].attn.pos, context)
+    model.to(ranks.device)
+    model.use_attention(config.attn_impl)
+
+    # what the loop reads and writes
+    stream = training_stream(corpus, config, context, ranks)
+    eval_context = within(
+        evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(corpus.split("valid"))
+    )
+    valid_stream = scoring_stream(corpus, "valid", config, eval_context, shape, ranks)
+    counts = valid_stream.sums(corpus.sizes("valid"))
+    validation = Validation(valid_stream, eval_context, counts, config.max_eval_steps)
+    texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
+    record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
+    vocab = {"vocab.txt": corpus.vocab.to_text()}
+    checkpoints = CheckpointWriter(run_folder, context, ranks, stream.columns, record, vocab, config.keep_last)
+    sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
+    needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
+
+    # the state of the training, new or restored; nothing of an old run is removed before this point
+    state = TrainState(model, config, context, ranks)
+    if checkpoint:
+        require_same_texts(checkpoint, texts)
+        state.restore(load_snapshot(checkpoint, stream.columns))
+        prepare_resume(run_folder, checkpoint, ranks)
+    else:
+        start_new_run(run_folder, ranks, overwrite=config.overwrite)
+        torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not
+
+    resumed_from = state.progress.step if checkpoint else None
+    with Metrics(
+        run_folder if ranks.is_main else None, resumed_from, owes_evaluation=state.progress.owes_evaluation
+    ) as metrics:
+        if ranks.is_main:
+            print_beginning(state, len(stream), needed)
+            metrics.start(
+                **provenance(),
+                device=device_name(ranks.device),
+                world_size=ranks.world,
+                parameters=sum(p.numel() for p in model.parameters()),
+                resumed_from_step=resumed_from,
+                model=as_dict(shape),
+                context=as_dict(context),
+                **record,
+            )
+        outcome = train(state, stream, validation, checkpoints, metrics, sample)
+        if config.eval_test and outcome.reason is None:
+            evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
+    return conclude(outcome, config, run_folder, ranks)
+
+
+def settings(typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None) -> tuple[TrainConfig, Context]:
+    """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together."""
     shape = checkpoint.model_config if checkpoint else ModelConfig
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
@@ -84,103 +143,10 @@ def start(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint |
         "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
         f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}, at the cost of the memory; lower it",
     )
-    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
-    splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits))
-    shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
-    require_room_for_weights(shape, config, ranks)
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
-    require_serves(model.layers[0].attn.pos, context)
-    model.to(ranks.device)
-    model.use_attention(config.attn_impl)
-    outcome = run_training(model, corpus, config, context, ranks, run_folder, checkpoint)
-    return conclude(outcome, config, run_folder, ranks)
+    return dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len), context
 
 
-def run_training(
-    model: TransformerXL,
-    corpus: Corpus,
-    config: TrainConfig,
-    context: Context,
-    ranks: Ranks,
-    run_folder: Path,
-    checkpoint: Checkpoint | None,
-) -> Outcome:
-    """Join the streams, the evaluation and the checkpoints to the training loop."""
-    eval_context = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
-    eval_context = within(eval_context, len(corpus.split("valid")))
-    stream = training_stream(corpus, config, context, ranks)
-    valid_stream = scoring_stream(corpus, "valid", config, eval_context, model.config, ranks)
-    counts = valid_stream.sums(corpus.sizes("valid"))
-    record = {
-        "train": as_dict(config),
-        "data": as_dict(corpus.config),
-        "texts": {split: corpus.fingerprint(split) for split in ("train", "valid")},
-    }
-
-    as_json(record)  # what cannot be saved is known before anything is removed
-
-    def validate(watched: Watched) -> Score:
-        limit = config.max_eval_steps if config.max_eval_steps > 0 else len(valid_stream)
-        segments = watched(itertools.islice(valid_stream, limit))
-        score = evaluate(model, segments, eval_context)
-        return (score if limit < len(valid_stream) else dataclasses.replace(score, **counts)).over(ranks)
-
-    def save(snapshot: Snapshot, *, step: int, valid_nats: float | None, best: bool) -> Path:
-        return save_checkpoint(
-            run_folder,
-            model,
-            context,
-            step=step,
-            best=best,
-            record=record | {"valid_nats_per_token": finite_or_none(valid_nats)},
-            attachments={"vocab.txt": corpus.vocab.to_text()},
-            snapshot=snapshot,
-            streams=stream.columns,
-            ranks=ranks,
-            keep_last=config.keep_last,
-        )
-
-    needed = resources(model, corpus, config, context, ranks, run_folder, checkpoint)
-    state = TrainState(model, config, context, ranks)
-    if checkpoint:
-        require_same_texts(checkpoint, record["texts"])
-        state.restore(load_snapshot(checkpoint, stream.columns))
-        go_on(run_folder, checkpoint, ranks)
-    else:
-        begin_anew(run_folder, ranks, overwrite=config.overwrite)
-        torch.manual_seed(config.seed + ranks.rank)  # of dropout; the weights are drawn already, alike on all ranks
-    metrics_of = Metrics(
-        run_folder if ranks.is_main else None,
-        resumed_from=state.progress.step if checkpoint else None,
-        owes_evaluation=state.progress.owes_evaluation,
-    )
-    with metrics_of as metrics:
-        if ranks.is_main:
-            print_line(describe(model, ranks, len(stream)))
-            print_line(f"| attention: {model.attention_path(context, state.dtype, needs_grad=True)}")
-            if model.config.recurrence == "same" and config.eval_batch_size is None:
-                print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
-            print_line(describe_bytes(needed))
-            metrics.start(
-                **provenance(),
-                device=device_name(ranks.device),
-                world_size=ranks.world,
-                parameters=sum(p.numel() for p in model.parameters()),
-                resumed_from_step=state.progress.step if checkpoint else None,
-                model=as_dict(model.config),
-                context=as_dict(context),
-                **record,
-            )
-        sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
-        outcome = train(state, stream, validate=validate, save=save, metrics=metrics, sample=sample)
-        if config.eval_test and outcome.reason is None:
-            evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
-        return outcome
-
-
-def resources(
+def require_resources(
     model: TransformerXL,
     corpus: Corpus,
     config: TrainConfig,
@@ -189,13 +155,23 @@ def resources(
     run_folder: Path,
     checkpoint: Checkpoint | None,
 ) -> dict[str, int]:
-    """The bytes that a process needs, see `training_bytes`; raises `UsageError` if memory or disk space lacks."""
+    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk is too small."""
     of_a_stream = within(context, len(corpus.split("train")) // config.batch_size)
     needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
     require_memory(needed, ranks)
     n_done = checkpoint.record["step"] if checkpoint else 0
     require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
     return needed
+
+
+def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
+    """Print what is about to be trained."""
+    model, config = state.model, state.config
+    print_line(describe(model, state.ranks, n_segment))
+    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True)}")
+    if model.config.recurrence == "same" and config.eval_batch_size is None:
+        print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
+    print_line(describe_bytes(needed))
 
 
 def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
@@ -213,7 +189,7 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
 
 
 def open_corpus(config: DataConfig, splits: Sequence[str]) -> Corpus:
-    """The text as token files, made where they are missing or stale."""
+    """The text as token files, written where they are missing or stale."""
     corpus = Corpus(config)
     corpus.require_splits(*splits)
     for split in splits:
@@ -230,7 +206,7 @@ def new_model(shape: ModelConfig, config: TrainConfig) -> TransformerXL:
 
 
 def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -> TransformerXL:
-    """The model of a checkpoint; its vocabulary must be the text's."""
+    """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
     require(
         checkpoint.attachment("vocab.txt") == corpus.vocab.to_text(),
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
@@ -240,7 +216,7 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -
 
 
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
-    """Raise `UsageError` if a text is no longer what it was."""
+    """Raise `UsageError` if a text has changed since the checkpoint was saved."""
     for split, fingerprint in checkpoint.record.get("texts", {}).items():
         require(
             texts.get(split) == fingerprint,
@@ -250,10 +226,10 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
 
 
 def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
-    """The model's configuration with what the data set decides: words, cutoffs, which projections are tied."""
+    """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
     n_token = len(corpus.vocab)
-    look_back = build(Context, typed)
-    n_position = look_back.tgt_len + look_back.ext_len + look_back.mem_len
+    context = build(Context, typed)
+    n_position = context.tgt_len + context.ext_len + context.mem_len
     decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
     if typed.get("adaptive") and "cutoffs" not in typed:
         published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))

@@ -3,26 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from txl.config import (
-    ATTN_IMPL_HELP,
-    CLAMP,
-    DEVICE_HELP,
-    DTYPE_HELP,
-    LENGTH,
-    TINY,
-    AttnImpl,
-    Checked,
-    Context,
-    option,
-    require,
-)
+from txl.config import LENGTH, TINY, Checked, Context, ModelUse, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(Checked):
+class EvalConfig(ModelUse):
     """What is evaluated and how. Lengths default to those of the training."""
 
-    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
     split: Literal["valid", "test", "all"] = option("all", "split to evaluate")
     convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
         "txl",
@@ -48,10 +35,6 @@ class EvalConfig(Checked):
         (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
     )
     ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    clamp_len: int | None = option(
-        None, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP
-    )
-    same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
     json: str | None = option(None, "write the results to this file")
     pictures: str | None = option(None, "directory for plots (default: that of --json; without --json the run's)")
     text: str | None = option(None, "score this file instead of a split, from its first token on (-: standard input)")
@@ -60,9 +43,6 @@ class EvalConfig(Checked):
     per_token: str | None = option(
         None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
     )
-    device: str = option("auto", DEVICE_HELP)
-    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.rows import Row
-from txl.files import naming, require_writable, written_whole
+from txl.files import errors_naming, require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
 
 
@@ -161,7 +161,7 @@ def _finite(content: Any) -> Any:
 def write_text(path: Path, text: str) -> None:
     """Write atomically; a path that is not a regular file, such as /dev/stdout, is written to directly."""
     if path.exists() and not path.is_file():
-        with naming(path):
+        with errors_naming(path):
             path.write_text(text, encoding="utf-8")
         return
     with written_whole(path.resolve()) as temporary:

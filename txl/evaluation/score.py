@@ -14,7 +14,7 @@ from txl.config import Context, require
 from txl.evaluation.reading import Learner, Predictor, Segments
 from txl.model.cuda_graph import CudaGraphModel, with_cuda_graphs
 from txl.model.transformer import TransformerXL
-from txl.ops.numbers import wide_sum
+from txl.ops.numbers import float64_sum
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity
 
@@ -87,10 +87,10 @@ def evaluate(
         predictor: by default the model.
         observe: called with the nats of each segment's scored targets (N,), row by row, before the next is read.
     """
-    nats = wide_sum(torch.zeros(1, device=model.device))
+    nats = float64_sum(torch.zeros(1, device=model.device))
     tokens = 0
     for nll_N in scored(model, segments, context, predictor=predictor):
-        nats += wide_sum(nll_N)
+        nats += float64_sum(nll_N)
         tokens += len(nll_N)
         if observe is not None:
             observe(nll_N)

@@ -1,28 +1,14 @@
 """What is generated, as a dataclass whose fields are the flags of generate.py."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from txl.config import (
-    ATTN_IMPL_HELP,
-    CLAMP,
-    DEVICE_HELP,
-    DTYPE_HELP,
-    LENGTH,
-    SEED,
-    TINY,
-    AttnImpl,
-    Checked,
-    option,
-    require,
-)
+from txl.config import LENGTH, SEED, TINY, ModelUse, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(Checked):
+class GenerateConfig(ModelUse):
     """What to generate and how to sample."""
 
-    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
     prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
     length: int = option(200, "tokens to generate", minimum=1)
     finish_line: bool = option(False, "continue to the end of the paragraph, by at most --length more tokens")
@@ -34,13 +20,6 @@ class GenerateConfig(Checked):
     no_unk: bool = option(False, "never generate <unk>")
     seed: int = option(1111, "random seed", **SEED)
     mem_len: int | None = option(None, "tokens of memory (default: as in training)", **LENGTH)
-    clamp_len: int | None = option(
-        None, "larger distances share the position encoding of this one (-1 or 0: off)", **CLAMP
-    )
-    same_length: bool | None = option(None, "every token attends to exactly mem_len keys, itself included")
-    device: str = option("auto", DEVICE_HELP)
-    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", DTYPE_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()

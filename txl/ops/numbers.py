@@ -19,6 +19,6 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type)
 
 
-def wide_sum(x: Tensor) -> Tensor:
+def float64_sum(x: Tensor) -> Tensor:
     """The sum in float64; on the CPU for devices without float64."""
     return (x.cpu() if x.device.type == "mps" else x).double().sum()

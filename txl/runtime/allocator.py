@@ -1,4 +1,4 @@
-"""What a process does with memory that it frees."""
+"""Settings of the C library's memory allocator."""
 
 import ctypes
 import sys
@@ -7,10 +7,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of mallopt(3), malloc
 
 
 def keep_freed_memory() -> None:
-    """Keep large freed tensors for the next ones instead of giving their pages back to the system.
+    """Keep the memory of freed tensors for later ones instead of returning it to the system.
 
-    glibc maps every block of more than 32 MiB anew, and each use faults all its pages in again; a training step of
-    a large vocabulary frees and takes gigabytes. The process then never shrinks. Without glibc nothing happens.
+    By default glibc maps each block of more than 32 MiB separately, so that every use causes page faults; a training
+    step with a large vocabulary allocates gigabytes. The process never shrinks. Without glibc nothing changes.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""One process or many: the same program. torchrun starts the processes, this file joins them."""
+"""Communication between the processes that torchrun starts; a single process needs none."""
 
 import os
 import time
@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from txl.config import require
@@ -20,36 +22,36 @@ T = TypeVar("T")
 
 
 class LostContactError(RuntimeError):
-    """Another process of the run has gone or cannot be reached."""
+    """Another process of the run has ended or cannot be reached."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run; without torchrun the only one."""
+    """This process among those of the run."""
 
     rank: int
     world: int
     device: torch.device
     control: dist.ProcessGroup | None = None
-    """Over gloo, for what the host decides; never waits for a GPU."""
+    """A gloo group for decisions of the host, which never waits for a GPU."""
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks, on each of them."""
+        """The sum of a tensor over all ranks, on each of them. Changes the tensor."""
         if self.world > 1:
-            with telling_lost_contact(self.rank):
+            with lost_contact_errors(self.rank):
                 dist.all_reduce(value)
         return value
 
     def gathered(self, value: T) -> list[T]:
-        """An object of every rank, by rank, on each of them."""
+        """The objects of all ranks, by rank, on each of them."""
         if self.world == 1:
             return [value]
         values: list[T | None] = [None] * self.world
-        with telling_lost_contact(self.rank):
+        with lost_contact_errors(self.rank):
             dist.all_gather_object(values, value, group=self.control)
         return values  # type: ignore[return-value]
 
@@ -58,9 +60,9 @@ class Ranks:
         self.gathered(None)
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0, then on the others, who find in place what it has written.
+        """Run `work` on rank 0, then on the others, which find the files that it has written.
 
-        The others wait as long as it takes: tokenising a large corpus takes longer than any timeout of a collective.
+        The others wait without a timeout: tokenising a large corpus takes longer than that of any collective.
         """
         if self.world == 1:
             return work()
@@ -75,14 +77,14 @@ class Ranks:
                 raise
             store.set(key, "done")
             return result
-        with telling_lost_contact(self.rank):
+        with lost_contact_errors(self.rank):
             store.wait([key], timedelta(days=7))
         if store.get(key) == b"failed":
             raise LostContactError(f"rank {self.rank} ends because rank 0 has failed")
         return work()
 
     def columns(self, batch_size: int) -> slice:
-        """The columns of a global batch that this rank computes."""
+        """The streams of the global batch that this rank computes."""
         each = batch_size // self.world
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -91,15 +93,15 @@ _count = [0]
 
 
 @contextmanager
-def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
-    """Join the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs. Once in a process.
+def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
+    """Connect to the other processes that torchrun has started, over NCCL on GPUs and gloo on CPUs. Once per process.
 
     Args:
-        timeout_s: seconds after which a process that does not answer is given up.
-        device: see `device_of`; for several processes without a number.
+        timeout_s: seconds to wait for another process.
+        device: see `device_of`; without a number if there are several processes.
     Raises:
         LostContactError: if the others cannot be reached.
-        UsageError: if what torchrun sets in the environment is incomplete.
+        UsageError: if environment variables that torchrun sets are missing or wrong.
     """
     chosen = device_of(device)
     world = _from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
@@ -117,20 +119,20 @@ def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
         chosen = device_of(f"cuda:{_from_environment('LOCAL_RANK')}")
         torch.cuda.set_device(chosen)
     timeout = timedelta(seconds=timeout_s)
-    with telling_lost_contact(rank):
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=timeout)))
-        store = dist.PrefixStore(_name_of_attempt(store, rank, world, timeout_s), store)
+    with lost_contact_errors(rank):
+        store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=timeout)))
+        store = PrefixStore(_name_of_attempt(store, rank, world, timeout_s), store)
         backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-        control = dist.new_group(backend="gloo", timeout=timeout)
-    with telling_lost_contact(rank):
+        control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+    with lost_contact_errors(rank):
         yield Ranks(rank, world, chosen, control)
-        dist.barrier(group=control)  # nobody hangs up while another still listens
-    # the group is left to the end of the process: taken apart, it waits for peers that are gone, or aborts
+        dist.barrier(group=control)  # no process leaves while another still communicates
+    # the group is not destroyed: that would wait for processes that have ended, or abort
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name; auto: a GPU that CUDA knows, else the CPU.
+    """The device of this name; auto: CUDA if available, else the CPU.
 
     Raises:
         UsageError: if there is no such device here.
@@ -154,19 +156,19 @@ def _from_environment(name: str) -> int:
     return int(value)
 
 
-def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float) -> str:
-    """A name that the processes of this attempt share, and no attempt before has had.
+def _name_of_attempt(store: Store, rank: int, world: int, timeout_s: float) -> str:
+    """A name that the processes of this attempt share and no earlier attempt has used.
 
-    torchrun keeps its store when it starts lost processes again; without a name of their own they would find the
-    addresses of those before, who are gone. Rank 0 proposes a name, the others answer it with a number of their own,
-    and take it when that number comes back: an old name's answers are old numbers.
+    torchrun keeps its store when it restarts processes; without a new name they would find the addresses of processes
+    that have ended. Rank 0 proposes a name, the others answer with an id of their own and accept the name when rank 0
+    returns that id; under an old name only old ids are returned.
     """
     mine = uuid.uuid4().hex
     if rank == 0:
         store.set("attempt", mine)
         for other in range(1, world):
             store.wait([f"{mine}/answer/{other}"], timedelta(seconds=timeout_s))
-            store.set(f"{mine}/taken/{other}", store.get(f"{mine}/answer/{other}"))
+            store.set(f"{mine}/taken/{other}", store.get(f"{mine}/answer/{other}").decode())
         return mine
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -177,33 +179,32 @@ def _name_of_attempt(store: dist.Store, rank: int, world: int, timeout_s: float)
             if store.check([f"{name}/taken/{rank}"]) and store.get(f"{name}/taken/{rank}").decode() == mine:
                 return name
             time.sleep(0.02)
-    raise LostContactError(f"rank {rank}: rank 0 has not come within {timeout_s:.0f} s")
+    raise LostContactError(f"rank {rank}: rank 0 has not answered within {timeout_s:.0f} s")
 
 
 @contextmanager
-def telling_lost_contact(rank: int) -> Iterator[None]:
-    """Turn what a collective raises when a peer is gone into one sentence."""
+def lost_contact_errors(rank: int) -> Iterator[None]:
+    """Turn the errors of a collective whose peer has ended into `LostContactError`."""
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
-        if isinstance(error, LostContactError) or not _speaks_of_peers(error):
+        if isinstance(error, LostContactError) or not _is_about_peers(error):
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LostContactError(f"rank {rank} has lost contact with the other processes ({first[:200]})") from error
 
 
-def _speaks_of_peers(error: Exception) -> bool:
-    """Gloo raises plain RuntimeErrors; they name the connection or the wait."""
+def _is_about_peers(error: Exception) -> bool:
+    """Gloo raises plain RuntimeErrors, so their messages must be searched."""
     text = str(error).lower()
     signs = ("gloo", "nccl", "closed by peer", "reset by peer", "connection refused", "timed out", "timeout")
     return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
 
 
 def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
-    """The module with gradients averaged over ranks; itself where there is one rank only.
+    """The module in DistributedDataParallel, which averages gradients over ranks; unchanged if there is one rank.
 
-    Every parameter gets a gradient in every step, so nothing has to look for unused ones. What the module is given
-    stays on the device where it is.
+    Every parameter gets a gradient in every step, so `find_unused_parameters` is off. Inputs are not moved to a device.
     """
     if ranks.world == 1:
         return module
@@ -211,8 +212,8 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 class Vote:
-    """Agrees over ranks on the largest of a small number, without anybody waiting: several ranks learn of it at the
-    next call, one rank at once. All ranks call it in every step."""
+    """The maximum of a number over ranks, without waiting: several ranks get it at the next call, a single rank at
+    once. All ranks call `agree` in every step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -220,24 +221,24 @@ class Vote:
         self._pending: dist.Work | None = None
 
     def agree(self, value: int) -> int:
-        """Send this rank's number; returns what was agreed on of those sent in the call before."""
+        """Send this rank's number; returns the maximum of those sent in the previous call."""
         if self._ranks.world == 1:
             return value
         agreed = self.close()
         self._flag.fill_(value)
-        with telling_lost_contact(self._ranks.rank):
+        with lost_contact_errors(self._ranks.rank):
             self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True)
         return agreed
 
     def now(self, value: int) -> int:
-        """One rank alone need not wait for the next call; 0 where there are several."""
+        """The number itself for a single rank, which need not wait for the next call; 0 for several."""
         return value if self._ranks.world == 1 else 0
 
     def close(self) -> int:
-        """What was agreed on of the numbers sent last; nothing is under way afterwards."""
+        """Wait for the maximum of the numbers sent last, and return it."""
         if self._pending is None:
             return 0
-        with telling_lost_contact(self._ranks.rank):
+        with lost_contact_errors(self._ranks.rank):
             self._pending.wait()
         self._pending = None
         return int(self._flag)

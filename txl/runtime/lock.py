@@ -1,4 +1,4 @@
-"""A lock on a folder that ends with the process that holds it, and says who that is."""
+"""A file lock that ends with its process and names it."""
 
 import contextlib
 import errno
@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import naming
+from txl.files import errors_naming
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Lock:
-    """A file that a living process holds by flock(2), which NFS passes on to other hosts. The system lets go of it when
-    the process ends, however it ends; the file stays until `remove`, so that the next one sees that there was one.
+    """A file locked with flock(2), also across hosts on NFS. The system releases the lock when the process ends. The
+    file stays until `remove`, so that the next process sees that one was killed.
 
     Args:
-        wait_s: seconds to wait for a process that is about to end.
+        wait_s: seconds to wait for the lock.
     Raises:
         UsageError: if another process holds it.
         OSError: if the file cannot be written.
@@ -35,25 +35,25 @@ class Lock:
                     f"--work_dir {path.parent}: {self._holder()} is training in it; wait for it, or name another folder"
                 )
             time.sleep(0.1)
-        with naming(path):
+        with errors_naming(path):
             self.before = os.read(self._file, 4096).decode(errors="replace")
-            """What it said when whoever held it before was cut short; empty if nobody was."""
+            """The content that a killed process has left; else empty."""
             os.ftruncate(self._file, 0)
             me = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             os.pwrite(self._file, json.dumps(me).encode() + b"\n", 0)
 
     def remove(self) -> None:
-        """Let go of it, and remove the file."""
+        """Release the lock and remove the file."""
         self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Let go of it; the file stays."""
+        """Release the lock; the file stays."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
     def _taken(self) -> bool:
-        with naming(self.path):
+        with errors_naming(self.path):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,12 +61,12 @@ class Lock:
                 self.close()
                 return False
             except OSError as error:
-                if error.errno not in _NO_LOCKS:  # where a file system has no locks, the folder goes without
+                if error.errno not in _NO_LOCKS:  # a file system without locks is accepted
                     raise
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(self._file).st_ino == self.path.stat().st_ino:
                 return True
-        self.close()  # it was removed between the two calls
+        self.close()  # the file was removed between the two calls
         return self._taken()
 
     def _holder(self) -> str:

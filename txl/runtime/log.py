@@ -16,16 +16,15 @@ T = TypeVar("T")
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
-            return  # all ranks read the same text, one tells what there is to tell
+            return  # all ranks read the same text
         tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
 
 
 def print_notices() -> None:
-    """Send the notices of both libraries to stderr, a line each, above any progress bar."""
-    for library in ("txl", "data_utils"):
-        logger = logging.getLogger(library)
-        if not logger.handlers:
-            logger.addHandler(_AboveTheBar())
+    """Print log messages of txl to stderr, a line each, above any progress bar."""
+    logger = logging.getLogger("txl")
+    if not logger.handlers:
+        logger.addHandler(_AboveTheBar())
 
 
 def print_line(line: str) -> None:
@@ -35,24 +34,24 @@ def print_line(line: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """Print why the program ends to stderr, in one line with the program's name."""
+    """Print an error to stderr, in one line with the program's name."""
     print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
 
 
 def progress(what: str, n_segment: int, *, shown: bool) -> tqdm:
-    """A progress bar over segments, where there is a terminal and it is `shown` at all: by one process of many."""
+    """A progress bar over segments, if there is a terminal and this process is the one that shows it."""
     return tqdm(total=n_segment, desc=what, unit="segment", leave=False, disable=None if shown else True)
 
 
 def ticking(segments: Iterable[T], bar: tqdm) -> Iterator[T]:
-    """The same segments, each a tick of a progress bar."""
+    """The segments, each of which advances the progress bar."""
     for segment in segments:
         yield segment
         bar.update()
 
 
 def perplexity(nats_per_token: float) -> float:
-    """exp(nats per token); infinity where that is beyond a float."""
+    """exp(nats per token), infinity on overflow."""
     try:
         return math.exp(nats_per_token)
     except OverflowError:
@@ -60,7 +59,7 @@ def perplexity(nats_per_token: float) -> float:
 
 
 def train_line(*, epoch: int, step: int, batch: int, lr: float, ms_per_batch: float, nats: float) -> str:
-    """The line that kimiyoung/transformer-xl prints every log_interval, which scripts out there parse."""
+    """The line that kimiyoung/transformer-xl prints every log_interval, in its format, which users' scripts parse."""
     return (
         f"| epoch {epoch:3d} step {step:>8d} | {batch:>6d} batches | lr {lr:.3g} "
         f"| ms/batch {ms_per_batch:5.2f} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}"
@@ -68,7 +67,7 @@ def train_line(*, epoch: int, step: int, batch: int, lr: float, ms_per_batch: fl
 
 
 def eval_line(*, index: int, step: int, seconds: float, nats: float) -> str:
-    """The line it prints after an evaluation on the valid split."""
+    """The line that it prints after an evaluation on the valid split."""
     return (
         f"| Eval {index:3d} at step {step:>8d} | time: {seconds:5.2f}s "
         f"| valid loss {nats:5.2f} | valid ppl {perplexity(nats):9.3f}"

@@ -1,4 +1,4 @@
-"""What the machine has left: memory and disk space."""
+"""Free and used memory of the machine."""
 
 import re
 from pathlib import Path
@@ -13,11 +13,11 @@ _CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Limit and use of a container's memory, and the name of what is given back on demand: cgroup v2 and v1."""
+"""Files with the limit and use of a container's memory, and the field of reclaimable pages: cgroup v2 and v1."""
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes of memory that are free on a device or, for the CPU, on this machine; None where nobody tells."""
+    """Free memory of a device, or of this machine for the CPU, in bytes; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -34,7 +34,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Bytes of RAM that this process holds; 0 where nobody tells."""
+    """RAM of this process, in bytes; 0 if unknown."""
     return 1024 * (_number(r"^VmRSS:\s+(\d+) kB$", Path("/proc/self/status")) or 0)
 
 

@@ -1,4 +1,4 @@
-"""Requests from outside to stop: signals and the clock."""
+"""Requests to stop: signals and the time limit."""
 
 import itertools
 import signal
@@ -12,7 +12,7 @@ from txl.runtime.distributed import Ranks, Vote
 T = TypeVar("T")
 
 TIME_UP, CLEAN, INTERRUPT, TERMINATE = 1, 2, 3, 4
-"""The time limit, SIGUSR1, Ctrl-C, SIGTERM, in order of weight."""
+"""The time limit, SIGUSR1, Ctrl-C, SIGTERM, in order of priority."""
 STATUS = {TIME_UP: 0, CLEAN: 0, INTERRUPT: 130, TERMINATE: 143}
 """Exit statuses."""
 WORDS = {
@@ -25,16 +25,16 @@ _SIGNALS = {signal.SIGUSR1: CLEAN, signal.SIGINT: INTERRUPT, signal.SIGTERM: TER
 
 
 class StopNow(Exception):
-    """A request arrived where waiting for the next step would take long; its argument is what was asked."""
+    """A request to stop during an evaluation; its argument is the request."""
 
 
 class StopRequest:
-    """Notes SIGTERM, SIGUSR1, Ctrl-C and the end of the time allowed, for the training to act on between two steps.
+    """Records SIGTERM, SIGUSR1, Ctrl-C and the end of the time limit, which the training checks after each step.
 
-    A context manager; outside it signals do what they did before.
+    A context manager that restores the previous signal handlers.
 
     Args:
-        max_hours: the time allowed, from now.
+        max_hours: the time limit, from now.
     """
 
     def __init__(self, max_hours: float | None = None) -> None:
@@ -42,11 +42,11 @@ class StopRequest:
         self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
         self._before: dict[signal.Signals, object] = {}
         self.at_once = False
-        """Raise `StopNow` as soon as a signal arrives; for stretches in which nothing is half done."""
+        """Raise `StopNow` as soon as a signal arrives. Only for code that can be interrupted anywhere."""
 
     @property
     def noted(self) -> int:
-        """The weightiest request so far; 0: none."""
+        """The request of highest priority so far; 0: none."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             return max(self._noted, TIME_UP)
         return self._noted
@@ -54,8 +54,8 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         try:
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py puts SIGUSR1 off until now
-        except ValueError:  # not in the main thread, where signals do not arrive
+            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py blocks SIGUSR1 until now
+        except ValueError:  # not in the main thread, which alone can handle signals
             self._before = {}
         return self
 
@@ -70,25 +70,24 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = max(self._noted, _SIGNALS[signal.Signals(number)])
         if self.at_once:
-            self.at_once = False  # once: whoever catches it must not be interrupted again
+            self.at_once = False  # once: the handler of StopNow must not be interrupted
             raise StopNow(self._noted)
 
 
-def until_asked(items: Iterable[T], request: StopRequest, ranks: Ranks, *, every: int = 8) -> Iterator[T]:
-    """The items, unless one of several ranks is asked to stop meanwhile; all ranks iterate together.
-
-    They vote every few items, also those that have none left, until none has.
+def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks, *, every: int = 8) -> Iterator[T]:
+    """The items, until any rank is asked to stop. All ranks iterate together and vote every `every` items, until none
+    has items left.
 
     Raises:
-        StopNow: on all ranks alike.
+        StopNow: on all ranks.
     """
-    if ranks.world == 1:  # `StopRequest.at_once` is quicker
+    if ranks.world == 1:  # `StopRequest.at_once` interrupts it
         yield from items
         return
     vote, left = Vote(ranks), iter(items)
     for n_vote in itertools.count():
         some = list(itertools.islice(left, every))
-        agreed = vote.agree(2 * request.noted + bool(some))  # of the vote before
+        agreed = vote.agree(2 * request.noted + bool(some))  # of the previous vote
         if agreed > 1:
             vote.close()
             raise StopNow(agreed // 2)

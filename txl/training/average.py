@@ -10,27 +10,20 @@ from txl.model.transformer import TransformerXL
 
 
 class WeightAverage:
-    """average <- d average + (1 - d) weights after each update; after n of them d = min(decay, (1 + n) / (10 + n)),
-    so that the first weights, which are random, are soon forgotten. It begins as the weights of the model.
-
-    Args:
-        decay: 0 keeps no average.
-    """
+    """average <- d average + (1 - d) weights after update n, with d = min(decay, (1 + n) / (10 + n)), so that the
+    random initial weights lose their influence soon. Starts as the weights of the model; `decay` 0 keeps no average."""
 
     def __init__(self, model: TransformerXL, decay: float) -> None:
         self._model, self._decay = model, decay
         self._average = [p.detach().clone() for p in model.parameters()] if decay else []
 
     def trained(self) -> dict[str, Tensor]:
-        """The weights themselves, where a checkpoint's model is their average; by names of the optimizer's state."""
+        """The current weights, which go into the optimizer's state when a checkpoint's model is their average."""
         return {f"{name}:trained": p.detach() for name, p in self._model.named_parameters() if self._average}
 
     def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put these weights back into the model; the state without them.
-
-        Raises:
-            ValueError: if there are others than the model's.
-        """
+        """Put these weights back into the model and return the rest of the state. Raises `ValueError` if they are not
+        the model's."""
         trained = {key.removesuffix(":trained"): x for key, x in state.items() if key.endswith(":trained")}
         own = dict(self._model.named_parameters())
         if trained and {name: x.shape for name, x in trained.items()} != {name: p.shape for name, p in own.items()}:
@@ -41,14 +34,15 @@ class WeightAverage:
         return {key: x for key, x in state.items() if not key.endswith(":trained")}
 
     def update(self, n_update: int) -> None:
-        """Take in the weights after so many updates."""
+        """Take in the weights after update `n_update`."""
         if self._average:
             decay = min(self._decay, (1 + n_update) / (10 + n_update))
-            torch._foreach_lerp_(self._average, [p.detach() for p in self._model.parameters()], 1 - decay)
+            weights = [p.detach() for p in self._model.parameters()]
+            torch._foreach_lerp_(self._average, weights, 1 - decay)  # type: ignore[attr-defined]  # no public form
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model has the averaged weights meanwhile, if an average is kept."""
+        """The model has the averaged weights inside this context, if there is an average."""
         self._exchange()
         try:
             yield

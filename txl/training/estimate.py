@@ -1,4 +1,4 @@
-"""What a training step will take, before it is taken: memory and floating-point operations."""
+"""Estimates of a training step: memory and floating-point operations."""
 
 import dataclasses
 import os
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, TrainConfig, require
 from txl.memory import Span
+from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.runtime.distributed import Ranks
@@ -17,13 +18,13 @@ from txl.runtime.resources import available_bytes, resident_bytes
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
 _LIBRARIES = 40 * 2**20
-"""Bytes of work space that libraries for matrix products take on a CPU."""
+"""Workspace of matrix product libraries on a CPU, in bytes."""
 
 
 def training_bytes(
     model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
 ) -> dict[str, int]:
-    """An estimate of the most bytes that a process holds in a training step, by what they are for.
+    """An estimate of the peak memory of a process in a training step, in bytes by purpose.
 
     Args:
         context: with no length beyond the text of a stream.
@@ -37,24 +38,24 @@ def training_bytes(
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
-        "memory": 0 if config.swap_mem else 2 * memory,  # that of this segment and that of the next
+        "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
     if config.ema:
         needed["average"] = weights
     on_cpu = ranks.device.type == "cpu"
     if on_cpu:
         needed["program"] = max(0, resident_bytes() - weights) + _LIBRARIES
-    require_memory(needed, ranks)  # or what follows would fail
+    require_memory(needed, ranks)  # before layers are run below
     layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
     state = n_token * shape.d_model * dtype.itemsize
     layers = shape.n_layer * layer
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
     n_logit = min(BUDGET["cpu" if on_cpu else "cuda"], n_token * shape.cluster_sizes[0])
-    activations = layers + 2 * layer + 4 * state + 3 * n_logit * 4  # a layer's gradients are on their way
+    activations = layers + 2 * layer + 4 * state + 3 * n_logit * 4  # with the gradients of one layer
     if dtype != torch.float32:
-        activations += weights * dtype.itemsize // 4  # autocast keeps what it made of the weights
-    if config.batch_chunk == 1 and ranks.world == 1:  # gradients come as activations go
+        activations += weights * dtype.itemsize // 4  # autocast caches cast weights
+    if config.batch_chunk == 1 and ranks.world == 1:  # gradients replace activations
         needed["activations and gradients"] = max(activations + table, layer + weights + table)
     else:
         needed["activations and gradients"] = activations + weights + table
@@ -62,7 +63,7 @@ def training_bytes(
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` if weights of this shape are too large to be trained here; none is made to find out."""
+    """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
     with torch.device("meta"):
         one, two = (weight_bytes(TransformerXL(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
     weights = one + (shape.n_layer - 1) * (two - one)
@@ -70,7 +71,7 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
 
 
 def optimizer_copies(config: TrainConfig) -> int:
-    """Numbers that the optimizer keeps per weight."""
+    """Values that the optimizer keeps per weight."""
     return _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
 
 
@@ -82,7 +83,7 @@ def weight_bytes(model: nn.Module) -> int:
 def _kept_bytes(
     model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int, dtype: torch.dtype
 ) -> int:
-    """Bytes that a layer keeps for the backward pass: counted with one stream and with two, and continued."""
+    """Bytes that a layer saves for the backward pass, extrapolated from one and two streams."""
     one = _count_kept(model, config, context, 1, dtype)
     if n_stream == 1:
         return one
@@ -109,8 +110,8 @@ def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_s
     device = weight.device
     model.train()
     with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),  # the training's own must not be touched
-        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),  # training must not depend on this
+        autocast(device, dtype),
         torch.autograd.graph.saved_tensors_hooks(count, lambda x: x),
     ):
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
@@ -119,10 +120,10 @@ def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_s
 
 
 def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
-    """Raise `UsageError`, on all ranks, where one lacks the memory that is needed for sure.
+    """Raise `UsageError` on all ranks if one has too little memory.
 
     Args:
-        needed: see `training_bytes`; of activations and gradients a third may be too much.
+        needed: see `training_bytes`; activations and gradients may be overestimated by a third.
     """
     unsure = needed.get("activations and gradients", 0) // 3
     least = sum(needed.values()) - unsure
@@ -134,7 +135,7 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
         largest = max(needed, key=lambda name: needed[name])
         message = (
             f"out of memory before the first step: a process needs about {sum(needed.values()) / 2**30:.1f} GiB, most "
-            f"of it for {largest}, and {(has // n_local + held) / 2**30:.1f} GiB are there; lower --batch_size, "
+            f"of it for {largest}, and {(has // n_local + held) / 2**30:.1f} GiB are free; lower --batch_size, "
             f"--mem_len, --tgt_len or the model's sizes, or see --batch_chunk, --recompute and --swap_mem"
         )
     for other in ranks.gathered(message):
@@ -142,7 +143,7 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
 
 
 def _pairs(shape: ModelConfig, n_key: int) -> int:
-    """Numbers per query and head that the attention rule forms in place of a score for every key."""
+    """Scores per query and head, or what the attention rule computes in their place."""
     if shape.attention == "performer":
         return 2 * shape.n_feature
     return 2 * shape.lsh_round * shape.lsh_reach if shape.attention == "lsh" else n_key
@@ -150,27 +151,31 @@ def _pairs(shape: ModelConfig, n_key: int) -> int:
 
 def flops_per_token(model: TransformerXL, context: Context) -> float:
     """Multiplications and additions of forward and backward pass per trained token: 6 per weight of a matrix product,
-    and the two products of attention and the one with positions; embeddings are looked up, not multiplied. What is
-    computed a second time to save memory does not count."""
+    plus the two products of attention and the one with positions. Recomputation does not count."""
     shape = model.config
     n_key = context.tgt_len + context.ext_len + context.mem_len
-    in_layers = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
+    in_layers = sum(p.numel() for p in layer_parameters(model) if p.ndim == 2)
     head = (shape.cluster_sizes[0] + len(shape.cutoffs)) * shape.d_embed
     attention = 3 * shape.n_layer * shape.n_head * shape.d_head * _pairs(shape, n_key)
     return 6.0 * (in_layers + head + attention)
 
 
+def layer_parameters(model: TransformerXL) -> list[nn.Parameter]:
+    """The parameters of the layers, shared ones once."""
+    return [p for name, p in model.named_parameters() if name.startswith("layers.")]
+
+
 def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of one large matrix product on this device, the ceiling that MFU is a share of."""
+    """Operations per second of one large matrix product on this device; MFU is relative to it."""
     n = 4096 if device.type == "cuda" else 768
     n_product = 10 if device.type == "cuda" else 1
-    own = torch.Generator(device).manual_seed(0)  # the training's own random numbers must not be touched
+    own = torch.Generator(device).manual_seed(0)  # training must not depend on this
     a, b = (torch.rand(n, n, device=device, generator=own).to(dtype) for _ in range(2))
-    best = 0.0
+    best, c = 0.0, a
     for _ in range(4):
         start = time.perf_counter()
         for _ in range(n_product):
             c = a @ b
-        float(c[0, 0])  # waits for the device
+        float(c[0, 0])  # synchronises the device
         best = max(best, 2.0 * n**3 * n_product / (time.perf_counter() - start))
     return best

@@ -1,4 +1,4 @@
-"""A run's folder: who may train in it, how a run begins in it and goes on in it."""
+"""The run directory: locking it, starting a run in it, resuming a run."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("txl.training")
 
 OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
-"""Settings that the next start does not inherit."""
+"""Settings that a resumed run does not inherit."""
 FREE_WHEN_RESUMING = {
     *OF_ONE_START,
     *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
@@ -41,56 +41,56 @@ FREE_WHEN_RESUMING = {
     *("eval_test", "sample_length"),
 }
 LOCK = ".accepted"
-"""Lies in the run's folder, locked, while a launch is at work in it; where it lies unlocked, one was cut short."""
+"""The lock file in the run directory. If it is there unlocked, a launch was killed."""
 _BEGUN = "begun"
-"""Stands in it once the folder is that of the launch: torchrun may start it again, to go on from its checkpoints."""
+"""Written into it once the launch owns the folder: if torchrun restarts it, it resumes from its checkpoints."""
 
 
 @contextmanager
-def claimed(folder: Path, ranks: Ranks) -> Iterator[bool]:
-    """Make the run's folder and keep others out of it; yields whether torchrun starts again what had begun in it.
+def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
+    """Create the run directory and lock it. Yields whether torchrun has restarted a launch that had begun in it.
 
     Raises:
         UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank does not see it.
         OSError: if the folder cannot be written to.
     """
     restarted = any(ranks.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
-    locks: list[Lock] = []
+    lock: Lock | None = None
+    may_restart = False
 
     def claim() -> bool:
+        nonlocal lock
         require(
             not is_checkpoint(folder),
-            f"--work_dir {folder}: is a checkpoint; name the folder of its run, {folder.absolute().parent}, and go on "
-            f"from the checkpoint with --resume STEP",
+            f"--work_dir {folder}: is a checkpoint; name the folder of its run, {folder.absolute().parent}, and "
+            f"continue from the checkpoint with --resume STEP",
         )
         folder.mkdir(parents=True, exist_ok=True)
-        locks.append(Lock(folder / LOCK, wait_s=60 if restarted else 0))
-        return _BEGUN in locks[0].before
+        lock = Lock(folder / LOCK, wait_s=60 if restarted else 0)
+        return _BEGUN in lock.before
 
     try:
         had_begun = _by_main(ranks, claim)
         _require_shared(folder, ranks)
         yield restarted and had_begun
-    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # torchrun shall not start this again
-        for lock in locks:
-            lock.remove()
+    except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # a restart would fail again
         raise
     except BaseException:
-        for lock in locks:
-            lock.close()
+        may_restart = True
         raise
-    for lock in locks:
-        lock.remove()
+    finally:
+        if lock is not None:
+            lock.close() if may_restart else lock.remove()
 
 
 def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bool) -> Checkpoint | None:
-    """Decide: the checkpoint to go on from, or None for a new run. Rank 0 decides for all; nothing is removed yet.
+    """The checkpoint to resume from, or None for a new run. Rank 0 decides for all; nothing is removed yet.
 
-    With --resume, and when torchrun starts lost processes again, the run goes on from its newest checkpoint that is
-    whole, or from that of the step that --resume names.
+    With --resume, and when torchrun has restarted the run, it is the newest complete checkpoint, or that of the step
+    given to --resume.
 
     Raises:
-        UsageError: if the folder holds another run, or a typed flag contradicts the checkpoint.
+        UsageError: if the folder holds another run, or a flag contradicts the checkpoint.
     """
     found = _by_main(ranks, lambda: _decide(folder, typed, restarted=restarted))
     return None if found is None else open_checkpoint(Path(found))
@@ -98,28 +98,23 @@ def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bo
 
 def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | None:
     require_own_records(folder)
-    resume, step = typed.get("resume", False), None
-    if resume is not False and resume is not True:
-        step = int(resume)
-    if restarted or step is not None or (resume and has_checkpoint(folder)):
-        if not has_checkpoint(folder) and step is None:
-            return None
-        # a step is chosen once: what torchrun starts again goes on from where it was
-        checkpoint, errors = newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
-        for error in errors:
-            _LOG.warning("%s; going on from %s", str(error).partition(";")[0], checkpoint.folder.name)
-        _require_agreement(checkpoint, folder, typed)
-        return str(checkpoint.folder)
-    _require_free(folder, overwrite=bool(typed.get("overwrite")))
-    return None
+    resume = typed.get("resume", False)
+    step = None if isinstance(resume, bool) else resume
+    if not (restarted or resume):
+        _require_free(folder, overwrite=bool(typed.get("overwrite")))
+        return None
+    if step is None and not has_checkpoint(folder):
+        return None
+    # a restarted run resumes from its newest checkpoint, not again from the step of the command line
+    checkpoint, errors = newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
+    for error in errors:
+        _LOG.warning("%s; resuming from %s", str(error).partition(";")[0], checkpoint.folder.name)
+    _require_agreement(checkpoint, folder, typed)
+    return str(checkpoint.folder)
 
 
 def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The settings of the run that the next start inherits.
-
-    Raises:
-        UsageError: if they are damaged, or written by a newer version.
-    """
+    """The settings that a resumed run inherits. Raises `UsageError` if they are damaged or of a newer version."""
     try:
         saved = require_fields(checkpoint.record["train"], TrainConfig)
         inherited = {name: value for name, value in saved.items() if name not in OF_ONE_START}
@@ -129,8 +124,8 @@ def saved_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         raise damaged(checkpoint.folder / "config.json", error) from None
 
 
-def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
-    """Remove the run that was in the folder, looking once more whether that is allowed."""
+def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
+    """Remove an old run from the folder, after checking again that this is allowed."""
 
     def begin() -> None:
         require_own_records(folder)
@@ -142,13 +137,13 @@ def begin_anew(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
     _by_main(ranks, begin)
 
 
-def go_on(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """Set aside what is later than the checkpoint, damaged or left behind, so that the run can write it again."""
+def prepare_resume(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
+    """Rename checkpoints later than this one, so that the run can write them again."""
 
     def prepare() -> None:
         whole = checkpoints(folder)
         for later in whole[whole.index(checkpoint.folder) + 1 :]:
-            _LOG.warning("%s: later than the checkpoint gone on from; kept as %s", later, set_aside(later).name)
+            _LOG.warning("%s: later than the checkpoint resumed from; kept as %s", later, set_aside(later).name)
         point_at_best(folder)
         _note_begun(folder)
 
@@ -156,7 +151,7 @@ def go_on(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
 
 
 def _by_main(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What `work` returns on rank 0, on all ranks; what the user can put right is raised on all of them."""
+    """Run `work` on rank 0; its result is returned, and its usage errors are raised, on all ranks."""
     result: Any = None
     if ranks.is_main:
         try:
@@ -177,8 +172,8 @@ def _note_begun(folder: Path) -> None:
 def _require_free(folder: Path, *, overwrite: bool) -> None:
     require(
         overwrite or not has_checkpoint(folder),
-        f"--work_dir {folder}: holds the checkpoints of a run already; go on with --resume, name another folder, "
-        f"or add --overwrite to lose them",
+        f"--work_dir {folder}: already holds the checkpoints of a run; continue with --resume, name another folder, "
+        f"or delete them with --overwrite",
     )
 
 
@@ -201,7 +196,7 @@ def _require_agreement(checkpoint: Checkpoint, folder: Path, typed: dict[str, An
 
 
 def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
-    """A cosine ends at a learning rate of eta_min, 0 as a rule, where more updates change nothing."""
+    """A cosine schedule ends at eta_min, usually 0, where more updates change nothing."""
     end, asked = was.schedule_length, typed.get("max_step", was.max_step)
     if was.scheduler == "cosine" and asked > max(end, was.max_step) and "max_step_scheduler" not in typed:
         raise UsageError(

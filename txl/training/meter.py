@@ -1,4 +1,4 @@
-"""How well and how fast a training goes."""
+"""Loss and speed of a training."""
 
 import resource
 import sys
@@ -12,14 +12,13 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.model.transformer import TransformerXL
-from txl.ops.numbers import wide_sum
+from txl.ops.numbers import float64_sum
 from txl.runtime.distributed import Ranks
 from txl.training.estimate import flops_per_token, measured_peak_flops
 
 
 class Measurement(NamedTuple):
-    """Of the steps since the last reading, over all processes; `mfu_share` is the share of one large matrix product's
-    operations per second that each of them reaches."""
+    """Of the steps since the last reading, over all processes. `mfu_share` is relative to `measured_peak_flops`."""
 
     nats: float
     ms_per_step: float
@@ -29,11 +28,11 @@ class Measurement(NamedTuple):
 
 
 class Meter:
-    """Loss and speed since the last report. Adds up on the device, so that only a report waits for it."""
+    """Loss and speed since the last report. Sums stay on the device; only a report synchronises it."""
 
     def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
-        self._nats = wide_sum(torch.zeros(1, device=ranks.device))
+        self._nats = float64_sum(torch.zeros(1, device=ranks.device))
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
         self._tokens = self._batches = 0
@@ -42,25 +41,25 @@ class Meter:
 
     @property
     def tok_per_s(self) -> float:
-        """Over the whole training and all processes."""
+        """Since the start, over all processes."""
         seconds = self._all_seconds + time.perf_counter() - self._start
         return (self._all_tokens + self._tokens) * self._ranks.world / seconds
 
     def add(self, nll_BT: Tensor) -> None:
-        """The nats of a step."""
-        self._nats += wide_sum(nll_BT)
+        """Add the nats of a step."""
+        self._nats += float64_sum(nll_BT)
         self._tokens += nll_BT.numel()
         self._batches += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stands still meanwhile."""
+        """The time spent inside this context does not count."""
         since = time.perf_counter()
         yield
         self._start += time.perf_counter() - since
 
     def read(self) -> Measurement:
-        """What was measured since the last reading; all ranks call it together."""
+        """Measure since the last reading. All ranks call it together."""
         world = self._ranks.world
         nats = float(self._ranks.total(self._nats.clone())) / (self._tokens * world)
         seconds = time.perf_counter() - self._start
@@ -81,7 +80,7 @@ class Meter:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held: of the GPU, or its resident set."""
+    """Peak memory of this process, in bytes: on the GPU, or its resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

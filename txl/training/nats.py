@@ -1,16 +1,15 @@
-"""What is minimised, as a module."""
+"""The training loss as a module."""
 
 from torch import Tensor, nn
 
 from txl.config import Context
-from txl.memory import Memory
-from txl.model.transformer import TransformerXL
+from txl.model.transformer import AnyMemory, TransformerXL
 
 
 class Nats(nn.Module):
-    """The loss of each target, its nats and the memory, as a forward pass, which is what DistributedDataParallel wraps.
+    """Its forward pass returns loss and nats of each target and the memory; DistributedDataParallel wraps it.
 
-    Loss and nats differ by what label smoothing adds.
+    The loss is the nats plus the term of label smoothing.
     """
 
     def __init__(self, model: TransformerXL, label_smoothing: float) -> None:
@@ -18,13 +17,13 @@ class Nats(nn.Module):
         self.model, self.label_smoothing = model, label_smoothing
 
     def forward(
-        self, input_BT: Tensor, target_BT: Tensor, memory: Memory | None, context: Context
-    ) -> tuple[Tensor, Tensor, Memory]:
+        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
+    ) -> tuple[Tensor, Tensor, AnyMemory]:
         if not self.label_smoothing:
-            nll_BT, memory = self.model.nll(input_BT, target_BT, memory, context)
-            return nll_BT, nll_BT.detach(), memory
-        hidden_BTD, memory = self.model(input_BT, memory, context)
+            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context)
+            return nll_BT, nll_BT.detach(), new_memory
+        hidden_BTD, new_memory = self.model(input_BT, memory, context)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
         added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
-        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), memory
+        return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), new_memory

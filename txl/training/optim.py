@@ -30,8 +30,8 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Update all weights that have a gradient."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported
+        """Update all weights that have a gradient; none where `found_inf`, a number on the device, is 1."""
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is not None:
@@ -42,21 +42,16 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(x), torch.zeros_like(x)
-        skip = getattr(self, "found_inf", None)
-        if skip is not None:
-            self._update_unless(skip, x, group)
-        else:
-            self._advance(x, state, group)
-
-    def _update_unless(self, skip: Tensor, x: nn.Parameter, group: dict[str, Any]) -> None:
-        """The update where `skip` is 0, and all as it was where it is 1, without asking the device which it is."""
-        state = self.state[x]
-        before = [t.clone() for t in (x, state["exp_avg"], state["exp_avg_sq"])]
+        skip: Tensor | None = getattr(self, "found_inf", None)  # the name that torch's fused optimizers use
+        changed = (x, state["exp_avg"], state["exp_avg_sq"])
+        before = [] if skip is None else [t.clone() for t in changed]
         self._advance(x, state, group)
-        for now, old in zip((x, state["exp_avg"], state["exp_avg_sq"]), before, strict=True):
-            now.copy_(torch.where(skip > 0, old, now))
+        if skip is not None:  # decided on the device, without a synchronisation
+            for new, old in zip(changed, before, strict=True):
+                new.copy_(torch.where(skip > 0, old, new))
 
     def _advance(self, x: nn.Parameter, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+        assert x.grad is not None
         state["step"] += 1
         beta1, beta2 = group["betas"]
         n_step = float(state["step"])
@@ -71,14 +66,14 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Optimizers:
-    """One optimizer, or two that share the parameters among them, as one.
+    """The optimizer of --optim, or the two of muon, behind one interface.
 
     Args:
-        named: the parameters by name; the names are those of the state that is saved.
+        named: the parameters by name; the saved state uses the same names.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> None:
-        self._names = {parameter: name for name, parameter in named}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._all = list(_build(self._names, config))
 
     def set_learning_rate(self, lr: float) -> None:
@@ -89,14 +84,14 @@ class Optimizers:
 
     @property
     def can_skip_on_device(self) -> bool:
-        """Whether `step` can be told on the device to change nothing."""
+        """True if a flag on the device can make `step` change nothing."""
         return all(isinstance(o, Lamb) or o.defaults.get("fused") for o in self._all)
 
     def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Update all weights; change nothing at all where `skip`, a number on the device, is 1."""
+        """Update all weights; change nothing if `skip`, a number on the device, is 1."""
         for optimizer in self._all:
             if skip is not None:
-                optimizer.found_inf = skip  # the name by which fused optimizers know it
+                optimizer.found_inf = skip  # type: ignore[attr-defined]  # read by fused optimizers
             if scaler is not None:
                 scaler.step(optimizer)
             else:
@@ -108,12 +103,12 @@ class Optimizers:
             scaler.unscale_(optimizer)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for optimizer in self._all:
             optimizer.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimizers remember, as `parameter name:kind` -> tensor."""
+        """The state of the optimizers, as `parameter name:kind` -> tensor."""
         return {
             f"{self._names[parameter]}:{kind}": value
             for optimizer in self._all
@@ -123,11 +118,7 @@ class Optimizers:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Remember what `state()` returned elsewhere.
-
-        Raises:
-            ValueError: if that was of other parameters or another optimizer.
-        """
+        """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer are others."""
         left = dict(state)
         for optimizer in self._all:
             for group in optimizer.param_groups:
@@ -144,7 +135,7 @@ class Optimizers:
 
 
 def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What an optimizer remembers of each parameter."""
+    """The tensors that an optimizer keeps per parameter."""
     match optimizer:
         case torch.optim.SGD():
             return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
@@ -155,7 +146,7 @@ def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return ("step", "exp_avg", "exp_avg_sq")
 
 
-def _build(names: dict[nn.Parameter, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
+def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
     every, lr, decay = list(names), config.lr, config.weight_decay
     adam = {"betas": (config.beta1, config.beta2), "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8)}
     match config.optim:
@@ -180,18 +171,18 @@ def _build(names: dict[nn.Parameter, str], config: TrainConfig) -> Iterator[torc
 
 
 def learning_rate(update: int, config: TrainConfig) -> float:
-    """The rate of an update, counted from 0, by the schedule; `dev_perf` is `constant` times what `Plateau` says.
+    """The scheduled rate of an update, counted from 0. For `dev_perf`, `Plateau` scales the rate of `constant`.
 
-    By the convention `txl` the rate rises linearly over the first warmup_step updates, the first one having
-    lr / warmup_step and the last one lr. After them, with n = update + 1 and p the share done of the updates left:
+    With --warmup_convention txl the rate rises linearly over the first warmup_step updates, from lr / warmup_step to
+    lr. After the warmup, with n = update + 1 and p from 0 to 1 over the updates left:
 
         cosine    eta_min + (lr - eta_min) (1 + cos(pi p)) / 2
         inv_sqrt  lr sqrt(w / n), w = max(1, warmup_step)
         constant  lr
 
-    By `original`, as in kimiyoung/transformer-xl, where the rate is set after each update: the first update has the
-    full lr, update k < warmup_step has k lr / warmup_step; the cosine covers all updates, so that it is entered with a
-    jump; `constant` stays where the warmup ended, one step short of lr; inv_sqrt is lr min(k / w^1.5, k^-0.5).
+    With `original`, as in kimiyoung/transformer-xl, the rate is set after each update: the first update uses the full
+    lr, update k < warmup_step uses k lr / warmup_step; the cosine covers all updates and begins with a jump after the
+    warmup; `constant` stays one step short of lr; inv_sqrt is lr min(k / w^1.5, k^-0.5).
     """
     if config.warmup_convention == "original":
         return _original_rate(update, config)
@@ -223,10 +214,10 @@ def _cosine(share: float, config: TrainConfig) -> float:
 
 
 class Plateau:
-    """The factor of schedule dev_perf: times decay_rate whenever the validation loss has not fallen for long enough.
+    """The factor of schedule dev_perf, multiplied by decay_rate when the validation loss stops improving.
 
-    As torch's ReduceLROnPlateau with its defaults (a fall by less than 1e-4 of the loss is none), which the original
-    uses; the rate never goes below lr_min. A factor, so that the rate stays a function of update and factor.
+    Like torch's ReduceLROnPlateau with its defaults, which the original uses: improvements below 1e-4 of the loss do
+    not count. The rate never falls below lr_min.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -234,7 +225,7 @@ class Plateau:
         self.factor, self.best, self.n_bad = 1.0, math.inf, 0
 
     def see(self, valid_nats: float) -> None:
-        """A validation loss."""
+        """Take in a validation loss."""
         if valid_nats < self.best * (1 - 1e-4):
             self.best, self.n_bad = valid_nats, 0
         else:
@@ -244,7 +235,7 @@ class Plateau:
             self.n_bad = 0
 
     def apply(self, lr: float) -> float:
-        """The scheduled rate as it is after what was seen."""
+        """The scheduled rate times the factor."""
         if self._config.scheduler != "dev_perf":
             return lr
         return max(lr * self.factor, min(lr, self._config.lr_min))

@@ -1,4 +1,4 @@
-"""What a run says at its beginning and at its end."""
+"""Checks and messages at the beginning and the end of a run."""
 
 import shutil
 from pathlib import Path
@@ -9,19 +9,20 @@ from txl.config import TrainConfig, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_error, print_line
+from txl.training.estimate import layer_parameters
 from txl.training.loop import Outcome
 
 
 def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_step: int, ranks: Ranks) -> None:
-    """Raise `UsageError`, on all ranks, if the disk lacks room for the checkpoints.
+    """Raise `UsageError` on all ranks if the disk is too small for the checkpoints.
 
     Args:
         needed: see `training_bytes`.
-        n_step: updates that are still to be made.
+        n_step: updates left.
     """
     one = needed["weights"] + needed["optimizer"] + needed.get("average", 0) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
-    n = min(config.keep_last + 2, -(-n_step // interval))  # the best one, and the one that is being written
+    n = min(config.keep_last + 2, -(-n_step // interval))  # with the best one and the one being written
     message = ""
     if ranks.is_main:
         held = sum(path.stat().st_size for path in folder.glob("step_*/*"))
@@ -36,7 +37,7 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
 
 
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` unless the streams can be shared out evenly over processes and chunks."""
+    """Raise `UsageError` unless the streams divide evenly into processes and chunks."""
     parts, streams = ranks.world * config.batch_chunk, config.batch_size
     require(
         streams >= ranks.world,
@@ -51,7 +52,7 @@ def require_shares(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ranks) -> int:
-    """Say how the training ended; the exit status."""
+    """Print how the training ended; returns the exit status."""
     if not ranks.is_main:
         return outcome.status
     if outcome.reason:
@@ -72,9 +73,9 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
 
 
 def describe(model: TransformerXL, ranks: Ranks, n_segment: int) -> str:
-    """What is about to be trained on what."""
+    """The model, the devices and the data, in one line."""
     n_all = sum(p.numel() for p in model.parameters())
-    n_layers = sum(p.numel() for p in model.layers.parameters())
+    n_layers = sum(p.numel() for p in layer_parameters(model))
     return (
         f"| {n_all:,} parameters ({n_layers:,} in the layers) on {ranks.world} x {device_name(ranks.device)} | "
         f"{model.config.n_token:,} words | cutoffs {list(model.config.cutoffs)} | {n_segment:,} segments per epoch"
@@ -82,11 +83,11 @@ def describe(model: TransformerXL, ranks: Ranks, n_segment: int) -> str:
 
 
 def describe_bytes(needed: dict[str, int]) -> str:
-    """The estimate of memory, in one line."""
+    """The memory estimate, in one line."""
     parts = ", ".join(f"{name} {n / 2**30:.2f}" for name, n in needed.items())
     return f"| about {sum(needed.values()) / 2**30:.2f} GiB per process: {parts}"
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
+    """The name of a GPU, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,4 +1,4 @@
-"""One training step, and all that changes from step to step."""
+"""The training state, and one training step."""
 
 import dataclasses
 import math
@@ -8,11 +8,13 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context, TrainConfig
 from txl.memory import Memory
+from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
@@ -25,10 +27,14 @@ from txl.training.optim import Optimizers, Plateau, learning_rate
 
 @dataclass
 class Progress:
-    """Where a training is: `batch` segments of `epoch`, `n_token` tokens of all streams in all epochs have been read;
-    `best_nats` is the best validation loss.
+    """Counters of a training.
 
-    `owes_evaluation`: the evaluation after this step was given up, because the run was asked to stop.
+    Attributes:
+        batch: segments read in this epoch.
+        best_nats: the best validation loss.
+        n_skipped: updates skipped because the gradient was not finite.
+        owes_evaluation: the evaluation after this step has not been completed.
+        n_token: tokens read, over all streams and epochs.
     """
 
     step: int = 0
@@ -41,16 +47,16 @@ class Progress:
     n_token: int = 0
 
     @property
-    def place(self) -> dict[str, int]:
-        """For the records."""
+    def position(self) -> dict[str, int]:
+        """Epoch and tokens, for metrics.jsonl."""
         return {"epoch": self.epoch, "tokens": self.n_token}
 
 
 class TrainState:
-    """All that changes from step to step, and the step itself. `train` is the loop around it.
+    """Everything that changes from step to step, and the step itself.
 
-    A process computes its share of the streams in `batch_chunk` parts, one after another, each with its own memory;
-    gradients are averaged over processes once, after the last part.
+    A process computes its share of the streams in `batch_chunk` parts, each with its own memory. Gradients are averaged
+    over processes once, after the last part.
     """
 
     def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
@@ -65,7 +71,7 @@ class TrainState:
                     part.compile()
         self.nats = parallel(Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
-            self._settle_order_of_summation()
+            self._fix_gradient_buckets()
         self.optimizers = Optimizers(model.named_parameters(), config)
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
@@ -75,11 +81,11 @@ class TrainState:
         self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
         self.lr = 0.0
         self.valid_nats: float | None = None
-        """Of an evaluation after the last step, until it is saved."""
+        """Of an evaluation since the last checkpoint."""
         self.grad_norm = torch.zeros((), device=ranks.device)
         self.n_skipped_in_a_row = 0
-        # on a GPU to look at a number is to wait for it: there a bad step is noted on the device and looked for later
-        self.looks_later = (
+        # reading a number synchronises a GPU: there a non-finite gradient is recorded on the device and read later
+        self.checks_later = (
             ranks.device.type != "cpu"
             and config.on_nonfinite == "stop"
             and self.scaler is None
@@ -87,14 +93,14 @@ class TrainState:
         )
         self.bad_step = torch.full((), -1, device=ranks.device)
         self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
-        self.not_looked_at: list[tuple[int, int]] = []
-        """(epoch, segment) of the steps since the last look."""
+        self.unchecked: list[tuple[int, int]] = []
+        """(epoch, segment) of the steps since the last check."""
 
     def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
         """Read a segment and update the weights.
 
-        The ids stay on the CPU, whatever the device: there they are grouped by cluster without waiting for it.
-
+        Args:
+            input_BT, target_BT: ids on the CPU, where they are grouped by cluster without synchronising the device.
         Returns:
             The nats of its tokens, detached.
         Raises:
@@ -108,14 +114,14 @@ class TrainState:
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        if self.looks_later:
-            self._note_bad_step(nll_BT)
+        if self.checks_later:
+            self._record_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
         elif bool(self.grad_norm.isfinite()):
             self.n_skipped_in_a_row = 0
             self.optimizers.step(scaler=self.scaler)
         else:
-            self._pass_over(nll_BT)
+            self._skip_update(nll_BT)
             self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
         if self.scaler is not None:
             self.scaler.update()
@@ -127,31 +133,28 @@ class TrainState:
         return nll_BT
 
     def next_epoch(self) -> None:
-        """The text begins anew, and so does the memory."""
+        """Begin the text again, with an empty memory."""
         self.progress.epoch += 1
         self.progress.batch = 0
         self.memories = [None] * self.config.batch_chunk
 
-    def look(self) -> None:
-        """Look whether a step has been bad; this waits for the device.
-
-        Raises:
-            NonFiniteError: if one has; no update has been made since.
-        """
+    def check(self) -> None:
+        """Raise `NonFiniteError` if a gradient since the last check was not finite; no update has been made since then.
+        Synchronises the device."""
         if self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
             raise NonFiniteError(
                 f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use bfloat16"
             )
-        if not self.looks_later:
+        if not self.checks_later:
             return
-        bad_step, positions = int(self.bad_step), self.not_looked_at
-        self.not_looked_at = []
+        bad_step, positions = int(self.bad_step), self.unchecked
+        self.unchecked = []
         if bad_step >= 0:
             epoch, segment = positions[bad_step - self.progress.step - 1]
-            raise NonFiniteError(self._where_bad(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
+            raise NonFiniteError(self._describe_bad_step(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
 
     def snapshot(self) -> Snapshot:
-        """What has to be kept besides the weights."""
+        """The state besides the weights."""
         parts = [memory for memory in self.memories if memory is not None]
         memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
         progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
@@ -165,11 +168,8 @@ class TrainState:
         return Snapshot(progress, optimizer, memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on where a snapshot was taken. The weights are restored elsewhere.
-
-        Raises:
-            UsageError: if it does not fit the model and its optimizer.
-        """
+        """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it does not fit the
+        model and its optimizer."""
         try:
             self._restore_progress(snapshot.progress)
         except (ValueError, KeyError) as error:
@@ -191,7 +191,7 @@ class TrainState:
             torch.set_rng_state(snapshot.rng["cpu"])
             if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
                 torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
-        else:  # another number of processes: dropout cannot go on as it was, but must differ between them
+        else:  # another number of processes: dropout cannot continue exactly, but must differ between ranks
             torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
 
     def _restore_progress(self, saved: dict[str, Any]) -> None:
@@ -202,7 +202,7 @@ class TrainState:
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
-        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # older checkpoints do not say
+        n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # of checkpoints without n_token
         self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class TrainState:
             with self._without_sync() if i < n_chunk - 1 else nullcontext():
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
-                with torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                with autocast(self.ranks.device, self.dtype):
                     loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -224,35 +224,35 @@ class TrainState:
         return torch.cat(nlls)
 
     def _redraw(self) -> None:
-        """What attention rules hold at random changes between updates only, alike on all ranks."""
+        """Redraw the random features or rotations of attention rules, the same on all ranks."""
         interval, step = self.config.redraw_interval, self.progress.step
         if interval and step and step % interval == 0:
             redraw(self.model, torch.Generator().manual_seed(self.config.seed + 7919 * step))
 
-    def _settle_order_of_summation(self) -> None:
-        """Pass once through the model for nothing: after its first backward pass DistributedDataParallel sorts the
-        gradients into other buckets, in which they are summed in another order. A run that goes on must not begin with
-        the first order where one that never stopped is at the second."""
+    def _fix_gradient_buckets(self) -> None:
+        """Run one backward pass whose result is discarded. After its first one DistributedDataParallel rebuilds its
+        buckets, which changes the order of summation: a resumed run must not use the first order where an uninterrupted
+        run uses the second."""
         ids = torch.zeros(1, 1, dtype=torch.int64)
         loss_BT, *_ = self.nats(ids, ids, None, self.context)
         loss_BT.mean().backward()
         self.model.zero_grad()
 
     def _without_sync(self) -> AbstractContextManager[None]:
-        return self.nats.no_sync() if self.ranks.world > 1 else nullcontext()
+        return self.nats.no_sync() if isinstance(self.nats, DistributedDataParallel) else nullcontext()
 
-    def _note_bad_step(self, nll_BT: Tensor) -> None:
+    def _record_bad_step(self, nll_BT: Tensor) -> None:
         is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
         self.bad_here = torch.where(is_first, ~nll_BT.mean().isfinite(), self.bad_here)
         self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
-        self.not_looked_at.append((self.progress.epoch, self.progress.batch + 1))
+        self.unchecked.append((self.progress.epoch, self.progress.batch + 1))
 
-    def _pass_over(self, nll_BT: Tensor) -> None:
-        """Make no update; stop where that is asked for. A float16 gradient that overflows is no reason to."""
+    def _skip_update(self, nll_BT: Tensor) -> None:
+        """Skip the update, or stop, as --on_nonfinite says. Overflows of float16 gradients never stop a training."""
         progress, here = self.progress, not bool(nll_BT.mean().isfinite())
         if self.scaler is not None and not any(self.ranks.gathered(here)):
             return
-        where = self._where_bad(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
+        where = self._describe_bad_step(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
         if self.config.on_nonfinite == "stop":
             raise NonFiniteError(where + _STOPPED)
         self.n_skipped_in_a_row += 1
@@ -262,8 +262,8 @@ class TrainState:
         if self.ranks.is_main:
             print_line(f"| skipped: {where}")
 
-    def _where_bad(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
-        """Names the step, the ranks and their streams; the gradient is bad on all ranks if a loss is on one."""
+    def _describe_bad_step(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
+        """Name the step, and the ranks and streams whose loss is not finite."""
         each = self.config.batch_size // self.ranks.world
         ranks = [rank for rank, bad in enumerate(self.ranks.gathered(here)) if bad]
         streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
@@ -271,12 +271,14 @@ class TrainState:
         return f"step {step}, epoch {epoch}, segment {segment}: {what}"
 
 
-_SMALLEST_SCALE = 2.0**-10  # of float16's loss; it begins at 2^16 and is halved at each overflow
-_STOPPED = "; the update was not made; lower --lr, or go on from the last checkpoint with --resume --on_nonfinite skip"
+_SMALLEST_SCALE = 2.0**-10  # of the float16 loss; starts at 2^16, halved at each overflow
+_STOPPED = (
+    "; the update was not made; lower --lr, or continue from the last checkpoint with --resume --on_nonfinite skip"
+)
 
 
 def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The numbers of the matrix products: what --dtype says, and for auto bfloat16 on a GPU that has it."""
+    """The dtype of matrix products in training; auto: bfloat16 on a GPU that supports it, else float32."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

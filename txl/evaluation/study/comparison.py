@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.config import Context, UsageError, require
-from txl.evaluation.config import EvalConfig, StudyConfig
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.reading import ScoredRows
 from txl.evaluation.score import require_finite
 from txl.evaluation.study.recl import losses_by_context
@@ -45,7 +46,7 @@ def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -
 def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
     require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
     require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
-    additions = ("dynamic", "cache_size", "knn_store")
+    additions = [f.name for cls in (DynamicConfig, CacheConfig, KnnConfig) for f in fields(cls)]
     for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
         require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
     for name in ("tgt_len", "mem_len"):

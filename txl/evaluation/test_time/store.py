@@ -22,7 +22,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.reading import Segments
-from txl.files import flush, naming
+from txl.files import errors_naming, flush, sigterm_raises
 from txl.model.transformer import TransformerXL
 
 FORMAT = 1
@@ -88,6 +88,7 @@ def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair
     return None if all(np.isfinite(block).all() for block in blocks) else "holds keys that are not finite"
 
 
+@sigterm_raises()
 def build_store(
     folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
 ) -> None:
@@ -102,7 +103,7 @@ def build_store(
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        with naming(temporary):
+        with errors_naming(temporary):
             temporary.mkdir(parents=True)
         _require_room(temporary, n_pair * (model.config.d_model * _KEY.itemsize + _VALUE.itemsize))
         with (
@@ -113,11 +114,11 @@ def build_store(
                 keys.write(key_LD.cpu().numpy().astype(_KEY).tobytes())
                 values.write(value_L.cpu().numpy().astype(_VALUE).tobytes())
         record = temporary / _RECORD
-        with naming(record):
+        with errors_naming(record):
             record.write_text(json.dumps({"format": FORMAT, "source": source}, indent=1) + "\n", encoding="utf-8")
         for path in (*temporary.iterdir(), temporary):
             flush(path)
-        with naming(folder):
+        with errors_naming(folder):
             temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -140,7 +141,7 @@ def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterat
 @contextmanager
 def _array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
     """A .npy file opened for its elements. Not a memory map: on a full disk, writing to one is a bus error."""
-    with naming(path), path.open("wb") as file:
+    with errors_naming(path), path.open("wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         yield file
