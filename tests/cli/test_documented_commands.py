@@ -14,15 +14,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from benchmarks import aot, kernels, positions, profile_step
 from tests.cli.conftest import TINY, WORDS
 from tests.cli.test_flags import read
 from txl import ModelConfig, TransformerXL
@@ -65,7 +64,8 @@ def python_blocks(text: str) -> list[str]:
 
 COMMANDS = {f"{page.stem}: {line}": line for page in PAGES for line in commands(page.read_text(encoding="utf-8"))}
 IN_PROCESS = {key: line for key, line in COMMANDS.items() if re.search(r"\b(train|eval|generate)\.py\b", line)}
-MODULES = {key: line for key, line in COMMANDS.items() if line.startswith("python -m ")}
+CONVERSIONS = {key: line for key, line in COMMANDS.items() if line.startswith("python -m txl.convert ")}
+MODULES = {key: line for key, line in COMMANDS.items() if line.startswith("python -m ") and key not in CONVERSIONS}
 SCRIPTS = {key: line for key, line in COMMANDS.items() if "run_wt103.sh" in line or line.startswith("sbatch ")}
 TESTS = {key: line for key, line in COMMANDS.items() if "run_tests.sh" in line}
 CONSOLE = {key: line for key, line in COMMANDS.items() if line.startswith("txl ")}
@@ -78,7 +78,7 @@ def each(some: dict[str, str]) -> Any:
 
 
 def test_every_command_is_run_by_a_test_below() -> None:
-    run = [IN_PROCESS, MODULES, SCRIPTS, TESTS, CONSOLE, INSTALLED, OTHERS]
+    run = [IN_PROCESS, CONVERSIONS, MODULES, SCRIPTS, TESTS, CONSOLE, INSTALLED, OTHERS]
     assert sorted(key for some in run for key in some) == sorted(COMMANDS)
     assert all(some for some in run)
 
@@ -186,15 +186,25 @@ def test_the_tests_are_run_with_these_flags(tmp_path: Path, line: str) -> None:
     assert call[len(call) - len(flags) :] == flags
 
 
+@each(CONVERSIONS)
+@pytest.mark.usefixtures("workplace")
+def test_a_checkpoint_of_another_program_is_converted(call: Call, line: str) -> None:
+    folder = Path(shutil.copytree(ROOT / "tests" / "golden" / "hf" / "hf_div2", "their_folder"))
+    words = ["<eos>", *(f"w{i}" for i in range(199))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    Path("their_text").mkdir()
+    torch.save({"idx2sym": words}, "their_text/cache.pt")
+    assert call("convert", *shlex.split(line)[3:]).status == 0
+
+
 @each(MODULES)
 def test_a_module_has_the_flags_of_the_page(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, name, *flags = shlex.split(line)
-    module = {f"benchmarks.{one.__name__.rpartition('.')[2]}": one for one in (aot, kernels, positions, profile_step)}
     monkeypatch.setattr(sys, "argv", [name, *flags, "--help"])
     with pytest.raises(SystemExit) as stop:
-        module[name].main()
+        import_module(name).main()
     out = capsys.readouterr().out
     assert stop.value.code in (None, 0)
     for flag in (flag for flag in flags if flag.startswith("--")):
@@ -233,27 +243,18 @@ def test_a_script_of_the_benchmarks_is_there(line: str) -> None:
     subprocess.run(["bash", "-n", *shlex.split(line)[1:]], cwd=ROOT, check=True)
 
 
-class OfThe2019Code(nn.Module):
-    """Stands for the class whose objects the 2019 code pickled."""
-
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
-        sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
-        return to_kimiyoung(TransformerXL(ModelConfig(n_token=9, **sizes)))
-
-
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python_blocks(page.read_text())], ids=lambda page: page.stem
 )
 @pytest.mark.usefixtures("workplace")
-def test_the_python_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_a_page_runs(page: Path) -> None:
     """One block after another, with the names that the page takes as given."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda)
-    torch.save(OfThe2019Code(), "model.pt")
+    sizes = {"n_layer": 1, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
+    torch.save(to_kimiyoung(TransformerXL(ModelConfig(n_token=9, **sizes))), "state_dict.pt")
     text_BT = torch.randint(0, 9, (2, 4))
     names: dict[str, Any] = {"input_BT": text_BT[:, :-1], "target_BT": text_BT[:, 1:]}
     for block in python_blocks(page.read_text(encoding="utf-8")):
         exec(compile(block, page.name, "exec"), names)
-    results = [names[name] for name in ("nats", "nll_BT") if name in names]
+    results = [names[name] for name in ("nats", "nll_BT", "hidden_ND") if name in names]
     assert results
     assert all(value.isfinite().all() for value in results)

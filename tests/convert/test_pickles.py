@@ -78,13 +78,8 @@ def test_tensors_of_all_kinds_come_back(zipped: bool, tmp_path: Path) -> None:
 
 def test_a_tensor_beyond_its_storage_is_refused() -> None:
     storage = type("S", (), {"dtype": torch.float32, "numel": 4, "content": bytes(16)})()
-    for offset, shape, stride in (
-        (0, (5,), (1,)),
-        (2, (3,), (1,)),
-        (-1, (1,), (1,)),
-        (0, (2,), (-1,)),
-        (0, (2**40,), (0,)),
-    ):
+    wrong = [(0, (5,), (1,)), (2, (3,), (1,)), (-1, (1,), (1,)), (0, (2,), (-1,)), (0, (2**40,), (0,))]
+    for offset, shape, stride in wrong:
         tensor = PickledTensor(storage, offset, shape, stride)
         if shape == (2**40,):
             continue
@@ -139,8 +134,9 @@ def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
         (b"\x80\x02" + b"]" * 10**6 + b"a" * (10**6 - 1) + b".", None),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "damaged"),
         (b"\x80\x02X\xff\xff\xff\xff", "damaged"),
+        (b"\x80\x02]r\xff\xff\xff\xff.", "memo index"),
     ],
-    ids=["empty", "a picture", "a list", "marks", "deep", "huge bytes", "huge text"],
+    ids=["empty", "a picture", "a list", "marks", "deep", "huge bytes", "huge text", "huge memo"],
 )
 def test_strange_bytes(content: bytes, message: str | None, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"

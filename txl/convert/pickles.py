@@ -7,7 +7,9 @@ write such files may be named at all.
 """
 
 import io
+import math
 import pickle
+import pickletools
 import zipfile
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
@@ -95,7 +97,8 @@ class PickledTensor:
         storage = self.storage
         last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         is_empty = 0 in self.shape
-        if min((self.offset, *self.shape, *self.stride), default=0) < 0 or (last >= storage.numel and not is_empty):
+        is_too_large = not is_empty and (last >= storage.numel or math.prod(self.shape) > storage.numel)
+        if min((self.offset, *self.shape, *self.stride), default=0) < 0 or is_too_large:
             raise ValueError("a tensor reaches beyond its storage")
         if storage.content is None:
             raise ValueError("a tensor has no storage")
@@ -141,7 +144,7 @@ def _read_zip(path: Path) -> Any:
                 raise ValueError(f"storage {key} has another size than the pickle says")
             return _Storage(dtype, numel, archive.read(info))
 
-        return _Unpickler(io.BytesIO(archive.read(main)), path, storage).load()
+        return _load(io.BytesIO(archive.read(main)), path, storage)
 
 
 def _read_stream(file: BinaryIO) -> Any:
@@ -152,7 +155,7 @@ def _read_stream(file: BinaryIO) -> Any:
         return storages.setdefault(key, _Storage(dtype, numel))
 
     def load() -> Any:
-        return _Unpickler(file, path, storage).load()
+        return _load(file, path, storage)
 
     first = load()
     if first != _LEGACY_MAGIC:
@@ -168,6 +171,16 @@ def _read_stream(file: BinaryIO) -> Any:
         if len(found.content) != found.numel * found.dtype.itemsize:
             raise ValueError("truncated")
     return content
+
+
+def _load(file: BinaryIO, path: Path, storage: Any) -> Any:
+    """One pickle. Its opcodes are looked at first: a memo index far beyond those used takes all memory there is."""
+    start = file.tell()
+    for n_op, (op, argument, _) in enumerate(pickletools.genops(file)):
+        if "PUT" in op.name and isinstance(argument, int) and argument > n_op:
+            raise ValueError("a memo index beyond all that is memoized")
+    file.seek(start)
+    return _Unpickler(file, path, storage).load()
 
 
 class _Unpickler(pickle.Unpickler):
