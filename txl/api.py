@@ -173,7 +173,7 @@ def _is_ours(path: Path) -> bool:
 
 def _downloaded(name: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports] (an extra)
     except ImportError:
         raise UsageError(f"{name}: no such folder; for models of the hub, pip install huggingface_hub") from None
     patterns = ["*.json", "*.safetensors", "*.bin", "vocab.*"]

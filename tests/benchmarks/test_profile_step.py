@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import pytest
+
 from benchmarks.profile_step import events_of, milliseconds, our_steps
 from benchmarks.shapes import TRAINING
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
 def test_a_backward_operator_belongs_to_the_part_of_the_forward_operator() -> None:
     sizes = {"n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "n_token": 30}
     shape = dataclasses.replace(TRAINING["small"], **sizes, batch_size=2, tgt_len=5, mem_len=5)

@@ -76,9 +76,10 @@ def test_the_batch_is_that_of_a_process_times_the_processes(call: Call, training
     assert call("train", *flags).status == 0
     assert records(tmp_path / "new_run", "start")[0]["train"]["batch_size"] == 3
     assert records(tmp_path / "new_run", "train")[0]["tokens"] == 3 * 8
-    typed = {"local_batch_size": 3}
-    train.set_batch_size(typed, Ranks(1, 2, torch.device("cpu")))
+    typed, second = {"local_batch_size": 3}, Ranks(1, 2, torch.device("cpu"))
+    train.set_batch_size(typed, second)
     assert typed["batch_size"] == 6
+    assert second.columns(6) == slice(3, 6)
 
 
 def test_settings_that_are_typed_are_those_of_the_run(call: Call, training: list[str], tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def test_a_schedule_may_be_longer_than_the_run() -> None:
     assert rates(max_step_scheduler=20) == pytest.approx([0.05 * (1 + math.cos(math.pi * k / 20)) for k in range(10)])
 
 
+def test_dev_perf_goes_on_with_what_it_has_seen() -> None:
+    config = TrainConfig(scheduler="dev_perf", patience=1, decay_rate=0.1)
+    for n_seen in range(7):
+        one, other = Plateau(config), Plateau(config)
+        for nats in [3.0, 2.0, 2.1, 2.2, 2.3, 2.1, 1.9][:n_seen]:
+            one.see(nats)
+        other.load(one.state())
+        assert vars(other) == vars(one)
+
+
 def test_dev_perf_bears_as_many_bad_evaluations_as_its_patience() -> None:
     plateau = Plateau(TrainConfig(scheduler="dev_perf", patience=1, decay_rate=0.1, lr_min=0.005))
     seen = []

@@ -165,3 +165,16 @@ def test_training_ends_with_the_step_asked_for() -> None:
     run.train()
     assert len(run.losses) == run.state.progress.step == 5
     assert len(IDS) == 100
+
+
+def test_each_epoch_begins_with_an_empty_memory() -> None:
+    run, seen = Run(config(max_step=9, batch_chunk=2)).begin(), []
+    step = run.state.step
+
+    def noted(*batch: torch.Tensor) -> torch.Tensor:
+        seen.append((run.state.progress.batch, [memory is None for memory in run.state.memories]))
+        return step(*batch)
+
+    run.state.step = noted  # type: ignore[method-assign]
+    run.train()
+    assert seen == [(i % 4, [i % 4 == 0] * 2) for i in range(9)]
