@@ -18,6 +18,7 @@ from matplotlib.image import imread
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from txl.commands.generate import paragraphs
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
@@ -702,6 +703,16 @@ def test_the_text_ends_at_the_end_of_a_line_when_asked(write: Write) -> None:
     assert 40 < len(tokens_of(finished)) < 80
     longer = write("--length", 80)
     assert longer.startswith(finished)  # whose last character is the line break that the model has written
+
+
+def test_an_unfinished_paragraph_is_not_printed() -> None:
+    words = "a b <eos> <eos> = c = <eos> d <eos> <eos> = e = <eos> f g".split()
+    assert "".join(paragraphs(words, ["x"], 2)) == " a b"
+    assert "".join(paragraphs(words, ["x"], 3)) == " a b"
+    assert "".join(paragraphs(words, ["x"], 4)) == " a b\n\n = c =\n d"
+    assert "".join(paragraphs(words, ["x"], 99)) == " a b\n\n = c =\n d"
+    assert "".join(paragraphs(["a", "b"], ["x"], 1)) == " a b"
+    assert "".join(paragraphs(["=", "<eos>", "a", "<eos>"], ["="], 1)) == " =\n a"
 
 
 @pytest.mark.parametrize("entry", ["eval", "generate"])

@@ -1,7 +1,7 @@
 """Generate text with a trained Transformer-XL, printed token by token."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from txl.checkpoint import open_checkpoint
@@ -36,16 +36,37 @@ def main(argv: Sequence[str]) -> None:
     with loaded(checkpoint, config, device_of(config.device)) as model:
         if config.prompt is not None:
             print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
-        begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]
         tokens = generate(model, vocab.encode(prompt), context, length=longest, banned=banned, **rule)
-        for n_written, token in enumerate(tokens, start=1):
-            word = vocab.words[token]
-            ends_paragraph = word == EOS and begins_with not in ([], ["="])  # not a blank line or a heading
-            if config.finish_line and n_written >= config.length and ends_paragraph:
-                break
-            print("\n" if word == EOS else f" {word}", end="", flush=True)
-            begins_with = [] if word == EOS else begins_with or [word]
+        words = (vocab.words[token] for token in tokens)
+        pieces = paragraphs(words, prompt, config.length) if config.finish_line else map(as_text, words)
+        for piece in pieces:
+            print(piece, end="", flush=True)
     print()
+
+
+def as_text(word: str) -> str:
+    """A word as it is printed."""
+    return "\n" if word == EOS else f" {word}"
+
+
+def paragraphs(words: Iterable[str], prompt: Sequence[str], length: int) -> Iterator[str]:
+    """Whole paragraphs, up to the first that ends after `length` words; an unfinished one only if there is no other.
+
+    Blank lines and headings (lines that begin with `=`) belong to the paragraph after them.
+    """
+    begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]
+    held, is_first = "", True
+    for n_word, word in enumerate(words, start=1):
+        ends_paragraph = word == EOS and begins_with not in ([], ["="])
+        begins_with = [] if word == EOS else begins_with or [word]
+        if ends_paragraph:
+            yield held
+            held, is_first = "", False
+            if n_word >= length:
+                return
+        held += as_text(word)
+    if is_first:
+        yield held
 
 
 def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:

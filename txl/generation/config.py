@@ -11,7 +11,7 @@ class GenerateConfig(ModelUse):
 
     prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
     length: int = option(200, "tokens to generate", minimum=1)
-    finish_line: bool = option(False, "continue to the end of the paragraph, by at most --length more tokens")
+    finish_line: bool = option(False, "end with a whole paragraph: up to --length tokens more, or fewer")
     temperature: float = option(1.0, "sampling temperature; 0: greedy", minimum=0)
     top_k: int = option(0, "sample from the k most likely words only (0: off)", minimum=0)
     top_p: float = option(
