@@ -9,6 +9,8 @@ import torch
 from tests.training.runs import Run, config
 from txl.checkpoint import last_checkpoint, load_model
 from txl.config import TrainConfig
+from txl.evaluation.score import Score
+from txl.runtime.signals import TERMINATE, StopNow
 
 HINTS = get_type_hints(TrainConfig)
 EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}
@@ -113,3 +115,29 @@ def test_a_checkpoint_holds_the_average_of_the_weights(tmp_path: Path) -> None:
     for name, value in average.items():
         torch.testing.assert_close(saved[name].detach(), value)
     assert any(not torch.equal(saved[name], weight) for name, weight in run.weights().items())
+
+
+def test_evaluations_read_the_average_of_the_weights() -> None:
+    run, read = Run(config(ema=0.5, max_step=3)).begin(), []
+    validate = run.validate
+    run.validate = lambda watched: read.append(run.weights()) or validate(watched)  # type: ignore[method-assign]
+    run.train()
+    (evaluated,) = read
+    with run.state.average.in_use():
+        assert all(torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
+    assert any(not torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
+
+
+def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path: Path) -> None:
+    run, evaluated = Run(config(max_step=3), folder=tmp_path).begin(), []
+
+    def cut_short(_: object) -> Score:
+        raise StopNow(TERMINATE)
+
+    run.validate = cut_short  # type: ignore[method-assign]
+    assert run.train().status == 143
+    again = Run(config(max_step=4), folder=tmp_path).resume()
+    validate = again.validate
+    again.validate = lambda w: evaluated.append(again.state.progress.step) or validate(w)  # type: ignore[method-assign]
+    again.train()
+    assert evaluated == [3, 4]
