@@ -119,8 +119,8 @@ def test_a_checkpoint_holds_the_average_of_the_weights(tmp_path: Path) -> None:
 
 def test_evaluations_read_the_average_of_the_weights() -> None:
     run, read = Run(config(ema=0.5, max_step=3)).begin(), []
-    validate = run.validate
-    run.validate = lambda watched: read.append(run.weights()) or validate(watched)  # type: ignore[method-assign]
+    score = run.score
+    run.score = lambda *asked: read.append(run.weights()) or score(*asked)  # type: ignore[method-assign]
     run.train()
     (evaluated,) = read
     with run.state.average.in_use():
@@ -131,13 +131,13 @@ def test_evaluations_read_the_average_of_the_weights() -> None:
 def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path: Path) -> None:
     run, evaluated = Run(config(max_step=3), folder=tmp_path).begin(), []
 
-    def cut_short(_: object) -> Score:
+    def cut_short(*_: object) -> Score:
         raise StopNow(TERMINATE)
 
-    run.validate = cut_short  # type: ignore[method-assign]
+    run.score = cut_short  # type: ignore[method-assign]
     assert run.train().status == 143
     again = Run(config(max_step=4), folder=tmp_path).resume()
-    validate = again.validate
-    again.validate = lambda w: evaluated.append(again.state.progress.step) or validate(w)  # type: ignore[method-assign]
+    score = again.score
+    again.score = lambda *asked: evaluated.append(again.state.progress.step) or score(*asked)  # type: ignore[method-assign]
     again.train()
     assert evaluated == [3, 4]
