@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from txl.checkpoint import load_model, open_checkpoint
+from txl.commands.convert import vocabulary as vocabulary_of_converted
 from txl.commands.trained import vocabulary_of
 from txl.config import Context, UsageError, require
 from txl.convert import convert
@@ -149,16 +150,8 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
         is_tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
     else:
         found = convert(path, Path(vocabulary) if vocabulary else None)
-        require(bool(found.words), f"{source}: holds no vocabulary; name its file with vocabulary=")
-        try:
-            model, context, vocab, is_tokenised = found.model, found.context, Vocab(found.words), True
-        except ValueError as error:
-            raise UsageError(f"{source}: {error}; name another vocabulary") from None
-        require(
-            len(vocab) == model.config.n_token,
-            f"{source}: {len(vocab)} words and a model of {model.config.n_token}; name another vocabulary",
-        )
-        require(EOS in vocab, f"{source}: its vocabulary has no {EOS}; models of characters are not supported yet")
+        model, context, is_tokenised = found.model, found.context, True
+        vocab = vocabulary_of_converted(found, source, "vocabulary=")
     return LanguageModel(model.to(device_of(device)).eval(), context, vocab, is_tokenised)
 
 

@@ -54,25 +54,29 @@ def main(argv: Sequence[str]) -> None:
     print_line(f"| written to {folder}")
 
 
-def vocabulary(converted: Converted, source: Path) -> Vocab:
+def vocabulary(converted: Converted, source: object, named_by: str = "--vocab") -> Vocab:
     """The words of the model.
 
+    Args:
+        source: where it comes from, for errors.
+        named_by: the flag or argument that names another vocabulary, for errors.
     Raises:
         UsageError: if there are none, or not as many as the model has, or none ends a line.
     """
     n_token = converted.model.config.n_token
     require(
         bool(converted.words),
-        f"{source}: holds no vocabulary; give --vocab FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
+        f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
     )
     try:
         vocab = Vocab(converted.words)
     except ValueError as error:
-        raise UsageError(f"--vocab: {error}; give the file that belongs to {source}") from None
+        raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
     require(
-        len(vocab) == n_token, f"--vocab: {len(vocab)} words, the model has {n_token}; give the file that belongs to it"
+        len(vocab) == n_token,
+        f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
     )
-    require(EOS in vocab, f"--vocab: has no {EOS}; models of characters are not supported yet")
+    require(EOS in vocab, f"{named_by}: has no {EOS}; models of characters are not supported yet")
     return vocab
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from txl.config import UsageError, require
 from txl.convert.kimiyoung_arguments import CONSTRUCTOR
-from txl.convert.pickles import read_pickle
 
 _RENAMED = (
     (r"crit\.out_layers_weights\.(\d+)", r"crit.out_layers.\1.weight"),
@@ -22,16 +21,17 @@ def is_nvidia(content: Any) -> bool:
     return isinstance(content, dict) and {"model_config", "model_state"} <= content.keys()
 
 
-def read_nvidia(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+def read_nvidia(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
     """Weights in the 2019 code's names and constructor arguments, for `from_kimiyoung`; and the words, if it has them.
 
     Its softmax keeps weights and biases in lists of their own and lists shared projections once more.
 
+    Args:
+        content: what `read_pickle` found in the file, for which `is_nvidia` holds.
+        path: of the file, for errors.
     Raises:
-        UsageError: if the file is damaged or holds something else.
+        UsageError: if the file is damaged.
     """
-    content = read_pickle(path)
-    require(is_nvidia(content), f"{path}: no model_config and model_state; give a checkpoint of NVIDIA's train.py")
     held, given = content["model_state"], content["model_config"]
     try:
         state = {str(name).removeprefix("module."): tensor.read() for name, tensor in held.items()}

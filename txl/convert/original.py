@@ -13,13 +13,15 @@ _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
 
 
-def read_original(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and constructor arguments of a `model.pt` of the 2019 code, for `from_kimiyoung`.
 
+    Args:
+        model: what `read_pickle` found in the file.
+        path: of the file, for errors.
     Raises:
         UsageError: if the file is damaged or holds something else.
     """
-    model = read_pickle(path)
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
     if hasattr(model, "module") or "module" in _children(model):  # DataParallel

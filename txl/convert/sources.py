@@ -57,12 +57,13 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
     else:
         path = _weights(source)
         folder = path.parent
-        if is_nvidia(read_pickle(path)):
+        content = read_pickle(path)
+        if is_nvidia(content):
             kind = "NVIDIA DeepLearningExamples"
-            state, arguments, words = read_nvidia(path)
+            state, arguments, words = read_nvidia(content, path)
         else:
             kind = "kimiyoung/transformer-xl"
-            state, arguments = read_original(path)
+            state, arguments = read_original(content, path)
         model, context = from_kimiyoung(state, arguments)
     found = vocabulary or next((folder / name for name in _VOCABULARIES if (folder / name).is_file()), None)
     if found is not None and (vocabulary is not None or not words):
