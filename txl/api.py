@@ -6,10 +6,10 @@ lm.generate("Once upon a time")
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.convert import vocabulary as vocabulary_of_converted
+from txl.commands.text_generation import TextGenerator
 from txl.commands.trained import vocabulary_of
 from txl.config import Context, UsageError, require
 from txl.convert import convert
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.vocabulary import EOS, Vocab
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
-from txl.generation.sampling import generate
+from txl.generation.ending import Ending
+from txl.generation.rule import Rule
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import device_of
@@ -70,33 +72,63 @@ class LanguageModel:
     is_tokenised: bool = True
     """Running text is split as WikiText is; else at white space only."""
 
-    def stream(
-        self,
-        prompt: str = "",
-        *,
-        length: int = 100,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        allow_unknown: bool = False,
-    ) -> Iterator[str]:
-        """The words that continue the prompt, each as it is drawn; `<eos>` is a line break.
+    def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
+        """The text that continues the prompt, in pieces, mostly a word with the space before it, as they are sampled.
 
         Args:
-            length: words to draw. The others: see `txl.generation.sampling.generate`.
-            allow_unknown: `<unk>` may be drawn.
+            prompt: empty: begin a line.
+            length: tokens to sample, by default 100.
+            lines: stop after so many lines that are not blank; 0: any number.
+            stop: string or strings before which the text ends.
+            seed: for a reproducible result; None: PyTorch's global generator.
+            allow_unknown: `<unk>` may be sampled.
+            raw: tokens with spaces between them instead of natural spelling.
+            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see `txl.generation.rule.Rule`.
+        Raises:
+            UsageError: if a setting is impossible.
         """
-        ids = self._ids(prompt) if prompt.strip() else [self.vocab.index[EOS]]
-        banned = [] if allow_unknown or UNK not in self.vocab else [self.vocab.index[UNK]]
-        context = within(self.context.overlaid(ext_len=0), len(ids) + length)
-        rule = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        for token in generate(self.model, ids, context, length=length, banned=banned, **rule):
-            yield self.vocab.words[token]
+        return self._generator(**settings).stream(self._prompt_ids(prompt))
 
-    def generate(self, prompt: str = "", **settings: Any) -> str:
-        """The continuation as text; arguments as `stream`."""
-        return " ".join(self.stream(prompt, **settings)).replace(f" {EOS}", "\n").replace(EOS, "\n")
+    @overload
+    def generate(self, prompt: str = "", **settings: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[str]: ...
+
+    def generate(self, prompt: str | Sequence[str] = "", *, batch_size: int = 16, **settings: Any) -> str | list[str]:
+        """The text that continues the prompt; arguments as `stream`.
+
+        For a list of prompts, a list of texts, generated side by side, `batch_size` at a time. Text i is what prompt i
+        gives alone with the i-th seed after `seed`; a list of the same prompt gives samples.
+        """
+        if isinstance(prompt, str):
+            return "".join(self.stream(prompt, **settings))
+        return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        return self._ids(prompt) if prompt.strip() else []
+
+    def _generator(
+        self,
+        *,
+        length: int = 100,
+        lines: int = 0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        allow_unknown: bool = False,
+        raw: bool = False,
+        **sampling: Any,
+    ) -> TextGenerator:
+        return TextGenerator(
+            model=self.model,
+            context=self.context,
+            vocab=self.vocab,
+            tokenised=self.is_tokenised and not raw,
+            ending=Ending(length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop),
+            rule=Rule(**sampling),
+            seed=seed,
+            allow_unknown=allow_unknown,
+        )
 
     def score(self, text: str, context: str = "") -> TextScore:
         """The nats of each token of a text, which begins a line or continues `context`.

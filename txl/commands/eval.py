@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -213,10 +213,13 @@ def score_file(setup: Setup, name: str) -> None:
     """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
     _, config, _, additions, checkpoint, contexts, ranks = setup
     vocab = vocabulary_of(checkpoint)
+    how: dict[str, Any] = {"running": config.tokenise}
+    if not config.tokenise:
+        how["advice"] = "; for running text there is --tokenise"
     before = [vocab.index[EOS]]
     if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise).ids
-    text = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+        before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
+    text = encode_text(read_text(name), vocab, name=name, **how)
     require_outputs(config)
     training = training_text(open_corpus(setup.typed, checkpoint), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
