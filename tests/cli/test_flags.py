@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from txl.cli import build, read_flags
-from txl.config import Context, ModelConfig, TrainConfig, UsageError
+from txl.config import Context, ModelConfig, UsageError
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.generation.config import GenerateConfig
+from txl.training.config import TrainConfig
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),

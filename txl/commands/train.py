@@ -13,21 +13,24 @@ import torch
 
 from txl.checkpoint import Checkpoint, CheckpointWriter, load_model, load_snapshot
 from txl.cli import Typed, build, read_flags, require_effect
-from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
+from txl.commands.evaluations import evaluate_best, sample_text, scoring_streams
 from txl.commands.trained import data_settings
-from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
+from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.rows import total_sums
 from txl.data_utils.stream import SegmentStream
+from txl.data_utils.wikitext import article_starts
 from txl.evaluation.reading import evaluation_context, within
-from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
+from txl.training.init import init_weights
 from txl.training.loop import Validation, train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
@@ -84,9 +87,9 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     eval_context = within(
         evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(corpus.split("valid"))
     )
-    valid_stream = scoring_stream(corpus, "valid", config, eval_context, shape, ranks)
-    counts = valid_stream.sums(corpus.sizes("valid"))
-    validation = Validation(valid_stream, eval_context, counts, config.max_eval_steps)
+    valid_streams = scoring_streams(corpus, "valid", config, eval_context, shape, ranks)
+    counts = total_sums(valid_streams, corpus.sizes("valid"))
+    validation = Validation(valid_streams, eval_context, counts, config.max_eval_steps)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
     vocab = {"vocab.txt": corpus.vocab.to_text()}
@@ -137,6 +140,11 @@ def settings(typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None) -> tuple
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
+    require(
+        config.reset == "never" or (config.attn_impl != "fused" and asked["attention"] == "softmax"),
+        f"--reset {config.reset}: --attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the "
+        f"documents of a row; use --attention softmax with --attn_impl auto",
+    )
     context = build(Context, typed, **(as_dict(checkpoint.context) if checkpoint else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     require(
@@ -167,9 +175,10 @@ def require_resources(
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
     """Print what is about to be trained."""
     model, config = state.model, state.config
+    by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
-    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True)}")
-    if model.config.recurrence == "same" and config.eval_batch_size is None:
+    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)}")
+    if model.config.recurrence == "same" and config.eval_batch_size is None and config.reset == "never":
         print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
     print_line(describe_bytes(needed))
 
@@ -184,6 +193,7 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
         columns=ranks.columns(config.batch_size),
         varlen=config.varlen,
         roll=config.roll,
+        starts=article_starts(corpus.split("train"), corpus.vocab) if config.reset == "document" else None,
         seed=config.seed,
     )
 
