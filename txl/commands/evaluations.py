@@ -9,7 +9,7 @@ from txl.data_utils.rows import RowStream, ScoringStream, document_streams, tota
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.data_utils.wikitext import article_starts
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.reading import warmup_segments, within
+from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
 from txl.evaluation.rows import row_of_split
 from txl.generation.sampling import generate
@@ -17,6 +17,7 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
 from txl.training.config import TrainConfig
+from txl.training.loop import Validation
 from txl.training.metrics import Metrics
 
 
@@ -33,6 +34,16 @@ def scoring_streams(
     n_warmup = warmup_segments(shape.n_layer, context)
     whole = ScoringStream(ids, batch_size=config.eval_batch_size or by_default, n_warmup=n_warmup, **lengths)
     return [whole.share(ranks.rank, ranks.world)]
+
+
+def validation_of(
+    corpus: Corpus, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
+) -> Validation:
+    """How this process scores the valid split."""
+    wanted = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
+    here = within(wanted, len(corpus.split("valid")))
+    streams = scoring_streams(corpus, "valid", config, here, shape, ranks)
+    return Validation(streams, here, total_sums(streams, corpus.sizes("valid")), config.max_eval_steps)
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:

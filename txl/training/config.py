@@ -18,6 +18,11 @@ class TrainConfig(Checked):
         False,
         "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's",
     )
+    init_from: str | None = option(
+        None,
+        "start from the weights, vocabulary and lengths of this trained model (a run, a checkpoint of it, or one that "
+        "txl.convert reads), with a new optimizer and schedule",
+    )
     overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
     max_step: int = option(100000, "number of updates", minimum=1)
