@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
-from txl.config import Context, TrainConfig
+from txl.config import Context
 from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
@@ -20,6 +20,7 @@ from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import print_line
 from txl.training.average import WeightAverage
+from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers, Plateau, learning_rate
@@ -69,6 +70,7 @@ class TrainState:
             for layer in model.layers:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
+        self.dtype = autocast_dtype(config, ranks.device)
         self.nats = parallel(Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
             self._fix_gradient_buckets()
@@ -77,7 +79,6 @@ class TrainState:
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
-        self.dtype = autocast_dtype(config, ranks.device)
         self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
         self.lr = 0.0
         self.valid_nats: float | None = None
@@ -96,11 +97,12 @@ class TrainState:
         self.unchecked: list[tuple[int, int]] = []
         """(epoch, segment) of the steps since the last check."""
 
-    def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+    def step(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None = None) -> Tensor:
         """Read a segment and update the weights.
 
         Args:
             input_BT, target_BT: ids on the CPU, where they are grouped by cluster without synchronising the device.
+            since_BT: see `TransformerXL.forward`.
         Returns:
             The nats of its tokens, detached.
         Raises:
@@ -110,7 +112,7 @@ class TrainState:
         self.optimizers.set_learning_rate(self.lr)
         self._redraw()
         remembered = self.memories
-        nll_BT = self._backward(input_BT, target_BT)
+        nll_BT = self._backward(input_BT, target_BT, since_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
@@ -205,17 +207,18 @@ class TrainState:
         n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # of checkpoints without n_token
         self.progress = Progress(**{"n_token": n_token, **saved})
 
-    def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+    def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
         n_chunk = self.config.batch_chunk
         memories: list[Memory | None] = []
         nlls = []
-        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), self.memories, strict=True)
-        for i, (input_part, target_part, memory) in enumerate(parts):
+        since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
+        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True)
+        for i, (input_part, target_part, since_part, memory) in enumerate(parts):
             with self._without_sync() if i < n_chunk - 1 else nullcontext():
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
+                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context, since_part)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
@@ -232,9 +235,11 @@ class TrainState:
     def _fix_gradient_buckets(self) -> None:
         """Run one backward pass whose result is discarded. After its first one DistributedDataParallel rebuilds its
         buckets, which changes the order of summation: a resumed run must not use the first order where an uninterrupted
-        run uses the second."""
-        ids = torch.zeros(1, 1, dtype=torch.int64)
-        loss_BT, *_ = self.nats(ids, ids, None, self.context)
+        run uses the second. With the shapes of a step, or torch.compile would take the shapes for variable."""
+        n_row = self.config.batch_size // self.ranks.world // self.config.batch_chunk
+        ids = torch.zeros(n_row, self.context.tgt_len, dtype=torch.int64)
+        with autocast(self.ranks.device, self.dtype):
+            loss_BT, *_ = self.nats(ids, ids, None, self.context)
         loss_BT.mean().backward()
         self.model.zero_grad()
 
