@@ -165,7 +165,8 @@ def test_one_seed_gives_one_text() -> None:
 
 def test_banned_tokens_are_never_drawn() -> None:
     model = build("plain", n_token=4)
-    assert set(generate(model, [2], CONTEXT, length=50, banned=[1, 3], seed=0)) <= {0, 2}
+    for rule in ({}, {"top_k": 3}, {"temperature": 0}, {"repetition_penalty": 0.5}):
+        assert set(generate(model, [2], CONTEXT, length=50, banned=[1, 3], seed=0, **rule)) <= {0, 2}
 
 
 def test_memory_reaches_beyond_what_it_holds_for_thousands_of_tokens() -> None:

@@ -57,7 +57,7 @@ def prompts_of(config: GenerateConfig) -> Iterator[tuple[str, str]]:
     """Where each prompt comes from, for messages, and its text; empty: begin a line."""
     name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
     if name is None:
-        yield "--prompt", config.prompt or ""
+        yield "--prompt", (config.prompt or "").rstrip(" ")
         return
     text = read_text(name).rstrip("\r\n")  # a final line break, as of `echo`, is no part of it
     if not text.strip():
