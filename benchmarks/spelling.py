@@ -1,6 +1,6 @@
 """How much of a text comes back when its words are printed as running text and tokenised again.
 
-    python -m benchmarks.spelling data/wikitext-103/valid.txt [FILE ...]
+python -m benchmarks.spelling data/wikitext-103/valid.txt [FILE ...]
 """
 
 import argparse

@@ -394,6 +394,7 @@ GENERATE_VALUES = [
     ("--prompt a --prompt_file b", "--prompt and --prompt_file", "leave out the others"),
     ("--prompts b --interactive", "--interactive", "leave out --prompts"),
     ("--interactive --num_samples 2", "--interactive", "leave out --prompts and --num_samples"),
+    ("--interactive --mem_len 65537", "--interactive", "give a smaller --mem_len"),
     ("--interactive --prompt -", "--interactive", "leave out --prompt -"),
     ("--allow_unk --no_unk", "--allow_unk and --no_unk", "leave one of them out"),
     ("--prompts nowhere.txt", "nowhere.txt: No such file", "give a file of text"),

@@ -6,6 +6,8 @@ from txl.config import LENGTH, SEED, ModelUse, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 
+_LONGEST_SESSION = 2**16  # memory for tokens that may come; a text of known length needs no more than itself
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Rule, ModelUse):
@@ -42,6 +44,8 @@ class GenerateConfig(Rule, ModelUse):
         if self.interactive:
             one_text = self.prompts is None and self.num_samples == 1
             require(one_text, "--interactive: is about one text; leave out --prompts and --num_samples")
+            fits = (self.mem_len or 0) <= _LONGEST_SESSION
+            require(fits, f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len")
             require(self.prompt != "-", "--interactive: reads its turns from standard input; leave out --prompt -")
 
     def ending(self) -> Ending:
