@@ -54,21 +54,22 @@ def main(argv: Sequence[str]) -> None:
 
 
 def prompts_of(config: GenerateConfig) -> Iterator[tuple[str, str]]:
-    """Where each prompt comes from, for messages, and its text; empty: begin a line."""
+    """Where each prompt comes from, for messages, and its text; empty: begin a line. A final space or line break, as of
+    `echo`, is no part of it."""
     name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
     if name is None:
-        yield "--prompt", (config.prompt or "").rstrip(" ")
+        yield "--prompt", (config.prompt or "").rstrip()
         return
-    text = read_text(name).rstrip("\r\n")  # a final line break, as of `echo`, is no part of it
+    text = read_text(name)
     if not text.strip():
         flag = next(flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name)
         what = "standard input" if name == "-" else "the file"
         raise UsageError(f"--{flag} {name}: {what} is empty; give some text, or leave the flag out")
     if config.prompts is None:
-        yield name, text
+        yield name, text.rstrip()
     else:
         for number, line in enumerate(text.splitlines(), start=1):
-            yield f"{name}, line {number}", line
+            yield f"{name}, line {number}", line.rstrip()
 
 
 def ids_of(text: str, name: str, vocab: Vocab, *, tokenised: bool) -> list[int]:

@@ -84,7 +84,7 @@ class Rows:
         """The next token of each of these rows."""
         if not rows:
             return
-        softmax, hidden_RD = self._model.softmax, hidden_BD[rows]
+        softmax, hidden_RD = self._model.softmax, hidden_BD if len(rows) == len(hidden_BD) else hidden_BD[rows]
         require_in_range(hidden_RD, self._model.device)
         if self._rule.serves_lazily:
             for row, hidden_D, head, cluster in zip(rows, hidden_RD, *softmax.head_log_prob(hidden_RD), strict=True):
