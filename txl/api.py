@@ -15,18 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.convert import vocabulary as vocabulary_of_converted
-from txl.commands.trained import vocabulary_of
+from txl.commands.pretrained import read_pretrained
 from txl.config import Context, UsageError, require
-from txl.convert import convert
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
 from txl.runtime.distributed import device_of
 
 
@@ -144,24 +140,8 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
     if not path.exists():
         require(str(source).count("/") == 1, f"{source}: no such file or folder, and no name on the hub (owner/name)")
         path = _downloaded(str(source))
-    if _is_ours(path):
-        checkpoint = open_checkpoint(path)
-        model, context, vocab = load_model(checkpoint), checkpoint.context, vocabulary_of(checkpoint)
-        is_tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
-    else:
-        found = convert(path, Path(vocabulary) if vocabulary else None)
-        model, context, is_tokenised = found.model, found.context, True
-        vocab = vocabulary_of_converted(found, source, "vocabulary=")
-    return LanguageModel(model.to(device_of(device)).eval(), context, vocab, is_tokenised)
-
-
-def _is_ours(path: Path) -> bool:
-    if path.is_dir() and any(path.glob("step_*")):
-        return True
-    try:
-        return "format" in read_json(path / "config.json")
-    except (OSError, ValueError, TypeError):
-        return False
+    found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
+    return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, found.dataset != "text")
 
 
 def _downloaded(name: str) -> Path:

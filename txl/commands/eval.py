@@ -8,7 +8,6 @@ python eval.py --recl RUN RUN ... --split test
 import dataclasses
 import functools
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams
+from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams, total_sums
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts, starts_where_known
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
@@ -91,6 +90,9 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
+    trained = checkpoint.record.get("train", {}).get("reset", "never")
+    if "reset" not in typed and config.text is None and config.convention == "txl":
+        config = dataclasses.replace(config, reset=trained)
     if config.text is None and "batch_size" not in typed:
         config = dataclasses.replace(config, batch_size=default_streams(config, additions, checkpoint, ranks))
     setup = Setup(typed, config, study, additions, checkpoint, config.look_backs(checkpoint.context), ranks)
@@ -193,7 +195,7 @@ def score(
         reading,
         model,
         ranks,
-        counts=sum((stream.sums(split.sizes) for stream in streams), Counter()),
+        counts=total_sums(streams, split.sizes),
         watch=watch,
         with_attention=study.attention_by_distance,
     )
