@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from txl.commands.convert import main as convert_main
 from txl.convert import convert
 from txl.evaluation.conventions import ZeroMemory
 
@@ -27,6 +28,11 @@ pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf"
 NAMES = ["hf_div2", "x_hf_div1_emb16_tie_r"]
 OTHERS = ["div4", "untied", "shared_biases", "no_clusters"]
+SENTENCES = [
+    "The 23,000 people -- well-known ones -- aren't 1.80 m tall, said Dr. Smith.",
+    'He said: "No" ; <eos> and a <formula> cost $5.50 (about 3%).',
+]
+"""Those of with_transformers_4.py."""
 HELPER = Path(__file__).parent / "with_transformers_4.py"
 
 
@@ -207,26 +213,37 @@ def test_a_classifier(made: Path, tmp_path: Path) -> None:
 def test_the_tokenizer_keeps_the_old_rules(made: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacremoses")
     expected = json.loads((made / "tokenizer" / "tokens.json").read_text())
-    sentences = [
-        "The 23,000 people -- well-known ones -- aren't 1.80 m tall, said Dr. Smith.",
-        'He said: "No" ; <eos> and a <formula> cost $5.50 (about 3%).',
-    ]
     folder = shutil.copytree(GOLDEN / "hf_div2", tmp_path / "model")
     shutil.copy(made / "vocab.txt", folder)
     for tokenizer in (
         transformers.AutoTokenizer.from_pretrained(folder),
         txl.hf.TransfoXLTokenizer.from_pretrained(made / "tokenizer"),  # from its vocab.pkl
     ):
-        assert [tokenizer.tokenize(sentence) for sentence in sentences] == expected["words"]
-        assert tokenizer(sentences)["input_ids"] == expected["ids"]
+        assert [tokenizer.tokenize(sentence) for sentence in SENTENCES] == expected["words"]
+        assert tokenizer(SENTENCES)["input_ids"] == expected["ids"]
         assert [tokenizer.decode(ids) for ids in expected["ids"]] == expected["texts"]
-        assert list(tokenizer(sentences[0])) == ["input_ids"]
+        assert list(tokenizer(SENTENCES[0])) == ["input_ids"]
     tokenizer.save_pretrained(folder)
     load(GOLDEN / "hf_div2").save_pretrained(folder)
     transformers_4("read", folder)
     again = json.loads((folder / "tokens.json").read_text())
     assert again == expected
     assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1)
+
+
+def test_a_model_converted_to_hugging_faces_layout_is_read_by_both(made: Path, tmp_path: Path) -> None:
+    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(198))]
+    source = shutil.copytree(GOLDEN / "hf_div2", tmp_path / "source")
+    (source / "vocab.txt").write_text("\n".join(words) + "\n")
+    run, folder = tmp_path / "run", tmp_path / "exported"
+    convert_main([str(source), str(run)])
+    convert_main([str(run), str(folder), "--to", "huggingface"])
+    transformers_4("read", folder)
+    compare(load(folder), np.load(folder / "figures.npz"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("w3 w7 nobody <eos>")["input_ids"] == [5, 9, 1, 0]
+    there = json.loads((folder / "tokens.json").read_text())
+    assert [tokenizer.tokenize(sentence) for sentence in SENTENCES] == there["words"]
 
 
 def test_without_sacremoses_text_is_split_as_wikitext_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,12 @@ def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in prefixed.items()}
 
 
+def second_names(config: ModelConfig) -> set[str]:
+    """Names in `to_huggingface` under which a tensor is listed once more; files leave them out."""
+    names = tied_names(config) | shared_biases(config)
+    return {name if name.startswith("crit.") else f"transformer.{name}" for name in names}
+
+
 def config_for_huggingface(model: TransformerXL, context: Context) -> dict[str, Any]:
     """Its config.json. The evaluation's `ext_len` has no counterpart there."""
     config = model.config

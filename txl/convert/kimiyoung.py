@@ -72,6 +72,27 @@ def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in theirs.items()}
 
 
+def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str, Any]:
+    """The constructor's arguments of the same model of kimiyoung/transformer-xl."""
+    config = model.config
+    same = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
+    lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
+    if config.n_position and sum(lengths.values()) != config.n_position:  # it makes its tables as long as their sum
+        lengths = {"tgt_len": config.n_position, "ext_len": 0, "mem_len": 0}
+    return {
+        **{name: getattr(config, name) for name in same},
+        **lengths,
+        "dropout": model.drop.p,
+        "dropatt": 0.0,
+        "tie_weight": not config.not_tied,
+        "tie_projs": list(config.tie_projs) or [False],
+        "cutoffs": list(config.cutoffs),
+        "same_length": context.same_length,
+        "clamp_len": context.clamp_len,
+        "attn_type": ATTN_TYPES.index(config.position),
+    }
+
+
 def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by our parameter names (weights, gradients) under their names and in their layout, tied ones once.
 

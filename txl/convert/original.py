@@ -22,6 +22,11 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     Raises:
         UsageError: if the file is damaged or holds something else.
     """
+    if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
+        try:
+            return {str(name): tensor.read() for name, tensor in model["state_dict"].items()}, dict(model["arguments"])
+        except (AttributeError, TypeError, ValueError):
+            raise UsageError(f"{path}: damaged; use another copy") from None
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
     if hasattr(model, "module") or "module" in _children(model):  # DataParallel
