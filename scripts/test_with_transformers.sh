@@ -25,4 +25,6 @@ environment "$here/.venv-transformers" $tools tensorboard matplotlib 'transforme
 environment "$here/.venv-transformers-4" "$torch" 'numpy<2' 'transformers==4.35.2' sacremoses
 export TXL_TRANSFORMERS_4=$here/.venv-transformers-4/bin/python
 cd "$here"
+pages="test_a_module_has_the_flags_of_the_page or test_the_python_of_a_page_runs"
+HF_HUB_OFFLINE=1 .venv-transformers/bin/python -m pytest -W default tests/cli/test_documented_commands.py -k "$pages"
 HF_HUB_OFFLINE=1 exec .venv-transformers/bin/python -m pytest -W default tests/hf tests/lm_eval "$@"

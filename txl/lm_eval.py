@@ -22,7 +22,11 @@ try:
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] (an extra)
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ImportError:
-    raise ImportError('txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"') from None
+    missing = 'txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"'
+    if __name__ == "__main__":
+        print_error(missing)
+        sys.exit(2)
+    raise ImportError(missing) from None
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 

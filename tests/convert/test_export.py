@@ -17,10 +17,18 @@ from txl.commands.export import Exported, write_original
 from txl.commands.model_card import training_command
 from txl.config import ModelConfig, UsageError
 from txl.convert import convert
-from txl.convert.huggingface import to_huggingface
+from txl.convert.huggingface import (
+    config_for_huggingface,
+    configs_of,
+    from_huggingface,
+    read_huggingface,
+    second_names,
+    to_huggingface,
+)
 from txl.data_utils.vocabulary import Vocab
 from txl.model.transformer import TransformerXL
 
+HF = Path(__file__).parents[1] / "golden" / "hf"
 TEXT = "bab ded bab ded ded bab\n"
 
 
@@ -84,6 +92,19 @@ def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> No
     assert typed["init_std"] == 0.2
     assert {name: record["train"][name] for name in ("max_step", "batch_size")} == {"max_step": 4, "batch_size": 4}
     assert typed["max_step"] == 4
+
+
+@pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])
+def test_tensors_and_settings_for_hugging_face_are_its_own(name: str) -> None:
+    theirs, config = read_huggingface(HF / name)
+    model, context = from_huggingface(theirs, config)
+    ours = to_huggingface(model)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], tensor) for key, tensor in theirs.items())
+    assert second_names(model.config) <= ours.keys()
+    written = config_for_huggingface(model, context)
+    assert configs_of(written) == (model.config, context)
+    assert {key: config[key] for key in written.keys() & config.keys()} | written == written
 
 
 @pytest.mark.parametrize(
