@@ -20,7 +20,7 @@ ROOMS = [
     {"cli"},
     {"commands"},
     {"launch", "api"},
-    {"hf", "lm_eval"},
+    {"studies", "hf", "lm_eval"},
 ]
 """The rooms of txl, from the lowest: modules and folders at its top level."""
 FLOOR = {name: i for i, rooms in enumerate(ROOMS) for name in rooms}
