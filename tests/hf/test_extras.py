@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
     ("module", "library", "message"),
     [
         ("txl.hf", "transformers", r"txl.hf needs transformers 5.4 or newer: pip install \"txl\[hf\]\""),
-        ("txl.lm_eval", "lm_eval", r"txl.lm_eval needs lm-evaluation-harness: pip install \"txl\[lm-eval\]\""),
+        ("txl.lm_eval", "lm_eval.api.model", r"txl.lm_eval needs lm-evaluation-harness: pip install \"txl\[lm-eval\]\""),
     ],
 )
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, module: str, library: str, message: str) -> None:
