@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("module", "library", "message"),
     [
-        ("txl.hf", "transformers", r"txl.hf needs transformers 5.4 or newer: pip install \"txl\[hf\]\""),
-        ("txl.lm_eval", "lm_eval.api.model", r"txl.lm_eval needs lm-evaluation-harness: pip install \"txl\[lm-eval\]\""),
+        ("txl.hf", "transformers", r'needs transformers 5.4 or newer: pip install "txl\[hf\]"'),
+        ("txl.lm_eval", "lm_eval.api.model", r'needs lm-evaluation-harness: pip install "txl\[lm-eval\]"'),
     ],
 )
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, module: str, library: str, message: str) -> None:
