@@ -1,6 +1,7 @@
 """`python -m txl.convert --to`: what is written is read again, with the same weights and figures."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Pat
     assert back.words == vocab.words
     if name not in ("attn1", "attn3"):
         assert back.context == context
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (5, "damaged (holds no JSON object"),
+        ({"tie_projs": 5}, "damaged (tie_projs is '5'"),
+        ({"tgt_len": "x"}, "damaged (tgt_len is 'x'"),
+        ({"dropout": 7.0}, "damaged (dropout is no probability)"),
+        ({"attn_type": 3}, "attn_type: 3 is given, but the weights are those of attn_type 0"),
+    ],
+)
+def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: str) -> None:
+    model, context = Golden("xl").model()
+    vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
+    write_original(Exported("txl", model, context, vocab, (), {}), tmp_path)
+    held = torch.load(tmp_path / "model.pt")
+    whole = held["arguments"] | arguments if isinstance(arguments, dict) else arguments
+    torch.save({"arguments": whole, "state_dict": held["state_dict"]}, tmp_path / "model.pt")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        convert(tmp_path)
 
 
 def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> None:
