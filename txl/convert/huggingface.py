@@ -17,7 +17,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.kimiyoung_names import ATTN_TYPES, inv_freq, their_name, tied_names, to_ours, to_theirs
 from txl.convert.pickles import PickledTensor, read_pickle
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
+from txl.records import read_json, require_fields
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
@@ -25,6 +25,13 @@ _INV_FREQ = "pos_emb.inv_freq"
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
 """Settings that have one value here, and the value."""
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("mem_len", "clamp_len", "div_val"), int),
+    **dict.fromkeys(("tgt_len", "d_embed"), int | None),
+    **dict.fromkeys(("dropout", "dropatt"), float),
+    **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "adaptive", "proj_share_all_but_first"), bool),
+    **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
+}
 _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
@@ -105,6 +112,12 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
     """
     for name in _REQUIRED:
         require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
+    try:
+        require_fields({name: config[name] for name in _TYPES if name in config}, _TYPES)
+    except ValueError as error:
+        raise UsageError(f"config.json: {error}; use another copy") from None
+    for name in ("dropout", "dropatt"):
+        require(0 <= config.get(name, 0) < 1, f"config.json: {name} {config.get(name)} is no probability")
     for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
     cutoffs = tuple(config.get("cutoffs") or ()) if config.get("adaptive", True) else ()
