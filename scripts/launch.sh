@@ -1,4 +1,4 @@
-# Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py and generate.py with the settings of a data set.
+# Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py, generate.py and `txl estimate` with the settings of a data set.
 # The caller sets `name` (of the data set), `data` (flags that name its text), `sizes`, and for each size the arrays
 # train_SIZE, eval_SIZE and generate_SIZE (flags); then it calls `txl_run "$@"`.
 
@@ -7,7 +7,7 @@ source "$root/scripts/environment.sh"
 
 usage() {
     cat >&2 <<USAGE
-usage: ${first_line:-}$script train|eval|generate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
+usage: ${first_line:-}$script train|eval|generate|estimate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
 
 Flags at the end override these configurations. The text is read from ${data[1]#"$root/"}$text_is
 (another folder with --data), the run is saved in runs/${name}_SIZE.
@@ -59,17 +59,22 @@ launch() {
         --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
 }
 
-# txl_run train|eval|generate SIZE FLAG...
+# txl_run train|eval|generate|estimate SIZE FLAG...
 txl_run() {
     local what=${1:-} size=${2:-}
     case $what in
     -h | --help | help) usage 0 2>&1 ;;
-    train | eval | generate) ;;
+    train | eval | generate | estimate) ;;
     *) usage ;;
     esac
     [[ -n $size && " ${sizes[*]} " == *" $size "* ]] || usage
     shift 2
     txl_python "$root" requirements.txt
+    if [ "$what" = estimate ]; then
+        local own=train_$size[@]
+        export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+        exec "$python" -m txl estimate "${data[@]}" "${!own}" "$@"
+    fi
     local own=${what}_$size[@]
     local flags=(--work_dir "$root/runs/${name}_$size" "${!own}")
     if [ "$what" = train ]; then

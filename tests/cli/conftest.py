@@ -92,7 +92,8 @@ def one_look_at_git() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def entry_points() -> dict[str, ModuleType]:
-    return {name: importlib.import_module(f"txl.commands.{name}") for name in ("train", "eval", "generate", "convert")}
+    names = ("train", "eval", "generate", "convert", "estimate")
+    return {name: importlib.import_module(f"txl.commands.{name}") for name in names}
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,15 @@ from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.generation.config import GenerateConfig
 from txl.training.config import TrainConfig
+from txl.training.plan import ClusterConfig
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
     "eval": (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig),
     "generate": (GenerateConfig,),
+    "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
-CONFIGS = (*CLASSES["train"], *CLASSES["eval"][:-1], GenerateConfig)
+CONFIGS = (*CLASSES["train"], *CLASSES["eval"][:-1], GenerateConfig, ClusterConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 

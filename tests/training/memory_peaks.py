@@ -1,4 +1,4 @@
-"""Prints, a line a configuration, what two training steps took at most and what was estimated, in MiB.
+"""Prints, a line a configuration, what two training steps took at most, what was estimated and planned, in MiB.
 
 A program of its own, which forks for each configuration: what one has left in the process must not count for the next.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.runtime.allocator import keep_freed_memory
@@ -16,6 +17,7 @@ from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes
 from txl.training.init import init_weights
+from txl.training.plan import memory_plan
 from txl.training.step import TrainState
 
 SMALL = {"n_token": 2000, "n_layer": 4, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512}
@@ -41,6 +43,17 @@ def resident(name: str) -> int:
     return int(found[1]) * 1024
 
 
+def planned(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
+    """The plan, without weights."""
+    with FakeTensorMode():
+        model = TransformerXL(
+            ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0)
+        )
+        model.use_attention(training.get("attn_impl", "auto"))
+        config, context = TrainConfig(**training, batch_size=n_stream), Context(tgt_len=tgt_len, mem_len=mem_len)
+        return sum(memory_plan(model, config, context, CPU, torch.float32, shard=False).values())
+
+
 def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
     """Train until the memory is full; the estimate, without the program itself."""
     model = TransformerXL(ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0))
@@ -64,7 +77,9 @@ def measure(name: str) -> None:
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     needed = steps(SMALL | shape, training, *sizes)
-    print(name, (resident("VmHWM") - before) >> 20, (needed >> 20) + 40, flush=True)
+    peak = resident("VmHWM") - before
+    plan = planned(SMALL | shape, training, *sizes)
+    print(name, peak >> 20, (needed >> 20) + 40, (plan >> 20) + 40, flush=True)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
     known = checkpoint or start
-    shape = known.model_config if known else shape_of_model(typed, corpus)
+    shape = known.model_config if known else shape_of_model(typed, len(corpus.vocab), corpus.config.dataset)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config, start)
     require_serves(model.layers[0].attn.pos, context)
@@ -257,14 +257,13 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
         )
 
 
-def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
+def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
     """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
-    n_token = len(corpus.vocab)
     context = build(Context, typed)
     n_position = context.tgt_len + context.ext_len + context.mem_len
     decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
     if typed.get("adaptive") and "cutoffs" not in typed:
-        published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
+        published = PUBLISHED_CUTOFFS.get(dataset, (n_token,))
         shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
         decided["cutoffs"] = published if published[-1] < n_token else shares
         if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:

@@ -31,36 +31,47 @@ def training_bytes(
         context: with no length beyond the text of a stream.
         dtype: of the matrix products.
     """
-    shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
-    n_token = n_stream * (context.tgt_len + context.ext_len)
-    weights = weight_bytes(model)
-    table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
-    memory = config.batch_chunk * n_stream * context.mem_len * shape.d_model * shape.n_layer * 4
+    needed = lasting_bytes(model, config, context, ranks.world)
+    if ranks.device.type == "cpu":
+        needed["program"] = max(0, resident_bytes() - needed["weights"]) + _LIBRARIES
+    require_memory(needed, ranks)  # before layers are run below
+    needed["activations and gradients"] = sum(passing_bytes(model, config, context, ranks, dtype))
+    return needed
+
+
+def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
+    """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
+    n_stream, weights = config.batch_size // world, weight_bytes(model)
+    memory = n_stream * context.mem_len * model.config.d_model * model.config.n_layer * 4
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
         "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
-    if config.ema:
-        needed["average"] = weights
-    on_cpu = ranks.device.type == "cpu"
-    if on_cpu:
-        needed["program"] = max(0, resident_bytes() - weights) + _LIBRARIES
-    require_memory(needed, ranks)  # before layers are run below
+    return needed | ({"average": weights} if config.ema else {})
+
+
+def passing_bytes(
+    model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Bytes of the activations at their peak, and of the gradients that are there besides them."""
+    shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
+    n_token = n_stream * (context.tgt_len + context.ext_len)
+    weights = weight_bytes(model)
+    table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
     layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
     state = n_token * shape.d_model * dtype.itemsize
     layers = shape.n_layer * layer
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
-    n_logit = min(BUDGET["cpu" if on_cpu else "cuda"], n_token * shape.cluster_sizes[0])
+    n_logit = min(BUDGET["cpu" if ranks.device.type == "cpu" else "cuda"], n_token * shape.cluster_sizes[0])
     activations = layers + 2 * layer + 4 * state + 3 * n_logit * 4  # with the gradients of one layer
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
+    activations += table
     if config.batch_chunk == 1 and ranks.world == 1:  # gradients replace activations
-        needed["activations and gradients"] = max(activations + table, layer + weights + table)
-    else:
-        needed["activations and gradients"] = activations + weights + table
-    return needed
+        return activations, max(0, layer + weights + table - activations)
+    return activations, weights
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
@@ -94,30 +105,37 @@ def _kept_bytes(
 def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
     layer: Any = model.layers[0]
     layer.ff.chunk = config.ff_chunk
-    weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    device, kept = layer.attn.v_net.weight.device, dict[int, int]()
+    own = {_storage(p) for p in model.parameters()}
 
     def count(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        kept[_storage(x)] = x.untyped_storage().nbytes()
         return x
 
+    with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        memory = run_layer(model, context, n_stream)
+    return sum(n for storage, n in kept.items() if storage not in own | {_storage(memory)})
+
+
+def run_layer(model: TransformerXL, context: Context, n_stream: int) -> Tensor:
+    """Run the forward pass of a layer as in training, over a full memory, which is returned."""
+    layer: Any = model.layers[0]
+    weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
     width = model.config.d_model
     h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if model.config.reversible else width, requires_grad=True)
     mem_BMD = weight.new_zeros(n_stream, context.mem_len, width)
-    own.add(mem_BMD.untyped_storage().data_ptr())
     span, was_training = Span.of(context, n_mem=context.mem_len, n_new=n_new), model.training
-    device = weight.device
     model.train()
-    with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),  # training must not depend on this
-        autocast(device, dtype),
-        torch.autograd.graph.saved_tensors_hooks(count, lambda x: x),
-    ):
+    # training must not depend on this
+    with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
     model.train(was_training)
-    return sum(kept.values())
+    return mem_BMD
+
+
+def _storage(x: Tensor) -> int:
+    """Identifies the memory of a tensor, a fake one too."""
+    return x.untyped_storage()._cdata
 
 
 def require_memory(needed: dict[str, int], ranks: Ranks) -> None:

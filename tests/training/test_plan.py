@@ -1,0 +1,138 @@
+"""Plans for many GPUs: bytes sent are those that PyTorch sends, memory of fake weights is that of real ones."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from txl import Context, ModelConfig, TransformerXL
+from txl.positions import POSITION_ENCODINGS
+from txl.runtime.distributed import Ranks, parallel
+from txl.training.config import TrainConfig
+from txl.training.estimate import training_bytes, weight_bytes
+from txl.training.nats import Nats
+from txl.training.plan import ClusterConfig, checkpoint_bytes, memory_plan, plan, sent_bytes
+
+WORLD = 8
+SIZES: dict[str, Any] = {"n_token": 640, "n_layer": 3, "n_head": 2, "d_head": 16, "d_model": 32, "d_inner": 64}
+SHAPE = ModelConfig(**SIZES, cutoffs=(64, 320), div_val=2, tie_projs=(True,) * 3, untie_r=True)
+CONTEXT = Context(tgt_len=8, mem_len=8)
+CPU = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[Ranks]:
+    """A process group that does nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    try:
+        yield Ranks(0, WORLD, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+
+
+class Sent(TorchDispatchMode):
+    """Counts the bytes that a ring of ranks sends for all-gathers and reduce-scatters."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_"):
+            self.n += max(args[0].nbytes, args[1].nbytes) * (WORLD - 1) // WORLD
+        return func(*args, **(kwargs or {}))
+
+
+def sharded(nats: Nats) -> nn.Module:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in nats.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(nats, mesh=mesh, reshard_after_forward=False)
+
+
+def backward(nats: nn.Module) -> None:
+    ids = torch.randint(640, (1, 8))
+    loss_BT, *_ = nats(ids, ids, None, CONTEXT)
+    loss_BT.mean().backward()
+
+
+def test_the_bytes_sent_are_those_of_distributed_data_parallel(eight_ranks: Ranks) -> None:
+    model, sent = TransformerXL(SHAPE), []
+
+    def note(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        sent.append(2 * bucket.buffer().nbytes * (WORLD - 1) // WORLD)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    nats = parallel(Nats(model, 0.0), eight_ranks)
+    nats.register_comm_hook(None, note)
+    backward(nats)
+    assert sum(sent) == sent_bytes(model, TrainConfig(batch_size=WORLD), WORLD, shard=False)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_the_bytes_sent_are_those_of_fully_shard(eight_ranks: Ranks) -> None:
+    model = TransformerXL(SHAPE)
+    planned = sent_bytes(model, TrainConfig(batch_size=WORLD), WORLD, shard=True)
+    with Sent() as sent:
+        backward(sharded(Nats(model, 0.0)))
+    assert 1 <= sent.n / planned < 1.03  # rows are padded to a multiple of the ranks
+
+
+@pytest.mark.parametrize("position", sorted(set(POSITION_ENCODINGS) - {"floater"}))
+def test_fake_weights_take_the_memory_of_real_ones(position: str) -> None:
+    shape = ModelConfig(
+        n_token=50, n_layer=2, n_head=2, d_head=4, d_model=8, d_inner=16, n_position=16, position=position
+    )
+    config = TrainConfig(batch_size=4)
+
+    def needed() -> dict[str, int]:
+        return training_bytes(TransformerXL(shape, dropout=0.1), config, CONTEXT, CPU, torch.float32)
+
+    real = needed()
+    with FakeTensorMode():
+        fake = needed()
+    assert real | {"program": 0} == fake | {"program": 0}
+
+
+def test_shards_take_their_part_of_the_memory() -> None:
+    model, config, ranks = TransformerXL(SHAPE), TrainConfig(batch_size=WORLD), Ranks(0, WORLD, torch.device("cpu"))
+    whole, part = (memory_plan(model, config, CONTEXT, ranks, torch.float32, shard=shard) for shard in (False, True))
+    for name in ("weights", "optimizer", "gradients"):
+        assert part[name] == -(-whole[name] // WORLD)
+    assert part["activations"] == whole["activations"]
+    assert 0 < part["gathered"] <= 2 * whole["weights"] == 2 * weight_bytes(model)
+
+
+def test_a_checkpoint_holds_the_memory_of_all_streams() -> None:
+    model = TransformerXL(SHAPE)
+    for more in ({}, {"swap_mem": True}):
+        config = TrainConfig(batch_size=16, ema=0.9, **more)
+        memory = 16 * 8 * 32 * 3 * 4
+        assert checkpoint_bytes(model, config, CONTEXT) == 4 * weight_bytes(model) + memory
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit"),
+    [
+        ({"tflops": 1e-6}, "computation"),
+        ({"between": 1e-6, "gpus_per_host": 4}, "communication"),
+        ({"within": 1e-6, "gpus_per_host": 8}, "communication"),
+        ({"between": 1e-6, "gpus_per_host": 8}, "launches"),
+    ],
+)
+def test_the_slowest_part_limits_a_step(flags: dict[str, Any], limit: str) -> None:
+    config = TrainConfig(batch_size=WORLD)
+    with FakeTensorMode():
+        model = TransformerXL(SHAPE)
+        for shard in (False, True):
+            found = plan(model, config, CONTEXT, ClusterConfig(gpus=WORLD, **flags), torch.bfloat16, shard=shard)
+            assert found.limit == limit
+            assert found.step_s >= max(found.compute_s, found.send_s, found.launch_s)
