@@ -85,7 +85,7 @@ def test_what_a_run_goes_on_with_is_checked_too(refused: Refused, training: list
 
 
 def test_tensors_of_other_kinds_are_refused(refused: Refused, run_folder: Path) -> None:
-    for dtype in (torch.int32, torch.complex64, torch.bool):
+    for dtype in (torch.int32, torch.uint8, torch.bool):  # complex ones are unknown to older versions of safetensors
         change_weights(run_folder, lambda weight, dtype=dtype: torch.ones_like(weight, dtype=dtype))
         assert "not floating-point" in refused("generate", "--work_dir", run_folder)
 
