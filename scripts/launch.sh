@@ -15,6 +15,7 @@ Flags at the end override these configurations. The text is read from ${data[1]#
 train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
   NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
 and a run folder that all of them share. torchrun restarts crashed processes up to MAX_RESTARTS times (3).
+With NNODES=2:4 hosts but the first may leave and join: the others save, and all that are there resume the run.
 USAGE
     exit "${1:-2}"
 }
@@ -32,31 +33,39 @@ number() {
 
 # exec the training, in one process or in several under torchrun
 launch() {
-    number NNODES 1
     number NPROC 1
     number NODE_RANK 0
     number MASTER_PORT 1
     number MAX_RESTARTS 0
-    local nnodes=${NNODES:-1} nproc=${NPROC:-}
+    local nnodes=${NNODES:-1} nproc=${NPROC:-} max_restarts=3
+    [[ $nnodes =~ ^([0-9]{1,6}:)?[0-9]{1,6}$ ]] || refuse "NNODES=$nnodes: must be a number of hosts, or a range like 2:4"
+    local least=$((10#${nnodes%:*})) most=$((10#${nnodes#*:}))
+    [ "$least" -ge 1 ] && [ "$least" -le "$most" ] || refuse "NNODES=$nnodes: must be at least 1, and the smaller number first"
     # torchrun kills processes 30 s after a signal, too soon for a large checkpoint (from PyTorch 2.12 on)
     export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
     [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
     [ "$nproc" -ge 1 ] || nproc=1
-    if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
+    if [ "$most" -eq 1 ] && [ "$nproc" -eq 1 ]; then
         exec "$python" "$@"
     fi
     local rendezvous=(--standalone)
-    if [ "$nnodes" -gt 1 ]; then
+    if [ "$most" -gt 1 ]; then
+        # a torchrun that shares its store names it only once, and a host that joins later would wait for the name
+        export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
         local is_host=false
         [ -n "${NODE_RANK:-}" ] || refuse "NODE_RANK: NNODES is set, so it must say which host this is, 0 on the first"
         [ -n "${MASTER_ADDR:-}" ] || refuse "MASTER_ADDR: NNODES is set, so it must name the first host"
-        [ "$NODE_RANK" -lt "$nnodes" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((nnodes - 1))"
+        [ "$NODE_RANK" -lt "$most" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((most - 1))"
         [ "$NODE_RANK" -ne 0 ] || is_host=true
-        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}" --rdzv_conf "is_host=$is_host"
-            --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
+        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}"
+            --rdzv_conf "is_host=$is_host${RDZV_CONF:+,$RDZV_CONF}" --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
+    fi
+    if [ "$least" -lt "$most" ]; then
+        max_restarts=100 # one for each host that leaves
+        [[ " $* " == *" --resume "* ]] || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
-        --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
+        --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
 }
 
 # txl_run train|eval|generate|estimate SIZE FLAG...

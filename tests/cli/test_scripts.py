@@ -28,7 +28,10 @@ def run(folder: Path, *words: str, **environment: str) -> tuple[int, str, list[s
     ("environment", "said"),
     [
         ({"NPROC": "abc"}, "NPROC=abc: must be a number"),
-        ({"NNODES": "abc"}, "NNODES=abc: must be a number"),
+        ({"NNODES": "abc"}, "NNODES=abc: must be a number of hosts, or a range like 2:4"),
+        ({"NNODES": "2:"}, "NNODES=2:: must be a number of hosts, or a range like 2:4"),
+        ({"NNODES": "4:2"}, "NNODES=4:2: must be at least 1, and the smaller number first"),
+        ({"NNODES": "2:4", "NODE_RANK": "4", "MASTER_ADDR": "h"}, "NODE_RANK=4: hosts are counted from 0 to 3"),
         ({"NNODES": "2", "NODE_RANK": "x", "MASTER_ADDR": "h"}, "NODE_RANK=x: must be a number"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "h"}, "NODE_RANK=2: hosts are counted from 0 to 1"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR: NNODES is set"),
@@ -64,3 +67,23 @@ def test_help_runs_nothing(tmp_path: Path, words: list[str]) -> None:
 def test_torchrun_passes_on_the_signals_that_a_run_understands(tmp_path: Path) -> None:
     _, _, (call,) = run(tmp_path, "train", "base", NPROC="2")
     assert "SIGUSR1" in call.partition("--signals_to_handle ")[2].split()[0]
+
+
+def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
+    hosts = {"NODE_RANK": "1", "MASTER_ADDR": "h", "NPROC": "2"}
+    _, _, (call,) = run(tmp_path, "train", "base", "--seed", "3", NNODES="2:4", RDZV_CONF="read_timeout=9", **hosts)
+    assert " --nnodes 2:4 " in call
+    assert " --rdzv_conf is_host=false,read_timeout=9 " in call
+    assert " --max_restarts 100 " in call
+    assert call.endswith("--seed 3 --resume")
+    _, _, (call,) = run(tmp_path, "train", "base", "--resume", "3", NNODES="2:4", **hosts)
+    assert call.endswith("--resume 3")
+    _, _, (call,) = run(tmp_path, "train", "base", NNODES="2", **hosts)
+    assert "--resume" not in call
+
+
+def test_an_estimate_has_the_flags_of_the_training(tmp_path: Path) -> None:
+    _, _, (call,) = run(tmp_path, "estimate", "large", "--gpus", "64")
+    assert call.startswith("-m txl estimate --data ")
+    assert "--d_model 1024" in call
+    assert call.endswith("--gpus 64")

@@ -1,6 +1,8 @@
 """The text, and the runs that nobody stops: one in one process, one in two."""
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,20 @@ def pair(starts: Starts, text: Path) -> Path:
     ranks = starts.pair(command(text, run), text.parent / "pair_logs")
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     return run
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[..., list[str]]]:
+    """Two network namespaces; makes commands of two_hosts.sh about them."""
+
+    def words(action: str, *more: str) -> list[str]:
+        return [str(Path(__file__).with_name("two_hosts.sh")), action, f"txl{os.getpid()}", *more]
+
+    up = subprocess.run(words("up"), capture_output=True, text=True)
+    if up.returncode == 77:
+        pytest.skip(f"no network namespaces here: {up.stderr}")
+    assert up.returncode == 0, up.stderr
+    try:
+        yield words
+    finally:
+        subprocess.run(words("down"), check=True)

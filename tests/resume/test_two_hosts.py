@@ -16,25 +16,7 @@ from tests.resume.runs import command, hidden, last_step, records, torchrun, wai
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).with_name("two_hosts.sh")
 TIMEOUT_S = 10
-
-
-@pytest.fixture
-def hosts() -> Iterator[Callable[..., list[str]]]:
-    """Two network namespaces; makes commands of two_hosts.sh about them."""
-
-    def words(action: str, *more: str) -> list[str]:
-        return [str(SCRIPT), action, f"txl{os.getpid()}", *more]
-
-    up = subprocess.run(words("up"), capture_output=True, text=True)
-    if up.returncode == 77:
-        pytest.skip(f"no network namespaces here: {up.stderr}")
-    assert up.returncode == 0, up.stderr
-    try:
-        yield words
-    finally:
-        subprocess.run(words("down"), check=True)
 
 
 @contextlib.contextmanager
