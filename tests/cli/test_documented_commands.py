@@ -152,7 +152,8 @@ def recorded(folder: Path, words: list[str], **environment: str) -> list[list[st
         "python": '[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\nprintf "%s\\n" "$@" "" >>"$CALLS"',
         "scontrol": '[[ $1 != show ]] || echo "host-a host-b" | tr " " "\\n"',
         "srun": 'SLURM_NODEID=1 exec "${@:2}"',
-        "sbatch": "shift; SLURM_JOB_ID=7 SLURM_NNODES=4 SLURM_JOB_NODELIST=host-[a-b] SLURM_SUBMIT_DIR=$PWD "
+        "sbatch": "while [[ $1 == --* ]]; do shift; done; "
+        "SLURM_JOB_ID=7 SLURM_NNODES=4 SLURM_JOB_NODELIST=host-[a-b] SLURM_SUBMIT_DIR=$PWD "
         'exec bash "$@"',
     }
     for name, body in stand_ins.items():
@@ -175,12 +176,13 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
     programs = ["train", "eval", "generate"] if "demo" in words else ["train" if "sbatch" in words else words[1]]
     assert len(calls) == len(programs)
     for program, call in zip(programs, calls, strict=True):
-        (at,) = (i for i, word in enumerate(call) if word == f"{ROOT}/{program}.py")
+        (at,) = (i for i, word in enumerate(call) if word in (f"{ROOT}/{program}.py", "estimate"))
         read(program, *call[at + 1 :])
-        assert call[len(call) - len(asked) :] == asked
-        if environment or "sbatch" in words:
+        implied = ["--resume"] if ":" in environment.get("NNODES", "") else []
+        assert call[len(call) - len(asked + implied) :] == asked + implied
+        if "NNODES" in environment or "sbatch" in words:
             agent = " ".join(call[:at])
-            assert "--nnodes 4 " in agent if "sbatch" in words else "--nnodes 2 " in agent
+            assert f"--nnodes {environment.get('NNODES', 4)} " in agent
             assert "--rdzv_endpoint host-a:" in agent
 
 
@@ -225,11 +227,14 @@ def test_a_module_has_the_flags_of_the_page(
 def test_the_console_command_knows_the_program(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [*shlex.split(line), "--help"])
+    program, command, *flags = shlex.split(line)
+    monkeypatch.setattr(sys, "argv", [program, command, *flags, "--help"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("txl", run_name="__main__")
     assert not stop.value.code
-    assert capsys.readouterr().out.startswith(f"usage: {line} ")
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: {program} {command} ")
+    assert [flag for flag in flags if flag.startswith("--") and flag not in out] == []
 
 
 @each(INSTALLED)

@@ -31,7 +31,7 @@ def test_the_table_and_the_file_say_the_same(call: Call, tmp_path: Path) -> None
 
 def test_a_batch_that_does_not_divide_is_raised_and_what_divides_it_is_named(call: Call) -> None:
     out = call("estimate", *SMALL, "--gpus", 12, "--batch_size", 20, "--batch_chunk", 2).out
-    assert "does not divide into 12 processes of 2 parts; it does into 1 or 2 or 5 or 10." in out
+    assert "does not divide into 12 processes times --batch_chunk 2, which can be 1, 2, 5, 10." in out
     assert "These figures are for --batch_size 24." in out
     assert "does not divide" not in call("estimate", *SMALL, "--gpus", 12, "--local_batch_size", 2).out
 

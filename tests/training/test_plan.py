@@ -14,12 +14,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl import Context, ModelConfig, TransformerXL
+from txl.config import UsageError
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks, parallel
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes, weight_bytes
 from txl.training.nats import Nats
 from txl.training.plan import ClusterConfig, checkpoint_bytes, memory_plan, plan, sent_bytes
+from txl.training.run import require_shares
 
 WORLD = 8
 SIZES: dict[str, Any] = {"n_token": 640, "n_layer": 3, "n_head": 2, "d_head": 16, "d_model": 32, "d_inner": 64}
@@ -117,6 +119,15 @@ def test_a_checkpoint_holds_the_memory_of_all_streams() -> None:
         config = TrainConfig(batch_size=16, ema=0.9, **more)
         memory = 16 * 8 * 32 * 3 * 4
         assert checkpoint_bytes(model, config, CONTEXT) == 4 * weight_bytes(model) + memory
+
+
+def test_processes_that_the_batch_does_not_divide_into_are_refused_with_those_that_it_does() -> None:
+    for world in (1, 2, 6, 12):
+        require_shares(TrainConfig(batch_size=24, batch_chunk=2), Ranks(0, world, CPU.device))
+    with pytest.raises(UsageError, match=r"into 5 processes .* nearest: 20 or 30; processes can be 1, 2, 3, 4, 6$"):
+        require_shares(TrainConfig(batch_size=24, batch_chunk=2), Ranks(0, 5, CPU.device))
+    with pytest.raises(UsageError, match=r"fewer streams than the 9 processes; .*; processes can be 1, 2, 4, 8$"):
+        require_shares(TrainConfig(batch_size=8), Ranks(0, 9, CPU.device))
 
 
 @pytest.mark.parametrize(

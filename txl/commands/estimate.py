@@ -90,10 +90,11 @@ def fit_batch(typed: Typed, ranks: Ranks) -> list[str]:
     if asked.batch_size % parts == 0:
         return []
     typed["batch_size"] = -(-asked.batch_size // parts) * parts
+    chunks = f" times --batch_chunk {asked.batch_chunk}" if asked.batch_chunk > 1 else ""
+    fit = worlds_that_fit(asked, ranks.world)
     return [
-        f"The batch: --batch_size {asked.batch_size} does not divide into {ranks.world} processes"
-        f"{f' of {asked.batch_chunk} parts' if asked.batch_chunk > 1 else ''}; it does into "
-        f"{worlds_that_fit(asked, ranks.world)}. These figures are for --batch_size {typed['batch_size']}."
+        f"The batch: --batch_size {asked.batch_size} does not divide into {ranks.world} processes{chunks}"
+        f"{f', which can be {fit}' if fit else ''}. These figures are for --batch_size {typed['batch_size']}."
     ]
 
 

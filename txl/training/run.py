@@ -40,25 +40,25 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:
     """Raise `UsageError` unless the streams divide evenly into processes and chunks."""
     parts, streams = ranks.world * config.batch_chunk, config.batch_size
+    fit = worlds_that_fit(config, ranks.world)
+    others = f"; processes can be {fit}" if fit else ""
     require(
         streams >= ranks.world,
-        f"--batch_size {streams}: fewer streams than the {ranks.world} processes; give at least {ranks.world}, or "
-        f"start {worlds_that_fit(config, ranks.world)} processes",
+        f"--batch_size {streams}: fewer streams than the {ranks.world} processes; give at least {ranks.world}{others}",
     )
     near = sorted({max(parts, streams // parts * parts), -(-streams // parts) * parts})
     require(
         streams % parts == 0,
         f"--batch_size {streams}: does not divide into {ranks.world} processes times --batch_chunk "
-        f"{config.batch_chunk}; nearest: {' or '.join(map(str, near))}; or start "
-        f"{worlds_that_fit(config, ranks.world)} processes",
+        f"{config.batch_chunk}; nearest: {' or '.join(map(str, near))}{others}",
     )
 
 
 def worlds_that_fit(config: TrainConfig, near: int) -> str:
-    """Numbers of processes that the streams divide into, the five nearest to `near`, in words."""
-    each = config.batch_size // config.batch_chunk if config.batch_size % config.batch_chunk == 0 else 0
-    fit = sorted((n for n in range(1, each + 1) if each % n == 0), key=lambda n: abs(n - near))[:5]
-    return " or ".join(map(str, sorted(fit))) or "no number of"
+    """Numbers of processes that the streams divide into, the five nearest to `near`, in words; empty: none."""
+    each, rest = divmod(config.batch_size, config.batch_chunk)
+    fit = () if rest else (n for n in range(1, each + 1) if each % n == 0)
+    return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - near))[:5])))
 
 
 def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ranks) -> int:
