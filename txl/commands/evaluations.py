@@ -6,6 +6,7 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.config import Context, ModelConfig, TrainConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.rows import RowStream, ScoringStream
+from txl.data_utils.running import RunningVocab
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.reading import warmup_segments, within
@@ -38,7 +39,9 @@ def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: 
     vocab, model = corpus.vocab, model.eval()
     rule = {"length": config.sample_length, "top_p": 0.95, "seed": config.seed}
     banned = [vocab.index[UNK]] if UNK in vocab else []
-    ids = generate(model, [vocab.index[EOS]], within(context, config.sample_length + 1), banned=banned, **rule)
+    ids = generate(model, [vocab.eos_id], within(context, config.sample_length + 1), banned=banned, **rule)
+    if isinstance(vocab, RunningVocab):
+        return "".join(vocab.pieces(ids))
     words = [vocab.words[i] for i in ids]
     return " ".join("\n" if word == EOS else word for word in words)
 

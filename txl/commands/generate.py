@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> None:
     shape = checkpoint.model_config
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
+    if isinstance(vocab, RunningVocab):
+        require(not config.finish_line, "--finish_line: this model has no words to end a line with; leave it out")
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
     longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}

@@ -89,7 +89,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     validation = Validation(valid_stream, eval_context, counts, config.max_eval_steps)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
-    vocab = {"vocab.txt": corpus.vocab.to_text()}
+    vocab = corpus.vocab.attachments()
     checkpoints = CheckpointWriter(run_folder, context, ranks, stream.columns, record, vocab, config.keep_last)
     sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
     needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
@@ -208,7 +208,7 @@ def new_model(shape: ModelConfig, config: TrainConfig) -> TransformerXL:
 def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
     require(
-        checkpoint.attachment("vocab.txt") == corpus.vocab.to_text(),
+        all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items()),
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
         f"back, or start a new run in another --work_dir",
     )
