@@ -1,38 +1,17 @@
 #!/usr/bin/env bash
-# Train, evaluate and generate; `demo` does all three on Python's bundled documentation.
+# WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation.
 set -euo pipefail
 
-here=$(cd "$(dirname "$0")" && pwd)
-source "$here/scripts/environment.sh"
+script=run_wt103.sh name=wt103
+source "$(dirname "$0")/scripts/launch.sh"
 
-usage() {
-    cat >&2 <<'USAGE'
-usage: run_wt103.sh demo                               [flags of train.py]
-       run_wt103.sh train|eval|generate  base|large    [flags of train.py|eval.py|generate.py]
+first_line="run_wt103.sh demo                     [flags of train.py]
+       "
+text_is=" (train.txt, valid.txt, test.txt)"
+data=(--data "$root/data/wikitext-103" --dataset wt103)
+sizes=(base large nv_base nv_large)
 
-Flags at the end override the published configurations. The text is read from data/wikitext-103 (train.txt, valid.txt,
-test.txt; another folder with --data), the run is saved in runs/wt103_base or runs/wt103_large.
-
-train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
-  NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
-and a run folder that all of them share. torchrun restarts crashed processes up to MAX_RESTARTS times (3).
-USAGE
-    exit "${1:-2}"
-}
-
-refuse() {
-    echo "run_wt103.sh: $*" >&2
-    exit 2
-}
-
-# number NAME LEAST: the variable, if set, must be a whole number of at least LEAST
-number() {
-    local value=${!1:-}
-    [[ -z $value || ($value =~ ^[0-9]{1,6}$ && 10#$value -ge $2) ]] || refuse "$1=$value: must be a number, at least $2"
-}
-
-# the hyper-parameters of kimiyoung/transformer-xl's run_wt103_base.sh and run_wt103_large.sh
-data=(--data "$here/data/wikitext-103" --dataset wt103)
+# base, large: the hyper-parameters of kimiyoung/transformer-xl's run_wt103_base.sh and run_wt103_large.sh
 train_base=(--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 2100 --dropout 0.1 --dropatt 0.0
     --optim adam --lr 0.00025 --warmup_step 0 --max_step 200000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150
     --batch_size 60)
@@ -44,8 +23,20 @@ eval_large=(--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split 
 generate_base=(--mem_len 640 --clamp_len 400 --same_length)
 generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
 
+# nv_base, nv_large: those of NVIDIA DeepLearningExamples' wt103_base.yaml and wt103_large.yaml
+train_nv_base=(--adaptive --div_val 1 --n_layer 16 --d_model 512 --n_head 8 --d_head 64 --d_inner 2048 --dropout 0.1
+    --dropatt 0.0 --optim lamb --lr 0.01 --eta_min 0.001 --warmup_step 1000 --max_step 40000 --roll --tgt_len 192
+    --mem_len 192 --eval_tgt_len 192 --batch_size 256 --eval_interval 5000 --log_interval 10)
+train_nv_large=(--adaptive --div_val 4 --n_layer 18 --d_model 1024 --n_head 16 --d_head 64 --d_inner 4096 --dropout 0.2
+    --dropatt 0.2 --init_std 0.005 --optim lamb --lr 0.01 --eta_min 0.0001 --warmup_step 16000 --max_step 100000 --roll
+    --tgt_len 384 --mem_len 384 --eval_tgt_len 128 --batch_size 128 --eval_interval 5000 --log_interval 100)
+eval_nv_base=("${eval_base[@]}")
+eval_nv_large=("${eval_large[@]}")
+generate_nv_base=("${generate_base[@]}")
+generate_nv_large=("${generate_large[@]}")
+
 demo() {
-    local run=$here/runs/demo own=(--overwrite) word next=false
+    local run=$root/runs/demo own=(--overwrite) word next=false
     for word in "$@"; do # the last --work_dir counts, as in train.py
         case $next$word in
         true*) run=$word own=() ;;
@@ -53,69 +44,24 @@ demo() {
         esac
         [[ $word = --work_dir || $word = --work-dir ]] && next=true || next=false
     done
-    local text=(--data "$here/data/pydoc" --dataset pydoc)
-    "$python" "$here/train.py" "${text[@]}" --work_dir "$run" "${own[@]}" \
+    local text=(--data "$root/data/pydoc" --dataset pydoc)
+    "$python" "$root/train.py" "${text[@]}" --work_dir "$run" "${own[@]}" \
         --n_layer 4 --d_model 128 --n_head 4 --d_head 32 --d_inner 512 --dropout 0.15 \
         --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
         --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
     echo
-    "$python" "$here/eval.py" --work_dir "$run" --split test --tgt_len 16 --mem_len 0 8 32 128
+    "$python" "$root/eval.py" --work_dir "$run" --split test --tgt_len 16 --mem_len 0 8 32 128
     echo
-    "$python" "$here/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --finish_line \
+    "$python" "$root/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --finish_line \
         --top_p 0.8 --no_unk
 }
 
-# exec the training, in one process or in several under torchrun
-launch() {
-    number NNODES 1
-    number NPROC 1
-    number NODE_RANK 0
-    number MASTER_PORT 1
-    number MAX_RESTARTS 0
-    local nnodes=${NNODES:-1} nproc=${NPROC:-}
-    # torchrun kills processes 30 s after a signal, too soon for a large checkpoint (from PyTorch 2.12 on)
-    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
-    [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
-    [ "$nproc" -ge 1 ] || nproc=1
-    if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
-        exec "$python" "$@"
-    fi
-    local rendezvous=(--standalone)
-    if [ "$nnodes" -gt 1 ]; then
-        local is_host=false
-        [ -n "${NODE_RANK:-}" ] || refuse "NODE_RANK: NNODES is set, so it must say which host this is, 0 on the first"
-        [ -n "${MASTER_ADDR:-}" ] || refuse "MASTER_ADDR: NNODES is set, so it must name the first host"
-        [ "$NODE_RANK" -lt "$nnodes" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((nnodes - 1))"
-        [ "$NODE_RANK" -ne 0 ] || is_host=true
-        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}" --rdzv_conf "is_host=$is_host"
-            --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
-    fi
-    exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
-        --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
-}
-
-what=${1:-}
-size=${2:-}
-case $what in
--h | --help | help) usage 0 2>&1 ;;
-demo)
-    shift
-    for word in "$@"; do
-        [[ $word != --help && $word != -h ]] || usage 0 2>&1
-    done
-    txl_python "$here" requirements.txt
-    demo "$@"
-    ;;
-train | eval | generate)
-    [[ $size = base || $size = large ]] || usage
-    shift 2
-    txl_python "$here" requirements.txt
-    published=${what}_$size[@]
-    flags=(--work_dir "$here/runs/wt103_$size" "${!published}")
-    if [ "$what" = train ]; then
-        launch "$here/train.py" "${flags[@]}" "${data[@]}" "$@"
-    fi
-    exec "$python" "$here/$what.py" "${flags[@]}" "$@"
-    ;;
-*) usage ;;
-esac
+if [ "${1:-}" != demo ]; then
+    txl_run "$@"
+fi
+shift
+for word in "$@"; do
+    [[ $word != --help && $word != -h ]] || usage 0 2>&1
+done
+txl_python "$root" requirements.txt
+demo "$@"

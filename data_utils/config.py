@@ -58,7 +58,7 @@ class DataConfig(Checked):
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str):
-            object.__setattr__(self, "data", self.data[0] if len(self.data) == 1 else tuple(self.data))
+            object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
         for f in fields(self):
             _, *kinds = f.metadata["needs"] or ("", self.dataset)

@@ -62,6 +62,8 @@ class Corpus:
                 with self._writing():
                     self.folder, self.said = prepared(config, self.cache, self._digest)
             self.vocab = vocab or self._load_vocab()
+        if type(self.vocab) is not self.recipe.vocab:
+            raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
 
     @property
     def defines_vocabulary(self) -> bool:
@@ -222,7 +224,7 @@ class Corpus:
             try:
                 saved = json.loads(path.read_text(encoding="utf-8"))
                 if saved["fingerprint"] == fingerprint:
-                    vocab = self.recipe.revived(saved["words"])
+                    vocab = self.recipe.vocab(saved["words"])
                     if vocab.fingerprint() == saved["checksum"]:
                         return vocab
             except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from txl.config import UsageError
 from txl.files import lock
 
-
 NUL = "a NUL character: UTF-16, or no text"
 _PART, _BLOCK = 1 << 23, 1 << 15
 _MARK = b"\xef\xbb\xbf"

@@ -104,7 +104,9 @@ def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
     tokens = vocab.tokens(text)
     sizes = vocab.sizes(text, tokens)
     if n_unknown := int(sizes["unknown"].sum()):
-        _LOG.warning("%s: %d of %d tokens are not in the vocabulary and are read as %s", name, n_unknown, len(tokens.ids), UNK)
+        _LOG.warning(
+            "%s: %d of %d tokens are not in the vocabulary and are read as %s", name, n_unknown, len(tokens.ids), UNK
+        )
     ends = tokens.ends.tolist()
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]

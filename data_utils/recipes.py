@@ -1,7 +1,7 @@
 """How the vocabulary of each data set is made, and how it comes back from a checkpoint."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .documents import SPLITS
 from .running import Bytes, Characters, Integers
@@ -14,7 +14,7 @@ class Recipe(NamedTuple):
 
     counted: tuple[str, ...]  # the splits whose words make the vocabulary
     special: tuple[str, ...]
-    revived: Callable[[Any], Vocab] = Vocab  # from what the cache holds
+    vocab: type[Vocab] = Vocab
 
 
 RECIPES = {
@@ -22,10 +22,10 @@ RECIPES = {
     "wt2": Recipe(counted=SPLITS, special=(EOS,)),
     "text": Recipe(counted=("train",), special=(EOS, UNK)),
     "pydoc": Recipe(counted=("train",), special=(EOS, UNK)),
-    "characters": Recipe(counted=("train",), special=(), revived=Characters),
-    "bpe": Recipe(counted=("train",), special=(), revived=Subwords),
-    "bytes": Recipe(counted=(), special=()),
-    "ids": Recipe(counted=("train", "valid"), special=()),
+    "characters": Recipe(counted=("train",), special=(), vocab=Characters),
+    "bpe": Recipe(counted=("train",), special=(), vocab=Subwords),
+    "bytes": Recipe(counted=(), special=(), vocab=Bytes),
+    "ids": Recipe(counted=("train", "valid"), special=(), vocab=Integers),
 }
 
 

@@ -1,7 +1,7 @@
 """The rows of a text that an evaluation reads side by side, and which of their targets count."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -66,6 +66,11 @@ class RowStream:
     def _at(self, index_BT: np.ndarray) -> Tensor:
         inside_BT = index_BT < len(self.ids)
         return as_tensor(np.where(inside_BT, self.ids[np.where(inside_BT, index_BT, 0)], 0))
+
+
+def total_sums(streams: Sequence[RowStream], sizes: Mapping[str, np.ndarray]) -> Counter[str]:
+    """`RowStream.sums` of several streams together."""
+    return sum((stream.sums(sizes) for stream in streams), Counter())
 
 
 class ScoringStream(RowStream):

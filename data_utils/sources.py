@@ -175,9 +175,9 @@ def _opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Any]]:
 def _uncompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
     match path.suffix.lower():
         case ".gz":
-            return gzip.open(raw)
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw))
         case ".xz":
-            return lzma.open(raw)
+            return io.BufferedReader(lzma.LZMAFile(raw))
         case ".zst":
             try:
                 import zstandard

@@ -24,6 +24,17 @@ class Segment(NamedTuple):
     counted_BT: Tensor | None = None
 
 
+class TrainingSegment(NamedTuple):
+    """A segment of B streams to train on.
+
+    `since_BT` says how many tokens before each input token belong to the same document; None: the text is one.
+    """
+
+    input_BT: Tensor
+    target_BT: Tensor
+    since_BT: Tensor | None = None
+
+
 class SegmentStream:
     """The text cut into batch_size streams of equal length, and those into segments, for training.
 
@@ -35,6 +46,8 @@ class SegmentStream:
         start: tokens of each stream to skip.
         varlen: draw segment lengths as the original does: around tgt_len, one in twenty around half of it, with a
             standard deviation of 5, at least 5 and at most tgt_len + 15. Each epoch draws its own.
+        starts: indices of the tokens that begin a document, or None. The first token of a document is predicted from
+            the token before it, which counts as its own, and nothing else.
         roll: in every epoch each stream is rotated by its own random number of tokens, as in NVIDIA's code.
         seed: what `varlen` and `roll` are drawn from, together with the epoch.
     Raises:
@@ -52,6 +65,7 @@ class SegmentStream:
         start: int = 0,
         varlen: bool = False,
         roll: bool = False,
+        starts: np.ndarray | None = None,
         seed: int = 0,
     ) -> None:
         shortest = 3 if varlen else 2  # with varying lengths a single last token is dropped
@@ -59,24 +73,38 @@ class SegmentStream:
         self.streams = require_streams(ids, batch_size, shortest=shortest)
         self.tgt_len, self.ext_len, self.start = tgt_len, ext_len, start
         self.varlen, self.roll, self.seed = varlen, roll, seed
+        self.begins = None if starts is None else np.unique(np.append(starts[starts > 0] - 1, 0))
 
     def __len__(self) -> int:
         """Segments of the first epoch; those of others differ with `varlen`."""
         return sum(1 for _ in self._cuts(1))
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[TrainingSegment]:
         return self.epoch(1)
 
-    def epoch(self, epoch: int, *, first: int = 0) -> Iterator[Segment]:
+    def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
         """The segments of an epoch, counted from 1, from segment `first` on."""
-        streams = self.streams[self.columns]
+        streams, shifts_B = self.streams[self.columns], np.zeros(1, dtype=np.int64)
         if self.roll:
-            streams = self._rolled(streams, epoch)
+            shifts_B = self._shifts(epoch)
+            streams = np.stack([np.roll(stream, shift) for stream, shift in zip(streams, shifts_B, strict=True)])
         for begin, end in islice(self._cuts(epoch), first, None):
-            yield Segment(
-                as_tensor(streams[:, max(0, begin - self.ext_len) : end]),
+            first_read = max(0, begin - self.ext_len)
+            yield TrainingSegment(
+                as_tensor(streams[:, first_read:end]),
                 as_tensor(streams[:, begin + 1 : end + 1]),
+                self._since(first_read, end, shifts_B),
             )
+
+    def _since(self, begin: int, end: int, shifts_B: np.ndarray) -> Tensor | None:
+        """Of the tokens from `begin` to `end`, exclusive, of the shifted streams; see `TrainingSegment`."""
+        if self.begins is None:
+            return None
+        n_stream, n_step = self.streams.shape
+        at_BT = (np.arange(begin, end) - shifts_B[:, None]) % n_step  # in the stream
+        index_BT = np.arange(n_stream)[self.columns, None] * n_step + at_BT  # in the text
+        since_BT = index_BT - self.begins[np.searchsorted(self.begins, index_BT, side="right") - 1]
+        return as_tensor(np.minimum(since_BT, at_BT))  # before a stream's first token there is none
 
     def _cuts(self, epoch: int) -> Iterator[tuple[int, int]]:
         """Begin and end of each segment."""
@@ -91,10 +119,10 @@ class SegmentStream:
     def _draws(self, epoch: int) -> np.random.RandomState:
         return np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
 
-    def _rolled(self, streams: np.ndarray, epoch: int) -> np.ndarray:
+    def _shifts(self, epoch: int) -> np.ndarray:
+        """How far `roll` turns each stream in an epoch, (B,)."""
         n_stream, n_step = self.streams.shape
-        shifts = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
-        return np.stack([np.roll(stream, shift) for stream, shift in zip(streams, shifts, strict=True)])
+        return np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
 
 
 def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int]:

@@ -15,18 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.convert import vocabulary as vocabulary_of_converted
-from txl.commands.trained import vocabulary_of
+from txl.commands.pretrained import read_pretrained
 from txl.config import Context, UsageError, require
-from txl.convert import convert
 from txl.data_utils.free_text import encode_text
+from txl.data_utils.running import RunningVocab
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
 from txl.runtime.distributed import device_of
 
 
@@ -81,21 +78,26 @@ class LanguageModel:
         seed: int | None = None,
         allow_unknown: bool = False,
     ) -> Iterator[str]:
-        """The words that continue the prompt, each as it is drawn; `<eos>` is a line break.
+        """The words, or other tokens, that continue the prompt, each as it is drawn; `<eos>` is a line break.
 
         Args:
             length: words to draw. The others: see `txl.generation.sampling.generate`.
             allow_unknown: `<unk>` may be drawn.
         """
-        ids = self._ids(prompt) if prompt.strip() else [self.vocab.index[EOS]]
+        ids = self._ids(prompt) if prompt.strip() else [self.vocab.eos_id]
         banned = [] if allow_unknown or UNK not in self.vocab else [self.vocab.index[UNK]]
         context = within(self.context.overlaid(ext_len=0), len(ids) + length)
         rule = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        for token in generate(self.model, ids, context, length=length, banned=banned, **rule):
-            yield self.vocab.words[token]
+        drawn = generate(self.model, ids, context, length=length, banned=banned, **rule)
+        if isinstance(self.vocab, RunningVocab):
+            yield from self.vocab.pieces(drawn)
+        else:
+            yield from map(self.vocab.words.__getitem__, drawn)
 
     def generate(self, prompt: str = "", **settings: Any) -> str:
         """The continuation as text; arguments as `stream`."""
+        if isinstance(self.vocab, RunningVocab):
+            return "".join(self.stream(prompt, **settings))
         return " ".join(self.stream(prompt, **settings)).replace(f" {EOS}", "\n").replace(EOS, "\n")
 
     def score(self, text: str, context: str = "") -> TextScore:
@@ -104,7 +106,7 @@ class LanguageModel:
         Raises:
             UsageError: if the text is empty.
         """
-        before = [self.vocab.index[EOS], *(self._ids(context) if context.strip() else [])]
+        before = [self.vocab.eos_id, *(self._ids(context) if context.strip() else [])]
         ids = self._ids(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())
@@ -116,7 +118,7 @@ class LanguageModel:
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
-        ids_1N = torch.tensor([[self.vocab.index[EOS], *self._ids(text)]])
+        ids_1N = torch.tensor([[self.vocab.eos_id, *self._ids(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         for segment_1T in ids_1N.split(context.tgt_len, dim=1):
             hidden_1TD, memory = self.model(segment_1T, memory, context)
@@ -144,24 +146,8 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
     if not path.exists():
         require(str(source).count("/") == 1, f"{source}: no such file or folder, and no name on the hub (owner/name)")
         path = _downloaded(str(source))
-    if _is_ours(path):
-        checkpoint = open_checkpoint(path)
-        model, context, vocab = load_model(checkpoint), checkpoint.context, vocabulary_of(checkpoint)
-        is_tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
-    else:
-        found = convert(path, Path(vocabulary) if vocabulary else None)
-        model, context, is_tokenised = found.model, found.context, True
-        vocab = vocabulary_of_converted(found, source, "vocabulary=")
-    return LanguageModel(model.to(device_of(device)).eval(), context, vocab, is_tokenised)
-
-
-def _is_ours(path: Path) -> bool:
-    if path.is_dir() and any(path.glob("step_*")):
-        return True
-    try:
-        return "format" in read_json(path / "config.json")
-    except (OSError, ValueError, TypeError):
-        return False
+    found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
+    return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, found.dataset != "text")
 
 
 def _downloaded(name: str) -> Path:

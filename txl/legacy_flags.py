@@ -1,4 +1,4 @@
-"""Flags of the 2019 code that are renamed, have no effect, or are refused."""
+"""Flags of the 2019 code and of NVIDIA's that are renamed, have no effect, or are refused."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from txl.config import UsageError
 
 
 class Retired(NamedTuple):
-    """A flag of the 2019 code without a counterpart."""
+    """A flag of the 2019 code or of NVIDIA's without a counterpart."""
 
     n_value: int | str
     advice: str
@@ -25,6 +25,23 @@ _NO_EFFECT = {
     "no_log": Retired(0, "evaluation writes a file only with --json"),
     "static_loss_scale": Retired(1, "--dtype float16 finds its scale itself"),
     "dynamic_loss_scale": Retired(0, "--dtype float16 finds its scale itself"),
+    # NVIDIA's
+    "append_dataset": Retired(0, "--work_dir is used as given"),
+    "append_time": Retired(0, "--work_dir is used as given"),
+    "affinity": Retired(1, "threads are placed by the system; numactl or taskset place them otherwise"),
+    "amp": Retired(1, "--dtype chooses the precision"),
+    "apex_amp_opt_level": Retired(1, "--dtype chooses the precision"),
+    "dllog_file": Retired(1, "figures are in metrics.jsonl of --work_dir; eval.py writes them with --json"),
+    "txtlog_file": Retired(1, "send standard output to a file"),
+    "log_all_ranks": Retired(0, "rank 0 reports for all"),
+    "no_env": Retired(0, "the environment is noted in metrics.jsonl"),
+    "no_test": Retired(0, "the test split is evaluated only with --eval_test"),
+    "local_rank": Retired(1, "torchrun passes it in the environment"),
+    "save_data": Retired(0, "eval.py writes its figures with --json"),
+    "percentiles": Retired("+", "eval.py measures throughput, not latency"),
+    "seed": Retired(1, "an evaluation draws nothing"),
+    "log_interval": Retired(1, "a progress bar shows where an evaluation is"),
+    "repeat": Retired(1, "the text is read once"),
 }
 _RESUME = "use --resume, which continues the run in --work_dir from its last checkpoint"
 _REFUSED = {
@@ -34,9 +51,31 @@ _REFUSED = {
     "restart": Retired("?", _RESUME),
     "restart_dir": Retired(1, _RESUME),
     "fp16": Retired(0, "use --dtype float16, or --dtype bfloat16, which needs no loss scaling"),
+    # NVIDIA's
+    "config": Retired(
+        1, "NVIDIA's configurations are run_wt103.sh train nv_base and nv_large; see docs/coming-from-nvidia.md"
+    ),
+    "config_file": Retired(1, "give flags; docs/coming-from-nvidia.md has those of each configuration"),
+    "save_all": Retired(0, "use --keep_last with a large number"),
+    "no_eval": Retired(0, "use --eval_interval with a number above --max_step"),
+    "model": Retired(1, "name the run or the checkpoint with --work_dir; txl convert makes one of NVIDIA's"),
+    "type": Retired(1, "there is one way to run the model; TorchScript is not supported"),
+    "target_perplexity": Retired(1, "train.py has it; compare the figures that --json writes"),
+    "target_throughput": Retired(1, "train.py has it; compare the figures that --json writes"),
+    "save_torchscript": Retired(1, "TorchScript is not supported"),
+    "load_torchscript": Retired(1, "TorchScript is not supported"),
+    "manual": Retired("+", "score any text with --text FILE --tokenise"),
+    "manual_config": Retired(1, "txl convert reads the configuration off the checkpoint"),
+    "manual_vocab": Retired(1, "txl convert reads the vocabulary off the checkpoint"),
+    "vocab": Retired(1, "--dataset says how the text is cut into tokens"),
 }
-_HARMLESS = {"sample_softmax": "-1", "restart_dir": ""}
+_HARMLESS = {
+    **{"sample_softmax": "-1", "restart_dir": "", "restart": "", "config": "default", "model": "", "type": "pytorch"},
+    **{"vocab": "word", "manual_vocab": "word"},
+}
 """Values of refused flags that change nothing."""
+_RENAMED = {"eval_max_steps": "max_eval_steps"}
+"""NVIDIA's names of flags that take a whole number."""
 _ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input", "3": "learned_per_layer"}
 """Values of --position for the numbers of --attn_type."""
 
@@ -51,14 +90,22 @@ def supported_dataset(name: str) -> str:
     return name
 
 
+def supported_optimizer(name: str) -> str:
+    """The value of --optim."""
+    return "lamb" if name == "jitlamb" else name
+
+
 def add_legacy_flags(parser: argparse.ArgumentParser, known: set[str]) -> None:
-    """Add the flags of the 2019 code that are not `known`; --help does not list them."""
+    """Add the flags that are not `known`; --help does not list them."""
     for name, retired in {**_NO_EFFECT, **_REFUSED}.items():
         if f"--{name}" not in known:
             given: dict[str, Any] = {"action": "store_true"} if retired.n_value == 0 else {"nargs": retired.n_value}
             if retired.n_value == "?":
                 given["const"] = ""
             parser.add_argument(f"--{name}", dest=f"retired {name}", help=argparse.SUPPRESS, default=None, **given)
+    for name, now in _RENAMED.items():
+        if f"--{now}" in known:
+            parser.add_argument(f"--{name}", dest=now, type=int, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     if "--position" in known:
         parser.add_argument("--attn_type", choices=_ATTN_TYPE, help=argparse.SUPPRESS, default=None)
 

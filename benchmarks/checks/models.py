@@ -13,11 +13,11 @@ from benchmarks.shapes import TRAINING, Shape
 from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
-from txl.config import TrainConfig
 from txl.model.autocast import autocast, dtype_for
 from txl.model.cuda_graph import CudaGraphModel
-from txl.model.init import init_weights
 from txl.model.transformer import TransformerXL
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 SMALL = dataclasses.replace(
     TRAINING["nvidia-base"], n_layer=3, n_token=3000, cutoffs=(500, 1000), batch_size=2, dropout=0.0

@@ -9,14 +9,14 @@ import torch
 from benchmarks.shapes import Shape
 from benchmarks.workers.serve import segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
-from txl.config import TrainConfig
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
-from txl.model.init import init_weights
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 from txl.training.estimate import flops_per_token, measured_peak_flops
+from txl.training.init import init_weights
 from txl.training.step import TrainState
 
 

@@ -27,13 +27,13 @@ _CLUSTERS = {"adaptive", "cutoffs", "div_val", "not_tied", "tie_projs"}
 class Seen:
     """The attention mask, in place of a language model's `Span`."""
 
-    mask: Tensor
+    visible: Tensor
     """True where a query may attend; broadcasts to (B, 1, T, S)."""
     is_triangle: bool = False
 
-    def mask_TS(self, device: torch.device) -> Tensor:
+    def mask(self, device: torch.device) -> Tensor:
         """The mask on a device."""
-        return self.mask.to(device)
+        return self.visible.to(device)
 
 
 def not_padding(token_BS: Tensor) -> Tensor:

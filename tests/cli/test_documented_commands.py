@@ -35,12 +35,14 @@ COMMAND = re.compile(r"([A-Z_]+=\S+ )*(python|torchrun|bash|sbatch|pip|txl|\S*/\
 SIZES = "--n_layer 1 --d_model 16 --n_head 2 --d_head 8 --d_inner 16 --batch_size 2 --sample_length 0".split()
 SMALL = {
     "new": [*SIZES, "--max_step", "1", "--eval_interval", "1"],
+    "tuned": "--batch_size 2 --sample_length 0 --max_step 1 --eval_interval 1".split(),
     "resumed": ["--max_step", "5", "--max_step_scheduler", "5"],
     "generate": ["--length", "3"],
 }
 """Flags that are put behind those of the page."""
 TINY_FLAGS = {
     "--cutoffs": "--cutoffs 10 30",
+    "--mem_len 640": "--tgt_len 8 --mem_len 16 --clamp_len 12 --batch_size 2",
     "--recl": "--recl_step 10 --recl_longest 30 --recl_every 10 --tgt_len 8 --mem_len 30",
     "--knn_store": "--knn_k 4",
     "--knn_tokens": "--knn_tokens 50",
@@ -123,7 +125,9 @@ def complete(line: str) -> tuple[str, list[str]]:
     page = shlex.split(flags)
     if page[:1] == ["..."]:
         page[:1] = ["--data", "my_folder", "--dataset", "text"] if program == "train" else ["--work_dir", "runs/mine"]
-    kind = program if program != "train" else "resumed" if "--resume" in page else "new"
+    kind = program
+    if program == "train":
+        kind = "resumed" if "--resume" in page else "tuned" if "--init_from" in page else "new"
     small = [word for flag, words in TINY_FLAGS.items() if flag in flags for word in words.split()]
     return program, [*page, *SMALL.get(kind, []), *small]
 
@@ -132,7 +136,7 @@ def complete(line: str) -> tuple[str, list[str]]:
 @pytest.mark.usefixtures("workplace")
 def test_a_program_runs_as_the_page_says(call: Call, line: str) -> None:
     program, flags = complete(line)
-    if program == "train" and "--resume" not in flags:
+    if program == "train" and not {"--resume", "--init_from"} & set(flags):
         shutil.rmtree("runs")
     outcome = call(program, *flags)
     assert (outcome.status, outcome.complaints) == (0, []), outcome

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from txl.cli import build, read_flags
-from txl.config import Context, ModelConfig, TrainConfig, UsageError
+from txl.config import Context, ModelConfig, UsageError
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.generation.config import GenerateConfig
+from txl.training.config import TrainConfig
 
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
@@ -127,6 +128,37 @@ ALL_2019 = {
 EACH_2019 = [(entry, flag) for entry, flags in ALL_2019.items() for flag in flags.split("|")]
 
 
+ALL_NVIDIA = {
+    "train": (
+        "--config default|--config_file None|--work_dir LM-TFM|--append_dataset|--append_time|--cuda|--fp16|--restart |"
+        "--debug|--log_all_ranks|--dllog_file train_log.json|--txtlog_file train_log.log|--save_all|--no_env|--no_eval|"
+        "--no_test|--log_interval 10|--target_throughput 1|--target_perplexity 1|--apex_amp_opt_level O2|--amp apex|"
+        "--affinity socket_unique_interleaved|--data ../data/wikitext-103|--dataset wt103|--vocab word|--n_layer 16|"
+        "--n_head 8|--d_head 64|--d_embed -1|--d_model 512|--d_inner 2048|--dropout 0.1|--dropatt 0.0|--pre_lnorm|"
+        "--attn_type 0|--not_tied|--clamp_len -1|--adaptive|--div_val 1|--sample_softmax -1|--init normal|"
+        "--emb_init normal|--init_range 0.1|--emb_init_range 0.01|--init_std 0.02|--proj_init_std 0.01|--optim jitlamb|"
+        "--lr 0.01|--mom 0.0|--scheduler cosine|--max_step_scheduler 40000|--warmup_step 1000|--decay_rate 0.5|"
+        "--lr_min 0.0|--clip 0.25|--weight_decay 0.0|--clip_nonemb|--patience 0|--eta_min 0.001|--max_step 40000|"
+        "--batch_size 256|--local_batch_size 256|--batch_chunk 1|--roll|--tgt_len 192|--ext_len 0|--mem_len 192|"
+        "--seed 1111|--multi_gpu ddp|--gpu0_bsz -1|--same_length|--varlen|--swap_mem|--eval_tgt_len 192|"
+        "--eval_batch_size 16|--eval_max_steps -1|--eval_interval 5000|--local_rank 0"
+    ),
+    "eval": (
+        "--config default|--config_file None|--work_dir LM-TFM|--debug|--data ../data/wikitext-103|--manual a b|"
+        "--dataset wt103|--split all|--affinity single_unique|--type pytorch|--batch_size 16|--tgt_len 64|--ext_len 0|"
+        "--mem_len 640|--seed 1111|--clamp_len -1|--cuda|--model |--manual_config {}|--manual_vocab word|--fp16|"
+        "--log_all_ranks|--dllog_file eval_log.json|--same_length|--no_env|--log_interval 10|--target_perplexity 1|"
+        "--target_throughput 1|--save_data|--repeat 1|--max_size 1|--percentiles 90 95 99|--save_torchscript x|"
+        "--load_torchscript x"
+    ),
+}
+EACH_NVIDIA = [(entry, flag) for entry, flags in ALL_NVIDIA.items() for flag in flags.split("|")]
+REFUSED_OF_NVIDIA = (
+    *("config_file", "fp16", "save_all", "no_eval", "manual", "manual_config", "save_torchscript", "load_torchscript"),
+    *("target_perplexity", "target_throughput"),
+)
+
+
 def read(entry: str, *argv: str) -> dict[str, Any]:
     return read_flags(argv, *CLASSES[entry], description="")
 
@@ -215,6 +247,18 @@ def test_no_flag_of_2019_is_unheard_of(entry: str, flag: str) -> None:
 def test_every_flag_that_took_a_value_in_2019_takes_its_default(entry: str) -> None:
     valued = [flag.partition(" ") for where, flag in EACH_2019 if where == entry and " " in flag]
     assert refusal(entry, *(word for name, _, value in valued for word in (name, value))) == ""
+
+
+def test_every_flag_of_nvidias_is_known_or_refused_with_advice() -> None:
+    for entry, flag in EACH_NVIDIA:
+        name, space, values = flag.partition(" ")
+        why = refusal(entry, name, *(values.split() or ([""] if space else [])))
+        assert "no such flag" not in why, flag
+        assert bool(why) <= (name[2:] in REFUSED_OF_NVIDIA), (flag, why)
+
+
+def test_nvidias_names_become_ours() -> None:
+    assert read("train", "--eval_max_steps", "7", "--optim", "jitlamb") == {"max_eval_steps": 7, "optim": "lamb"}
 
 
 RETIRED = [

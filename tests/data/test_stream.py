@@ -1,5 +1,6 @@
 """Streams: what is read, and what counts."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -132,3 +133,25 @@ def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_
                 ):
                     seen.setdefault(int(first), []).extend(target_T[counted_T].tolist())
     assert seen == {first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"ext_len": 4}, {"varlen": True, "roll": True}], ids=str)
+def test_the_documents_of_each_stream(settings: dict[str, object]) -> None:
+    """Token i is i: the segments say themselves where they are in the text."""
+    starts = np.array([0, 5, 6, 31, 58])
+    stream = SegmentStream(np.arange(120), batch_size=2, tgt_len=9, seed=3, starts=starts, **settings)  # type: ignore[arg-type]
+    for segment in stream.epoch(2):
+        assert segment.since_BT is not None
+        for at, since in zip(segment.input_BT.flatten().tolist(), segment.since_BT.flatten().tolist(), strict=True):
+            begins = [*(starts[1:] - 1), 0, at // 60 * 60]  # of documents, and of the stream
+            assert at - since == max(begin for begin in begins if begin <= at)
+
+
+def test_columns_have_their_own_documents() -> None:
+    starts = np.array([7, 70])
+    make = functools.partial(SegmentStream, np.arange(120), batch_size=4, tgt_len=9, roll=True, starts=starts)
+    whole, part = next(make().epoch(1)), next(make(columns=slice(1, 3)).epoch(1))
+    assert whole.since_BT is not None
+    assert part.since_BT is not None
+    assert torch.equal(whole.since_BT[1:3], part.since_BT)
+    assert next(SegmentStream(np.arange(30), batch_size=1, tgt_len=9).epoch(1)).since_BT is None

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from tests.equations.loops import SIZES, D, H, assert_same, attended, attention_with, by_loop, tokens
 from txl import ModelConfig, Span, TransformerXL
-from txl.config import TrainConfig, UsageError
-from txl.model.init import init_weights
+from txl.config import UsageError
 from txl.positions.base import sinusoid
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 needs_solver = pytest.mark.skipif("not __import__('importlib.util').util.find_spec('torchdiffeq')")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, Memory, ModelConfig, TransformerXL
-from txl.config import TrainConfig, UsageError
+from txl.config import UsageError
 from txl.evaluation.score import evaluate, score_text
 from txl.evaluation.test_time import Mixture
 from txl.evaluation.test_time.store import build_store, open_store
@@ -16,8 +16,9 @@ from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
 from txl.model.autocast import autocast, dtype_for, require_in_range
 from txl.model.cuda_graph import CudaGraphModel
-from txl.model.init import init_weights
 from txl.positions import POSITION_ENCODINGS
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 SIZES = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 32, "n_position": 20}
 CONTEXT = Context(tgt_len=8, mem_len=10)

@@ -12,12 +12,13 @@ from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
 from txl.commands import evaluations
-from txl.config import ModelConfig, TrainConfig
+from txl.config import ModelConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
 from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 
 T = TypeVar("T")
 VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from txl import ModelConfig, TransformerXL
-from txl.config import TrainConfig
 from txl.convert import from_kimiyoung
 from txl.convert.kimiyoung import parameters_as_kimiyoung
 from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 from txl.training.optim import Plateau, learning_rate
 from txl.training.step import TrainState
 

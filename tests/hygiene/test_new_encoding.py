@@ -16,14 +16,15 @@ from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
 from txl.commands import train
-from txl.config import TrainConfig, UsageError
+from txl.config import UsageError
 from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.score import evaluate
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
-from txl.model.init import init_weights
 from txl.model.settings import require_read
 from txl.positions import POSITION_ENCODINGS
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 ROOT = Path(__file__).parents[2]
 

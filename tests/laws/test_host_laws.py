@@ -8,8 +8,8 @@ import torch
 
 from tests.laws.conftest import SHAPES, build
 from txl import Context
-from txl.config import TrainConfig
 from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
 

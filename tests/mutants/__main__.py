@@ -75,6 +75,8 @@ def killer(copy: Path, tests: list[str]) -> str | None:
         return f"no end within {LIMIT_S} s"
     if out.returncode in (0, 5):  # 5: none of them is fast
         return None
+    if "file or directory not found" in out.stderr:
+        raise FileNotFoundError(f"{' '.join(tests)}: not all of them are tracked by git")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", out.stdout, re.MULTILINE)
     return failed[1].partition("[")[0] if failed else (out.stdout.strip() or out.stderr.strip()).splitlines()[-1]
 

@@ -45,8 +45,8 @@ def operands(B: int, N: int, T: int, M: int, H: int, dtype: torch.dtype = torch.
     return [x.transpose(1, 2).requires_grad_() if x.dim() == 4 else x.requires_grad_() for x in drawn]
 
 
-def value_and_gradients(impl: str, inputs: list[Tensor], window: int, dropout: float = 0.0) -> list[Tensor]:
-    out = rel_attention(*inputs, scale=0.3, window=window, dropout=dropout, impl=impl)
+def value_and_gradients(impl: str, inputs: list[Tensor], window: int, dropout: float = 0.0, **more) -> list[Tensor]:  # type: ignore[no-untyped-def]
+    out = rel_attention(*inputs, scale=0.3, window=window, dropout=dropout, impl=impl, **more)
     dout = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(out.dtype)
     return [out, *torch.autograd.grad(out, inputs, dout)]
 
@@ -94,6 +94,23 @@ def test_fast_equals_the_definition(impl: str, shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         out = rel_attention(*inputs, scale=0.3, window=window, impl=impl)
     torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("cut", "poisoned")
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("shape", [(3, 2, 13, 30, 8, -1), (2, 2, 13, 30, 8, 5), (2, 1, 131, 36, 8, -1)], ids=str)
+def test_masks_by_row(impl: str, shape: tuple[int, ...]) -> None:
+    """Each query of each row has a first key of its own, up to itself."""
+    *sizes, window = shape
+    B, _, T, M, _ = sizes
+    generator = torch.Generator().manual_seed(2)
+    first_BT = (torch.rand(B, T, generator=generator) * (torch.arange(M, M + T) + 2)).long() - 1
+    first_BT[0, 0] = M  # sees itself only
+    inputs, more = operands(*sizes), {"first_BT": first_BT}
+    expected = value_and_gradients("naive", inputs, window, **more)
+    assert_same(value_and_gradients(impl, inputs, window, **more), expected)
+    if window < 0:
+        torch.testing.assert_close(expected[0][0, :, 0], inputs[2][0, :, M])
 
 
 @pytest.mark.usefixtures("cut", "poisoned")
@@ -167,7 +184,7 @@ def test_half_precision_is_near(impl: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("impl", FAST)
 def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     operator = MODULES[impl]._forward_op
-    last = (True, -1) if impl == "dense" else (7,)
+    last = (True, -1, None) if impl == "dense" else (7, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.config import TrainConfig
-from txl.model.init import init_weights
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes
+from txl.training.init import init_weights
 from txl.training.step import TrainState
 
 SMALL = {"n_token": 2000, "n_layer": 4, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512}

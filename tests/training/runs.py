@@ -17,11 +17,11 @@ from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import CheckpointWriter, last_checkpoint, load_model, load_snapshot
-from txl.config import TrainConfig
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
-from txl.model.init import init_weights
 from txl.runtime.distributed import Ranks, process_group
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.config import TrainConfig, UsageError
+from txl.config import UsageError
 from txl.runtime import resources
 from txl.runtime.distributed import Ranks
 from txl.training import estimate
+from txl.training.config import TrainConfig
 from txl.training.run import require_disk
 
 ROOT = Path(__file__).parents[2]

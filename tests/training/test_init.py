@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from txl import ModelConfig, TransformerXL
-from txl.config import TrainConfig
-from txl.model.init import init_weights
 from txl.positions.base import sinusoid
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 
 def drawn(config: TrainConfig, **changes: object) -> TransformerXL:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from txl.config import TrainConfig
+from txl.training.config import TrainConfig
 from txl.training.optim import Optimizers, Plateau, learning_rate
 
 

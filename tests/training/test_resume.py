@@ -8,9 +8,9 @@ import torch
 
 from tests.training.runs import Run, config
 from txl.checkpoint import last_checkpoint, load_model
-from txl.config import TrainConfig
 from txl.evaluation.score import Score
 from txl.runtime.signals import TERMINATE, StopNow
+from txl.training.config import TrainConfig
 
 HINTS = get_type_hints(TrainConfig)
 EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}

@@ -16,6 +16,15 @@ def require_scoreless(config: ModelConfig) -> None:
     )
 
 
+def require_masks_documents(config: ModelConfig) -> None:
+    """Raise `UsageError` if the attention rule cannot mask documents row by row."""
+    require(
+        config.attention == "softmax",
+        f"--attention {config.attention}: this rule does not mask the documents of a row; read documents in rows of "
+        f"their own (train without --reset), or use --attention softmax",
+    )
+
+
 def require_no_dropatt(config: ModelConfig, dropatt: float) -> None:
     """Raise `UsageError` on dropout of attention probabilities, which the rule does not compute."""
     require(

@@ -49,19 +49,20 @@ class SoftmaxAttention(nn.Module):
                 *pos.relative(feats),
                 scale=pos.scale,
                 window=span.window,
+                first_BT=span.first_BT,
                 dropout=dropout,
                 clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
                 impl=self.impl,
             )
         if path == "scaled_dot_product_attention":
-            mask_TS = None if span.is_triangle else span.mask_TS(q_BNTH.device)
+            mask = None if span.is_triangle else span.mask(q_BNTH.device)
             return F.scaled_dot_product_attention(
-                q_BNTH, k_BNSH, v_BNSH, mask_TS, dropout, is_causal=span.is_triangle, scale=pos.scale
+                q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=span.is_triangle, scale=pos.scale
             )
         logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
         if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
             logit_BNTS = logit_BNTS + term
-        logit_BNTS = logit_BNTS.masked_fill(~span.mask_TS(q_BNTH.device), -torch.inf)
+        logit_BNTS = logit_BNTS.masked_fill(~span.mask(q_BNTH.device), -torch.inf)
         prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may have a wider dtype
         out_BNTH = prob_BNTS @ v_BNSH
         if (term := pos.value(prob_BNTS, feats, span)) is not None:

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams
+from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams, total_sums
 from txl.data_utils.vocabulary import UNK
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.conventions import reading_of
@@ -75,7 +74,8 @@ class Setup(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts`, where documents begin."""
+    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts` gives where
+    documents begin."""
 
     name: str
     ids: np.ndarray
@@ -92,6 +92,9 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
+    trained = checkpoint.record.get("train", {}).get("reset", "never")
+    if "reset" not in typed and config.text is None and config.convention == "txl":
+        config = dataclasses.replace(config, reset=trained)
     if config.text is None and "batch_size" not in typed:
         config = dataclasses.replace(config, batch_size=default_streams(config, additions, checkpoint, ranks))
     setup = Setup(typed, config, study, additions, checkpoint, config.look_backs(checkpoint.context), ranks)
@@ -196,7 +199,7 @@ def score(
         reading,
         model,
         ranks,
-        counts=sum((stream.sums(split.sizes) for stream in streams), Counter()),
+        counts=total_sums(streams, split.sizes),
         watch=watch,
         with_attention=study.attention_by_distance,
     )

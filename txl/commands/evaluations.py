@@ -3,35 +3,47 @@
 from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.config import Context, ModelConfig, TrainConfig
+from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.rows import RowStream, ScoringStream
+from txl.data_utils.rows import RowStream, ScoringStream, document_streams, total_sums
 from txl.data_utils.running import RunningVocab
 from txl.data_utils.vocabulary import EOS, UNK
 from txl.evaluation.conventions import reading_of
-from txl.evaluation.reading import warmup_segments, within
+from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
 from txl.evaluation.rows import row_of_split
 from txl.generation.sampling import generate
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
+from txl.training.config import TrainConfig
+from txl.training.loop import Validation
 from txl.training.metrics import Metrics
 
 
-def scoring_stream(
+def scoring_streams(
     corpus: Corpus, split: str, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
-) -> RowStream:
-    """This process's share of a split."""
+) -> list[RowStream]:
+    """This process's share of a split; each stream is read with its own memory."""
+    ids, lengths = corpus.split(split), {"tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    if config.reset == "document":
+        batch_size = config.eval_batch_size or max(10, ranks.world)
+        starts = corpus.document_starts(split)
+        return document_streams(ids, starts, batch_size=batch_size, **lengths)[ranks.rank :: ranks.world]
     by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
-    whole = ScoringStream(
-        corpus.split(split),
-        batch_size=config.eval_batch_size or by_default,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        n_warmup=warmup_segments(shape.n_layer, context),
-    )
-    return whole.share(ranks.rank, ranks.world)
+    n_warmup = warmup_segments(shape.n_layer, context)
+    whole = ScoringStream(ids, batch_size=config.eval_batch_size or by_default, n_warmup=n_warmup, **lengths)
+    return [whole.share(ranks.rank, ranks.world)]
+
+
+def validation_of(
+    corpus: Corpus, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
+) -> Validation:
+    """How this process scores the valid split."""
+    wanted = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
+    here = within(wanted, len(corpus.split("valid")))
+    streams = scoring_streams(corpus, "valid", config, here, shape, ranks)
+    return Validation(streams, here, total_sums(streams, corpus.sizes("valid")), config.max_eval_steps)
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:
@@ -57,9 +69,11 @@ def evaluate_best(
     rows = []
     for split in ("valid", "test"):
         here = within(context, len(corpus.split(split)))
-        stream = scoring_stream(corpus, split, config, here, model.config, ranks)
+        streams = scoring_streams(corpus, split, config, here, model.config, ranks)
         reading = reading_of("txl", model, here, n_token=len(corpus.split(split)))
-        rows.append(row_of_split(split, [stream], reading, model, ranks, counts=stream.sums(corpus.sizes(split))))
+        rows.append(
+            row_of_split(split, streams, reading, model, ranks, counts=total_sums(streams, corpus.sizes(split)))
+        )
     if ranks.is_main:
         print_table(rows)
         nats = rows[-1].score.nats_per_token

@@ -4,11 +4,12 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from txl.checkpoint import open_checkpoint
+from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import build, read_flags
 from txl.commands.trained import loaded, vocabulary_of
-from txl.config import UsageError
-from txl.data_utils.free_text import read_text
+from txl.config import UsageError, require
+from txl.data_utils.free_text import encode_text, read_text
+from txl.data_utils.running import RunningVocab
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import tokenise
 from txl.evaluation.reading import within
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
     if isinstance(vocab, RunningVocab):
-        require(not config.finish_line, "--finish_line: this model has no words to end a line with; leave it out")
+        return print_running_text(checkpoint, config, vocab)
     prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
     longest = config.length * (2 if config.finish_line else 1)
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
@@ -42,6 +43,22 @@ def main(argv: Sequence[str]) -> None:
         words = (vocab.words[token] for token in tokens)
         pieces = paragraphs(words, prompt, config.length) if config.finish_line else map(as_text, words)
         for piece in pieces:
+            print(piece, end="", flush=True)
+    print()
+
+
+def print_running_text(checkpoint: Checkpoint, config: GenerateConfig, vocab: RunningVocab) -> None:
+    """Generate with a model whose tokens are not words. The prompt is continued as it is."""
+    require(not config.finish_line, "--finish_line: this model's tokens are not words; leave the flag out")
+    prompt = read_text("-") if config.prompt == "-" else config.prompt or ""
+    ids = encode_text(prompt, vocab, name="--prompt").ids if prompt else [vocab.eos_id]
+    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
+    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(ids) + config.length)
+    banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
+    rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    with loaded(checkpoint, config, device_of(config.device)) as model:
+        print(prompt, end="", flush=True)
+        for piece in vocab.pieces(generate(model, ids, context, length=config.length, banned=banned, **rule)):
             print(piece, end="", flush=True)
     print()
 

@@ -7,28 +7,31 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from txl.checkpoint import Checkpoint, CheckpointWriter, load_model, load_snapshot
 from txl.cli import Typed, build, read_flags, require_effect
-from txl.commands.evaluations import evaluate_best, sample_text, scoring_stream
-from txl.commands.trained import data_settings
-from txl.config import Context, ModelConfig, TrainConfig, UsageError, as_dict, require
+from txl.commands.evaluations import evaluate_best, sample_text, validation_of
+from txl.commands.pretrained import Pretrained, read_pretrained
+from txl.commands.shape import AUTO, shape_of_model, with_cutoffs
+from txl.commands.trained import data_settings, vocabulary_of
+from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
-from txl.evaluation.reading import evaluation_context, within
-from txl.model.init import init_weights
+from txl.data_utils.vocabulary import Vocab
+from txl.evaluation.reading import within
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
+from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
-from txl.training.loop import Validation, train
+from txl.training.init import init_weights
+from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
 from txl.training.step import TrainState, autocast_dtype
@@ -37,13 +40,13 @@ MOST_USED = (
     *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
     *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
 )
-PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
-CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 
 
 def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    if AUTO in typed.get("cutoffs", ()):
+        typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
     with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
@@ -66,27 +69,27 @@ def set_batch_size(typed: Typed, ranks: Ranks) -> None:
 
 def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
     """Train as the flags say, from a checkpoint or from the beginning; returns the exit status."""
-    config, context = settings(typed, ranks, checkpoint)
+    start = initial_model(typed) if checkpoint is None else None
+    config, context = settings(typed, ranks, checkpoint, start)
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     trained_on = data_settings(checkpoint, typed) if checkpoint else {}
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits))
-    shape = checkpoint.model_config if checkpoint else shape_of_model(typed, corpus)
+    words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
+    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
+    known = checkpoint or start
+    if ranks.is_main and corpus.said:
+        print_line(f"| {corpus.said}")
+    shape = known.model_config if known else shape_of_model(with_cutoffs(typed, corpus, ranks), corpus)
     require_room_for_weights(shape, config, ranks)
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config)
+    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config, start)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
 
     # what the loop reads and writes
     stream = training_stream(corpus, config, context, ranks)
-    eval_context = within(
-        evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(corpus.split("valid"))
-    )
-    valid_stream = scoring_stream(corpus, "valid", config, eval_context, shape, ranks)
-    counts = valid_stream.sums(corpus.sizes("valid"))
-    validation = Validation(valid_stream, eval_context, counts, config.max_eval_steps)
+    validation = validation_of(corpus, config, context, shape, ranks)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
     vocab = corpus.vocab.attachments()
@@ -122,13 +125,33 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
             )
         outcome = train(state, stream, validation, checkpoints, metrics, sample)
         if config.eval_test and outcome.reason is None:
-            evaluate_best(run_folder, corpus, config, eval_context, ranks, metrics)
+            evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
     return conclude(outcome, config, run_folder, ranks)
 
 
-def settings(typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None) -> tuple[TrainConfig, Context]:
-    """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together."""
-    shape = checkpoint.model_config if checkpoint else ModelConfig
+def initial_model(typed: Typed) -> Pretrained | None:
+    """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
+    if typed.get("init_from") is None:
+        return None
+    source = typed["init_from"]
+    found = read_pretrained(Path(source), vocabulary_by="--vocab of `txl convert`, and start from its run:")
+    for f in dataclasses.fields(ModelConfig):
+        has, asked = getattr(found.model_config, f.name), typed.get(f.name)
+        if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
+            raise UsageError(f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag")
+    return found
+
+
+def settings(
+    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: Pretrained | None
+) -> tuple[TrainConfig, Context]:
+    """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together.
+
+    Args:
+        start: the model of --init_from, whose lengths are the defaults.
+    """
+    known = checkpoint or start
+    shape = known.model_config if known else ModelConfig
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
@@ -137,7 +160,12 @@ def settings(typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None) -> tuple
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    context = build(Context, typed, **(as_dict(checkpoint.context) if checkpoint else {}))
+    require(
+        config.reset == "never" or (config.attn_impl != "fused" and asked["attention"] == "softmax"),
+        f"--reset {config.reset}: --attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the "
+        f"documents of a row; use --attention softmax with --attn_impl auto",
+    )
+    context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     require(
         "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
@@ -167,9 +195,10 @@ def require_resources(
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
     """Print what is about to be trained."""
     model, config = state.model, state.config
+    by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
-    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True)}")
-    if model.config.recurrence == "same" and config.eval_batch_size is None:
+    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)}")
+    if model.config.recurrence == "same" and config.eval_batch_size is None and config.reset == "never":
         print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
     print_line(describe_bytes(needed))
 
@@ -184,24 +213,28 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
         columns=ranks.columns(config.batch_size),
         varlen=config.varlen,
         roll=config.roll,
+        starts=corpus.document_starts("train") if config.reset == "document" else None,
         seed=config.seed,
     )
 
 
-def open_corpus(config: DataConfig, splits: Sequence[str]) -> Corpus:
-    """The text as token files, written where they are missing or stale."""
-    corpus = Corpus(config)
+def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:
+    """The text as token files, written where they are missing or stale; `vocab`: None: counted on the text."""
+    corpus = Corpus(config, vocab)
     corpus.require_splits(*splits)
     for split in splits:
         corpus.split(split)
     return corpus
 
 
-def new_model(shape: ModelConfig, config: TrainConfig) -> TransformerXL:
-    """A model with weights drawn from the seed, the same on all ranks."""
+def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None) -> TransformerXL:
+    """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
     torch.manual_seed(config.seed)
     model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
-    init_weights(model, config)
+    if start is None:
+        init_weights(model, config)
+    else:
+        model.load_state_dict(start.model.state_dict())
     return model
 
 
@@ -223,24 +256,3 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
             f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
             f"another --work_dir",
         )
-
-
-def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
-    """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
-    n_token = len(corpus.vocab)
-    context = build(Context, typed)
-    n_position = context.tgt_len + context.ext_len + context.mem_len
-    decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
-    if typed.get("adaptive") and "cutoffs" not in typed:
-        published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
-        shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
-        decided["cutoffs"] = published if published[-1] < n_token else shares
-        if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
-            raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
-    n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
-    decided["tie_projs"] = (False,) + (True,) * n_cluster
-    config = build(ModelConfig, typed, **decided)
-    if 0 in config.cluster_widths:
-        widths = " ".join(map(str, config.cluster_widths))
-        raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
-    return config

@@ -84,7 +84,7 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
         as_trained = {"data": as_trained["data"]}
     corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
-    if corpus.defines_vocabulary:
+    if corpus.defines_vocabulary and not checkpoint.record.get("train", {}).get("init_from"):
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == vocab.fingerprint(),

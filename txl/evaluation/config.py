@@ -17,7 +17,8 @@ class EvalConfig(ModelUse):
         "implementation, to reproduce its figures: --batch_size streams, the remainder dropped",
     )
     reset: Literal["never", "document"] = option(
-        "never", "document: start each article (at a heading like = Title =) with an empty memory"
+        "never",
+        "document: start each article (at a heading like = Title =) with an empty memory (default: as in training)",
     )
     batch_size: int = option(
         10,

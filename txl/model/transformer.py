@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from txl.attention_rules.refusals import require_masks_documents
 from txl.config import Context, ModelConfig, require
 from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -120,18 +121,26 @@ class TransformerXL(nn.Module):
         """The device of the weights."""
         return next(self.parameters()).device
 
-    def forward(self, token_BT: Tensor, memory: AnyMemory | None, context: Context) -> Output:
+    def forward(
+        self, token_BT: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None
+    ) -> Output:
         """Read a segment of token ids (B, T), which may be on the CPU, see `AdaptiveEmbedding`.
 
+        Args:
+            since_BT: how many tokens before each one, at least 0, belong to the same document; none before them is
+                seen. Each row has its own borders. None: the text is one document.
         Raises:
             ValueError: if the memory has another batch size or takes no gradient, or an id is outside the vocabulary.
-            UsageError: if the position encoding does not support the context.
+            UsageError: if the position encoding does not support the context, or the attention rule no documents.
         """
-        return self.read(self.word_emb(token_BT), memory, context)
+        return self.read(self.word_emb(token_BT), memory, context, since_BT)
 
-    def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context) -> Output:
+    def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None) -> Output:
         """Read a segment of embedded tokens (B, T, D)."""
         require_serves(self.layers[0].attn.pos, context)
+        if since_BT is not None:
+            require_masks_documents(self.config)
+            since_BT = since_BT.to(h_BTD.device, non_blocking=True)
         h_BTD = self.drop(h_BTD)
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:
@@ -144,7 +153,7 @@ class TransformerXL(nn.Module):
             memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
-        span = Span.of(context, n_mem=memory.length, n_new=n_new)
+        span = Span.of(context, n_mem=memory.length, n_new=n_new, since_BT=since_BT)
         if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
         if isinstance(memory, KeyValueMemory):
@@ -227,14 +236,17 @@ class TransformerXL(nn.Module):
         for layer in self.layers:
             layer.attn.rule.impl = impl
 
-    def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool) -> str:
-        """The implementation used for attention over a full memory in `dtype`, for the log."""
+    def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool, by_row: bool = False) -> str:
+        """The implementation used for attention over a full memory in `dtype`, with documents masked `by_row`, for the
+        log."""
         attn = self.layers[0].attn
         path = attn.rule.path(attn.pos)
         if path != "relative":
             return path
-        shape = {"d_head": self.config.d_head, "n_key": context.mem_len + context.tgt_len}
-        return resolved(attn.rule.impl, self.device, dtype, **shape, needs_grad=needs_grad)
+        n_key, d_head = context.mem_len + context.tgt_len, self.config.d_head
+        return resolved(
+            attn.rule.impl, self.device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad, by_row=by_row
+        )
 
     def fresh_memory(self, batch_size: int) -> AnyMemory:
         """An empty memory for evaluation and generation: keys and values if encoding and recurrence allow it.
@@ -252,14 +264,19 @@ class TransformerXL(nn.Module):
         return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=like)
 
     def nll(
-        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
+        self,
+        input_BT: Tensor,
+        target_BT: Tensor,
+        memory: AnyMemory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
     ) -> tuple[Tensor, AnyMemory]:
         """Loss of each target in nats, (B, T), and the memory for the next segment.
 
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
         GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
-        out: Output = self(input_BT, memory, context)
+        out: Output = self(input_BT, memory, context, since_BT)
         return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT), out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class PositionEncoding(nn.Module):
         self.name = config.position
 
     def reset_parameters(self) -> None:
-        """Initialise the weights that need their own initialisation, see `txl.model.init`."""
+        """Initialise the weights that need their own initialisation, see `txl.training.init`."""
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """Features that depend on positions only, for all layers, with device and dtype of `like`."""

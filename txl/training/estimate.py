@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, TrainConfig, require
+from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.runtime.distributed import Ranks
 from txl.runtime.resources import available_bytes, resident_bytes
+from txl.training.config import TrainConfig
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
 _LIBRARIES = 40 * 2**20

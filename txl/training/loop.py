@@ -3,8 +3,9 @@
 import dataclasses
 import itertools
 import math
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from txl.training.metrics import Metrics
 from txl.training.step import TrainState
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""(input, target, None), as the text library yields them."""
+"""(input, target, tokens before each input token in its document or None), as the text library yields them."""
 
 
 class TrainingStream(Protocol):
@@ -41,22 +42,24 @@ class Validation:
     """How the valid split is scored.
 
     Attributes:
-        rows: this process's share of the split.
+        streams: this process's share of the split; each is read with an empty memory at first.
         counts: words, characters, ... of its targets; see `Score`.
         max_segments: read no more than this many; -1: all.
     """
 
-    rows: ScoredRows
+    streams: Sequence[ScoredRows]
     context: Context
     counts: Mapping[str, int]
     max_segments: int = -1
 
     def score(self, model: TransformerXL, ranks: Ranks, request: StopRequest) -> Score:
         """The score over all ranks. Raises `StopNow` if a rank is asked to stop meanwhile."""
-        n_segment = len(self.rows)
+        n_segment = sum(map(len, self.streams))
         limit = self.max_segments if self.max_segments > 0 else n_segment
-        segments = until_stopped(itertools.islice(self.rows, limit), request, ranks)
-        score = evaluate(model, segments, self.context)
+        numbered = ((i, segment) for i, stream in enumerate(self.streams) for segment in stream)
+        read = until_stopped(itertools.islice(numbered, limit), request, ranks)
+        by_stream = itertools.groupby(read, key=operator.itemgetter(0))
+        score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
         return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
 
 
@@ -105,8 +108,8 @@ def train(
             asked = _evaluate(state, validation, metrics, request, sample)
             saved_in = _save(state, checkpoints)
 
-        for input_BT, target_BT, *_ in () if asked else _remaining(stream, state):
-            meter.add(state.step(input_BT, target_BT))
+        for batch in () if asked else _remaining(stream, state):
+            meter.add(state.step(*batch))
             bar.update()
 
             if progress.step % config.log_interval == 0:

@@ -17,12 +17,17 @@ class Nats(nn.Module):
         self.model, self.label_smoothing = model, label_smoothing
 
     def forward(
-        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | None, context: Context
+        self,
+        input_BT: Tensor,
+        target_BT: Tensor,
+        memory: AnyMemory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, AnyMemory]:
         if not self.label_smoothing:
-            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context)
+            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context, since_BT)
             return nll_BT, nll_BT.detach(), new_memory
-        hidden_BTD, new_memory = self.model(input_BT, memory, context)
+        hidden_BTD, new_memory = self.model(input_BT, memory, context, since_BT)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
         nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
         added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)

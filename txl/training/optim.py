@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl.config import TrainConfig
+from txl.training.config import TrainConfig
 
 
 class Lamb(torch.optim.Optimizer):

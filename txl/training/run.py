@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
-from txl.config import TrainConfig, require
+from txl.config import require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_error, print_line
+from txl.training.config import TrainConfig
 from txl.training.estimate import layer_parameters
 from txl.training.loop import Outcome
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
-from txl.config import Context, TrainConfig
+from txl.config import Context
 from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
@@ -20,6 +20,7 @@ from txl.records import require_fields
 from txl.runtime.distributed import Ranks, parallel
 from txl.runtime.log import print_line
 from txl.training.average import WeightAverage
+from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers, Plateau, learning_rate
@@ -96,11 +97,12 @@ class TrainState:
         self.unchecked: list[tuple[int, int]] = []
         """(epoch, segment) of the steps since the last check."""
 
-    def step(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+    def step(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None = None) -> Tensor:
         """Read a segment and update the weights.
 
         Args:
             input_BT, target_BT: ids on the CPU, where they are grouped by cluster without synchronising the device.
+            since_BT: see `TransformerXL.forward`.
         Returns:
             The nats of its tokens, detached.
         Raises:
@@ -110,7 +112,7 @@ class TrainState:
         self.optimizers.set_learning_rate(self.lr)
         self._redraw()
         remembered = self.memories
-        nll_BT = self._backward(input_BT, target_BT)
+        nll_BT = self._backward(input_BT, target_BT, since_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
@@ -205,17 +207,18 @@ class TrainState:
         n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # of checkpoints without n_token
         self.progress = Progress(**{"n_token": n_token, **saved})
 
-    def _backward(self, input_BT: Tensor, target_BT: Tensor) -> Tensor:
+    def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
         n_chunk = self.config.batch_chunk
         memories: list[Memory | None] = []
         nlls = []
-        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), self.memories, strict=True)
-        for i, (input_part, target_part, memory) in enumerate(parts):
+        since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
+        parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True)
+        for i, (input_part, target_part, since_part, memory) in enumerate(parts):
             with self._without_sync() if i < n_chunk - 1 else nullcontext():
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context)
+                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context, since_part)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)

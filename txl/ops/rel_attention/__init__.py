@@ -44,6 +44,7 @@ def rel_attention(
     scale: float,
     window: int = -1,
     dropout: float = 0.0,
+    first_BT: Tensor | None = None,
     clamp_len: int = -1,
     impl: str = "auto",
 ) -> Tensor:
@@ -57,6 +58,7 @@ def rel_attention(
     Args:
         r_SNH: one row per distance, farthest first: row S - 1 - d for distance d.
         scale: of the logits; H^(-1/2) in the paper.
+        first_BT: the first key that each query of each row may see; None: 0.
         dropout: probability of zeroing an attention probability; the others are divided by 1 - dropout.
         clamp_len: states that all rows for larger distances equal the row for this one (-1: no such promise); the
             dense implementation then multiplies them once.
@@ -67,12 +69,14 @@ def rel_attention(
         dtype = product_dtype(q_BNTH)
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
-    shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2]}
+    shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2], "by_row": first_BT is not None}
     impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
-    promise = {"clamp_len": clamp_len} if impl == "dense" else {}
+    special: dict[str, Any] = {"clamp_len": clamp_len} if impl == "dense" else {}
+    if first_BT is not None:
+        special["first_BT"] = first_BT
     with torch.autocast(q_BNTH.device.type, enabled=False) if is_autocast else nullcontext():
         return IMPLEMENTATIONS[impl](
-            q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **promise
+            q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **special
         )
 
 
@@ -89,8 +93,19 @@ def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
     return None
 
 
-def resolved(impl: str, device: torch.device, dtype: torch.dtype, *, d_head: int, n_key: int, needs_grad: bool) -> str:
+def resolved(
+    impl: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    d_head: int,
+    n_key: int,
+    needs_grad: bool,
+    by_row: bool = False,
+) -> str:
     """The implementation of this name; "auto" resolves to the fastest one for these shapes.
+
+    The fused kernels have no masks `by_row`.
 
     On a GPU in half precision: fused, which uses the tensor cores. In float32 it cannot, and has twice as many products
     in small tiles; preferring dense there is an estimate, not a measurement. Without gradients and with many keys:
@@ -99,6 +114,6 @@ def resolved(impl: str, device: torch.device, dtype: torch.dtype, *, d_head: int
     if impl != "auto":
         return impl
     is_half = dtype in (torch.bfloat16, torch.float16)
-    if is_half and refusal("fused", device, d_head=d_head) is None:
+    if is_half and not by_row and refusal("fused", device, d_head=d_head) is None:
         return "fused"
     return "blockwise" if not needs_grad and n_key >= _LONG else "dense"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _QUERIES, _KEYS = 128, 512
 _CACHE = 2**18  # scores per tile
@@ -61,7 +61,7 @@ def _tiles(heads: slice, row: int, queries: slice, T: int, S: int, window: int, 
         yield _Tile(heads, row, queries, keys, S - T + queries.start - s, number * (S // _KEYS + 1) + s // _KEYS)
 
 
-def _logits(tile: _Tile, x: Heads, window: int) -> Tensor:
+def _logits(tile: _Tile, x: Heads, window: int, first_BT: Tensor | None) -> Tensor:
     """(heads, n, m), masked pairs at -inf."""
     rows, n_missing = tile.distances(x.r_NSH.shape[1])
     r_NLH = F.pad(x.r_NSH[tile.heads, rows], (0, 0, 0, n_missing))
@@ -69,6 +69,8 @@ def _logits(tile: _Tile, x: Heads, window: int) -> Tensor:
     k_NSH = tile.of_keys(x.k_NBSH)
     logit_NTS = torch.baddbmm(skewed(place_NTL, k_NSH.shape[1]), tile.of_queries(x.qu_NBTH), k_NSH.mT)
     hide(logit_NTS, tile.n_ahead, window)
+    if first_BT is not None:
+        hide_before(logit_NTS, first_BT[tile.row, tile.queries, None] - tile.keys.start)
     return logit_NTS
 
 
@@ -90,6 +92,7 @@ def forward(
     window: int,
     dropout: float,
     seed: int,
+    first_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The output (B, N, T, H), stored as (B, T, N, H), and the log-sum-exp of each query's logits, (N, B, T, 1)."""
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
@@ -100,7 +103,7 @@ def forward(
         largest: Tensor | None = None
         total = gathered = x.v_NBSH.new_empty(0)
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
-            weight_NTS = _logits(tile, x, window)
+            weight_NTS = _logits(tile, x, window, first_BT)
             new = weight_NTS.amax(-1, keepdim=True)
             new = new if largest is None else torch.maximum(largest, new)
             new = new.clamp_min(torch.finfo(new.dtype).min)  # a row may be masked in the whole tile: exp(-inf - -inf)
@@ -136,6 +139,7 @@ def backward(
     window: int,
     dropout: float,
     seed: int,
+    first_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, r, u, w."""
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
@@ -145,7 +149,7 @@ def backward(
     grads = Gradients(*(part.new_zeros(part.shape) for part in x))
     for number, (heads, row, queries) in enumerate(_query_blocks(N, B, T)):
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
-            prob_NTS = _logits(tile, x, window).sub_(tile.of_queries(lse_NBT1)).exp_()
+            prob_NTS = _logits(tile, x, window, first_BT).sub_(tile.of_queries(lse_NBT1)).exp_()
             dout_NTH = tile.of_queries(dout_NBTH)
             dprob_NTS = dout_NTH @ tile.of_keys(x.v_NBSH).mT
             used_NTS = prob_NTS
@@ -171,13 +175,14 @@ def _backward_of_logits(tile: _Tile, x: Heads, grads: Gradients, dlogit_NTS: Ten
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, ctx.seed = inputs
-    ctx.save_for_backward(*operands, *output)
+    *operands, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT = inputs
+    ctx.save_for_backward(*operands, *output, first_BT)
 
 
 def _backward(ctx: Any, dout_BNTH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _backward_op(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout, ctx.seed)
-    return *grads, None, None, None, None
+    *saved, first_BT = ctx.saved_tensors
+    grads = _backward_op(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT)
+    return *grads, *[None] * 5
 
 
 _forward_op = custom_op("txl::rel_attention_blockwise", forward, mutates_args=())
@@ -194,9 +199,11 @@ _backward_op.register_fake(like_operands)
 _forward_op.register_autograd(_backward, setup_context=_setup)
 
 
-def blockwise(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
+def blockwise(
+    *operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, first_BT: Tensor | None = None
+) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores."""
     seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
     if needs_grad(*operands):
-        return _forward_op(*operands, scale, window, dropout, seed)[0]
-    return forward(*operands, scale, window, dropout, seed)[0]
+        return _forward_op(*operands, scale, window, dropout, seed, first_BT)[0]
+    return forward(*operands, scale, window, dropout, seed, first_BT)[0]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
 _QUERIES = 128
@@ -114,7 +114,9 @@ def _blocks_of(q_BNTH: Tensor, k_BNSH: Tensor, window: int) -> list[_Block]:
     return list(_blocks(N, B, T, k_BNSH.shape[2], window, on_cpu=q_BNTH.device.type == "cpu"))
 
 
-def _probabilities(block: _Block, x: Heads, window: int, place: Tensor, out: Tensor, n_distinct: int) -> Tensor:
+def _probabilities(
+    block: _Block, x: Heads, window: int, first_BT: Tensor | None, place: Tensor, out: Tensor, n_distinct: int
+) -> Tensor:
     """P of a block (products, T, S), in `out`; `place` is scratch."""
     T, S = block.n_query, block.n_key
     place_ZTS = place[: block.n_score].view(-1, T, S)
@@ -126,6 +128,9 @@ def _probabilities(block: _Block, x: Heads, window: int, place: Tensor, out: Ten
     logit_ZTS = out.view(-1, T, S)
     torch.baddbmm(skewed(place_ZTS, S), block.of_queries(x.qu_NBTH), block.of_keys(x.k_NBSH).mT, out=logit_ZTS)
     hide(logit_ZTS, S - T, window)
+    if first_BT is not None:
+        first_BT1 = first_BT[block.rows, block.queries, None] - block.keys.start
+        hide_before(logit_ZTS.view(-1, block.n_row, T, S), first_BT1)
     return torch.softmax(logit_ZTS, -1, out=logit_ZTS)
 
 
@@ -141,6 +146,7 @@ def forward(
     dropout: float,
     keep: bool,
     clamp_len: int,
+    first_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the probabilities of all
     blocks in a row, and dropout's mask (empty without dropout)."""
@@ -156,7 +162,7 @@ def forward(
     first = 0
     for block in blocks:
         last = first + block.n_score
-        prob_ZTS = _probabilities(block, x, window, place, prob[first:last], n_distinct)
+        prob_ZTS = _probabilities(block, x, window, first_BT, place, prob[first:last], n_distinct)
         if dropout > 0:
             kept_ZTS = torch.ge(torch.rand_like(prob_ZTS), dropout, out=kept[first:last].view(prob_ZTS.shape))
             prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
@@ -231,13 +237,13 @@ def _backward_of_logits(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, _, _ = inputs
+    *operands, ctx.scale, ctx.window, ctx.dropout, _, _, _ = inputs
     ctx.save_for_backward(*operands, *output)
 
 
 def _backward(ctx: Any, dout_BNTH: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grads = _backward_op(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
-    return *grads, *[None] * 5
+    return *grads, *[None] * 6
 
 
 _forward_op = custom_op("txl::rel_attention_dense", forward, mutates_args=())
@@ -245,7 +251,7 @@ _backward_op = custom_op("txl::rel_attention_dense_backward", backward, mutates_
 
 
 @_forward_op.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, clamp_len):  # type: ignore[no-untyped-def]
+def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
     on_cpu = q_BNTH.device.type == "cpu"
     n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu) if keep else 0
@@ -257,8 +263,15 @@ _backward_op.register_fake(like_operands)
 _forward_op.register_autograd(_backward, setup_context=_setup)
 
 
-def dense(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, clamp_len: int = -1) -> Tensor:
+def dense(
+    *operands: *Operands,
+    scale: float,
+    window: int = -1,
+    dropout: float = 0.0,
+    clamp_len: int = -1,
+    first_BT: Tensor | None = None,
+) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
     if needs_grad(*operands):
-        return _forward_op(*operands, scale, window, dropout, True, clamp_len)[0]
-    return forward(*operands, scale, window, dropout, False, clamp_len)[0]
+        return _forward_op(*operands, scale, window, dropout, True, clamp_len, first_BT)[0]
+    return forward(*operands, scale, window, dropout, False, clamp_len, first_BT)[0]

@@ -7,7 +7,9 @@ from torch import Tensor
 from txl.ops.rel_attention.tiles import Operands
 
 
-def naive(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
+def naive(
+    *operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, first_BT: Tensor | None = None
+) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Materialises r as (T, S, N, H): for small sizes."""
     q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
     T, S, dtype = q_BNTH.shape[2], k_BNSH.shape[2], q_BNTH.dtype
@@ -21,5 +23,6 @@ def naive(*operands: *Operands, scale: float, window: int = -1, dropout: float =
     visible_TS = distance_TS >= 0
     if window > 0:
         visible_TS = visible_TS & (distance_TS < window)
-    logit_BNTS = (scale * (content_BNTS + place_BNTS)).masked_fill(~visible_TS, -torch.inf)
+    visible = visible_TS if first_BT is None else visible_TS & (at >= first_BT[:, None, :, None])
+    logit_BNTS = (scale * (content_BNTS + place_BNTS)).masked_fill(~visible, -torch.inf)
     return (F.dropout(logit_BNTS.softmax(-1), dropout) @ v_BNSH).to(dtype)

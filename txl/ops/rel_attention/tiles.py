@@ -77,6 +77,12 @@ def skewed(x_ZTL: Tensor, n_key: int) -> Tensor:
     return x_ZTL.as_strided((Z, T, n_key), (T * L, L - 1, 1), x_ZTL.storage_offset() + T - 1)
 
 
+def hide_before(logit_TS: Tensor, first_T1: Tensor) -> None:
+    """Set the logits (..., T, S) of keys before the first visible one of each query, (..., T, 1), to -inf, in place."""
+    at_S = torch.arange(logit_TS.shape[-1], device=logit_TS.device)
+    logit_TS.masked_fill_(at_S < first_T1, -torch.inf)
+
+
 def hide(logit_ZTS: Tensor, n_ahead: int, window: int) -> None:
     """Set the logits of masked pairs to -inf, in place, touching only the two corners that hold any.
 

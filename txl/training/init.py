@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from txl.config import TrainConfig
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.transformer import TransformerXL
 from txl.positions import PositionEncoding
+from txl.training.config import TrainConfig
 
 
 def init_weights(model: TransformerXL, config: TrainConfig) -> None:

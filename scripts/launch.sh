@@ -1,0 +1,79 @@
+# Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py and generate.py with the settings of a data set.
+# The caller sets `name` (of the data set), `data` (flags that name its text), `sizes`, and for each size the arrays
+# train_SIZE, eval_SIZE and generate_SIZE (flags); then it calls `txl_run "$@"`.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$root/scripts/environment.sh"
+
+usage() {
+    cat >&2 <<USAGE
+usage: ${first_line:-}$script train|eval|generate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
+
+Flags at the end override these configurations. The text is read from ${data[1]#"$root/"}$text_is
+(another folder with --data), the run is saved in runs/${name}_SIZE.
+
+train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
+  NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
+and a run folder that all of them share. torchrun restarts crashed processes up to MAX_RESTARTS times (3).
+USAGE
+    exit "${1:-2}"
+}
+
+refuse() {
+    echo "$script: $*" >&2
+    exit 2
+}
+
+# number NAME LEAST: the variable, if set, must be a whole number of at least LEAST
+number() {
+    local value=${!1:-}
+    [[ -z $value || ($value =~ ^[0-9]{1,6}$ && 10#$value -ge $2) ]] || refuse "$1=$value: must be a number, at least $2"
+}
+
+# exec the training, in one process or in several under torchrun
+launch() {
+    number NNODES 1
+    number NPROC 1
+    number NODE_RANK 0
+    number MASTER_PORT 1
+    number MAX_RESTARTS 0
+    local nnodes=${NNODES:-1} nproc=${NPROC:-}
+    # torchrun kills processes 30 s after a signal, too soon for a large checkpoint (from PyTorch 2.12 on)
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
+    [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+    [ "$nproc" -ge 1 ] || nproc=1
+    if [ "$nnodes" -eq 1 ] && [ "$nproc" -eq 1 ]; then
+        exec "$python" "$@"
+    fi
+    local rendezvous=(--standalone)
+    if [ "$nnodes" -gt 1 ]; then
+        local is_host=false
+        [ -n "${NODE_RANK:-}" ] || refuse "NODE_RANK: NNODES is set, so it must say which host this is, 0 on the first"
+        [ -n "${MASTER_ADDR:-}" ] || refuse "MASTER_ADDR: NNODES is set, so it must name the first host"
+        [ "$NODE_RANK" -lt "$nnodes" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((nnodes - 1))"
+        [ "$NODE_RANK" -ne 0 ] || is_host=true
+        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}" --rdzv_conf "is_host=$is_host"
+            --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
+    fi
+    exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
+        --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
+}
+
+# txl_run train|eval|generate SIZE FLAG...
+txl_run() {
+    local what=${1:-} size=${2:-}
+    case $what in
+    -h | --help | help) usage 0 2>&1 ;;
+    train | eval | generate) ;;
+    *) usage ;;
+    esac
+    [[ -n $size && " ${sizes[*]} " == *" $size "* ]] || usage
+    shift 2
+    txl_python "$root" requirements.txt
+    local own=${what}_$size[@]
+    local flags=(--work_dir "$root/runs/${name}_$size" "${!own}")
+    if [ "$what" = train ]; then
+        launch "$root/train.py" "${flags[@]}" "${data[@]}" "$@"
+    fi
+    exec "$python" "$root/$what.py" "${flags[@]}" "$@"
+}

@@ -1,0 +1,165 @@
+"""How a model is trained, as a dataclass whose fields are the flags of train.py."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, SEED, AttnImpl, Checked, option, require
+
+ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Checked):
+    """How the model is trained."""
+
+    work_dir: str = option("runs/txl", "run directory: checkpoints and logs", section="run")
+    resume: bool | int = option(
+        False,
+        "continue from the last complete checkpoint in --work_dir, if there is one; with a number, from that step's",
+    )
+    init_from: str | None = option(
+        None,
+        "start from the weights, vocabulary and lengths of this trained model (a run, a checkpoint of it, or one that "
+        "txl.convert reads), with a new optimizer and schedule",
+    )
+    overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
+    seed: int = option(1111, "random seed", **SEED)
+    max_step: int = option(100000, "number of updates", minimum=1)
+    max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
+    log_interval: int = option(200, "updates between two log lines", minimum=1)
+    save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)", minimum=1)
+    keep_last: int = option(1, "checkpoints kept besides the best one", minimum=1)
+    target_perplexity: float | None = option(
+        None, "exit with status 1 if the best valid perplexity is above this", above=0
+    )
+    target_throughput: float | None = option(
+        None, "exit with status 1 if training is slower than this, in tokens per second", above=0
+    )
+    batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", minimum=1)
+    local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", minimum=1)
+    batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", minimum=1)
+    varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
+    roll: bool = option(False, "rotate each stream by a random offset in every epoch")
+    reset: Literal["never", "document"] = option(
+        "never", "document: tokens attend to their own document only; articles begin at a heading like = Title ="
+    )
+    optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
+        "adam", "muon: for the weight matrices of the layers, and adamw for the rest", section="optimizer"
+    )
+    lr: float = option(0.00025, "peak learning rate", above=0)
+    mom: float = option(0.0, "momentum", needs=("optim", "sgd"), minimum=0, below=1)
+    beta1: float = option(0.9, "decay of the average of gradients", needs=ADAMS, minimum=0, below=1)
+    beta2: float = option(0.999, "decay of the average of squared gradients", needs=ADAMS, minimum=0, below=1)
+    epsilon: float | None = option(
+        None, "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)", needs=ADAMS, above=0
+    )
+    weight_decay: float = option(0.0, "weight decay", minimum=0)
+    ema: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, which is evaluated and saved in their place (0: none); "
+        "after n updates it is at most (1 + n) / (10 + n)",
+        minimum=0,
+        below=1,
+    )
+    clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False)
+    on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
+    max_nonfinite: int = option(
+        10, "largest number of consecutive updates to skip", needs=("on_nonfinite", "skip"), minimum=1
+    )
+    scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
+        "cosine", "dev_perf: lower the rate when validation stops improving", section="learning rate schedule"
+    )
+    max_step_scheduler: int | None = option(
+        None, "length of the schedule, in updates (not given: --max_step)", minimum=1
+    )
+    warmup_step: int = option(0, "updates over which the learning rate rises linearly to --lr", minimum=0)
+    warmup_convention: Literal["txl", "original"] = option(
+        "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
+    )
+    eta_min: float = option(0.0, "the final learning rate", needs=("scheduler", "cosine"), minimum=0)
+    decay_rate: float = option(
+        0.5,
+        "the learning rate is multiplied by this when validation stops improving",
+        needs=("scheduler", "dev_perf"),
+        above=0,
+        maximum=1,
+    )
+    patience: int = option(
+        0, "evaluations without improvement before the rate is lowered", needs=("scheduler", "dev_perf"), minimum=0
+    )
+    lr_min: float = option(0.0, "the lowest learning rate", needs=("scheduler", "dev_perf"), minimum=0)
+    dropout: float = option(
+        0.0,
+        "dropout of embeddings, positions, sub-layer outputs and the last hidden states",
+        section="regularization",
+        minimum=0,
+        below=1,
+    )
+    dropatt: float = option(0.0, "dropout of the attention probabilities", minimum=0, below=1)
+    label_smoothing: float = option(
+        0.0,
+        "share of the target spread over all classes of a softmax; logged losses are without it",
+        minimum=0,
+        below=1,
+    )
+    eval_interval: int = option(
+        4000,
+        "updates between two evaluations on the valid split, each with a checkpoint",
+        section="evaluations during training",
+        minimum=1,
+    )
+    eval_tgt_len: int | None = option(
+        None, "their tgt_len; mem_len grows by the difference to --tgt_len (not given: --tgt_len)", minimum=1
+    )
+    eval_batch_size: int | None = option(
+        None,
+        "their streams; the result depends on them only with --recurrence same (not given: 10, at least one per "
+        "process; 1 with --recurrence same)",
+        minimum=1,
+    )
+    max_eval_steps: int = option(
+        -1, "their largest number of segments, warmup included (-1: the whole split)", minimum=-1
+    )
+    eval_test: bool = option(False, "evaluate the best checkpoint on the test split at the end")
+    sample_length: int = option(
+        50, "tokens of text that are generated at each evaluation, for TensorBoard (0: none)", minimum=0
+    )
+    init: Literal["normal", "uniform"] = option(
+        "normal", "distribution the weights are drawn from", section="initialization"
+    )
+    init_range: float = option(0.1, "weights are from U(-init_range, init_range)", needs=("init", "uniform"), minimum=0)
+    init_std: float = option(0.02, "weights are from N(0, init_std)", needs=("init", "normal"), minimum=0)
+    proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
+    device: str = option("auto", DEVICE_HELP, section="speed and memory")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
+    )
+    tf32: bool = option(False, "float32 products on a GPU may use TF32")
+    compile: bool = option(False, "compile the layers with torch.compile")
+    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
+    ff_chunk: int = option(
+        0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0
+    )
+    swap_mem: bool = option(False, "keep the memory of earlier segments in host RAM")
+    redraw_interval: int = option(
+        1000, "updates between two draws of the random features or rotations (0: drawn once)", minimum=0
+    )
+    timeout_s: float = option(600.0, "seconds to wait for another process", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip == inf:
+            object.__setattr__(self, "clip", 0.0)
+        require(
+            self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
+        )
+        require(
+            not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
+        )
+
+    @property
+    def schedule_length(self) -> int:
+        """Length of the learning rate schedule, in updates."""
+        return self.max_step_scheduler or self.max_step
