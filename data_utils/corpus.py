@@ -28,7 +28,7 @@ from .subwords import DEFAULT_SIZE, Subwords
 from .token_file import checked, fault, mapped_ids, read_header, write_tokens
 from .vocabulary import EOS, UNK, Vocab
 from .wikitext import article_starts
-from .words import Block, Counted, encoded
+from .words import Block, Counted, encoded, n_word_token
 
 VERSION = 2
 _LOG = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Corpus:
         if isinstance(self.vocab, RunningVocab):
             lengths = [len(ids) for ids in self.vocab.encoded(self.documents(name))]
         elif self._is_prepared or self.config.documents not in ("auto", "heading"):
-            lengths = [len(text.split()) + _n_line(text) for text in map(bytes.decode, self.documents(name))]
+            lengths = [n_word_token(text) for text in map(bytes.decode, self.documents(name))]
         else:
             return article_starts(self.split(name), self.vocab)
         return np.cumsum([0, *lengths[:-1]])
@@ -295,9 +295,3 @@ def _with_words(blocks: Iterable[Block], text: Path, eos_id: int) -> Iterator[Bl
         yield block
     if not has_words:
         raise DataError(f"{text}: holds white space only; every split needs some words")
-
-
-def _n_line(text: str) -> int:
-    """Lines, which end at \\n, \\r and \\r\\n only."""
-    n_end = text.count("\n") + text.count("\r") - text.count("\r\n")
-    return n_end + bool(text and not text.endswith(("\n", "\r")))

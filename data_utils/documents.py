@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -115,12 +116,11 @@ def rule_of(config: DataConfig, files: list[Path]) -> tuple[str, str]:
 
 
 def is_plain(data: tuple[str, ...] | str) -> bool:
-    """True if --data is a folder of plain train.txt and valid.txt, or of valid.txt or test.txt without any training
-    text, which is read with the vocabulary of a model."""
+    """True if --data is a folder with a plain valid.txt or test.txt, and with train.txt or no training text at all."""
     if not isinstance(data, str) or not Path(data).is_dir():
         return False
     train, *others = ((Path(data) / f"{split}.txt").is_file() for split in SPLITS)
-    return others[0] if train else any(others) and "train" not in by_split(files_of(data), Path(data))
+    return any(others) and (train or "train" not in by_split(files_of(data), Path(data)))
 
 
 def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
@@ -162,8 +162,33 @@ def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> 
 
 def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) -> dict[str, Any]:
     rule, why = rule_of(config, splits["train"])
-    offsets: dict[str, list[int]] = {split: [0] for split in SPLITS}
     missing = [split for split in SPLITS if split not in splits]
+    counts, least = _write(config, rule, splits, target, {})
+    if not all(counts[split] for split in missing) and len(least) > len(missing):
+        counts, _ = _write(config, rule, splits, target, dict(zip(least, missing, strict=False)))
+    if empty := [split for split in SPLITS if not counts[split]]:
+        raise DataError(
+            f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for "
+            f"{' and '.join(empty)}; choose --documents, or give files with these names"
+        )
+    shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
+    dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
+    return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}
+
+
+def _write(
+    config: DataConfig, rule: str, splits: dict[str, list[Path]], target: Path, chosen: dict[float, str]
+) -> tuple[dict[str, int], list[float]]:
+    """Write the documents of each split and where they begin and end, in bytes.
+
+    Args:
+        chosen: the split of documents by their place, for texts of few documents.
+    Returns:
+        The number of documents of each split, and the least places of all that were dealt.
+    """
+    missing = [split for split in SPLITS if split not in splits]
+    ends = {split: array("q", [0]) for split in SPLITS}
+    least: list[float] = []
     with ExitStack() as stack:
         temporary = {split: stack.enter_context(written_whole(target / f"{split}.txt")) for split in SPLITS}
         files = {split: stack.enter_context(temporary[split].open("wb")) for split in SPLITS}
@@ -171,28 +196,27 @@ def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) ->
             if not path.stat().st_size:
                 _LOG.warning("%s: is empty, left out", path)
             for document in documents_in(path, config, rule):
-                split = _dealt(document, missing, config) if given == "train" else given
+                split = given
+                if given == "train" and missing:
+                    place = _place(document, config.split_seed)
+                    least = sorted({*least, place})[: len(SPLITS)]
+                    split = chosen.get(place) or _dealt(place, missing, config.held_out)
                 files[split].write(document)
-                offsets[split].append(offsets[split][-1] + len(document))
-        counts = {split: len(offsets[split]) - 1 for split in SPLITS}
+                ends[split].append(ends[split][-1] + len(document))
         for split in SPLITS:
-            if not counts[split]:
-                raise DataError(
-                    f"{splits['train'][0]}: none of the {sum(counts.values())} document(s) falls into {split}; raise "
-                    f"--held_out, choose --documents, or give a file named {split}.txt"
-                )
-        for split, places in offsets.items():
+            files[split].close()
             with written_whole(target / f"{split}.documents.npy") as one, one.open("wb") as file:
-                np.save(file, np.array(places, dtype=np.int64))
-        for file in files.values():
-            file.flush()
-    shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
-    dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
-    return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}
+                np.save(file, np.array(ends[split], dtype=np.int64))
+    return {split: len(ends[split]) - 1 for split in SPLITS}, least
 
 
-def _dealt(document: bytes, missing: list[str], config: DataConfig) -> str:
-    """`train`, or the missing split that the document falls into."""
-    digest = hashlib.blake2b(document, digest_size=8, key=str(config.split_seed).encode()).digest()
-    place = int(int.from_bytes(digest) / 2**64 / config.held_out)
-    return missing[place] if place < len(missing) else "train"
+def _place(document: bytes, seed: int) -> float:
+    """A number from 0 to 1 by the hash of a document."""
+    digest = hashlib.blake2b(document, digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+def _dealt(place: float, missing: list[str], share: float) -> str:
+    """`train`, or the missing split that a document falls into."""
+    i = int(place / share)
+    return missing[i] if i < len(missing) else "train"

@@ -137,3 +137,9 @@ def _no_such_word(path: Path, unknown: set[str]) -> DataError:
         f"{path}, line {n}: the word {word!r} is not in the vocabulary, which has no {UNK} to stand for it; use "
         f"--dataset text, where unknown words are allowed"
     )
+
+
+def n_word_token(text: str) -> int:
+    """The number of tokens of a text: its words and lines, which end at \\n, \\r and \\r\\n only."""
+    n_end = text.count("\n") + text.count("\r") - text.count("\r\n")
+    return len(text.split()) + n_end + bool(text and not text.endswith(("\n", "\r")))
