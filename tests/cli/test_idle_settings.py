@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.positions import read_by
 from txl import ModelConfig, TransformerXL
 from txl.positions import POSITION_ENCODINGS
 
@@ -64,14 +63,6 @@ def test_of_runs_that_are_compared_one_must_read_it(
     assert reason in refused("eval", "--recl", deaf, deaf, *flags)
     for runs in ((run_folder, deaf), (deaf, run_folder)):
         assert call("eval", "--recl", *runs, *flags).status == 0
-
-
-def test_the_benchmark_gives_each_encoding_the_flags_that_it_reads() -> None:
-    flags = "--lr 0.1 --max-distance=3 --n_position 7 --cutoffs 5 9 --no_untie_r --clamp_len -1 --n_feature 8".split()
-    common = "--lr 0.1 --cutoffs 5 9 --clamp_len -1 --n_feature 8".split()
-    assert read_by("rotary", flags) == common
-    assert read_by("shaw", flags) == ["--lr", "0.1", "--max-distance=3", *common[2:]]
-    assert read_by("relative_keys", flags) == [*common[:2], *flags[3:8], *flags[8:]]
 
 
 @pytest.mark.parametrize("position", sorted(set(POSITION_ENCODINGS) - {"floater"}))

@@ -20,6 +20,7 @@ ROOMS = [
     {"cli"},
     {"commands"},
     {"launch", "api"},
+    {"studies"},
 ]
 """The rooms of txl, from the lowest: modules and folders at its top level."""
 FLOOR = {name: i for i, rooms in enumerate(ROOMS) for name in rooms}

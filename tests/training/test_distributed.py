@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
+from txl import TransformerXL
 from txl.data_utils.rows import ScoringStream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
@@ -62,6 +63,22 @@ def test_gradients_and_updates_of_two_ranks_are_those_of_one_process(
         assert together.keys() == alone.keys()
         for name, tensor in alone.items():
             np.testing.assert_allclose(together[name], tensor.numpy(), rtol=0, atol=1e-12, err_msg=name)
+
+
+def shapes_read(ranks: Ranks) -> list[tuple[int, ...]]:
+    """Of the input of each forward pass of three steps, those before the first step included."""
+    shapes: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        nll = TransformerXL.nll
+        patch.setattr(TransformerXL, "nll", lambda self, *args: shapes.append(tuple(args[0].shape)) or nll(self, *args))
+        Run(config(max_step=3, batch_chunk=2), ranks=ranks).begin().train()
+    return shapes
+
+
+@pytest.mark.slow
+def test_every_pass_has_the_shape_of_a_step() -> None:
+    """Another shape would make torch.compile take batch and length for variable in the whole run."""
+    assert on_ranks(2, shapes_read) == [[(1, CONTEXT.tgt_len)] * 7] * 2
 
 
 def go_on(ranks: Ranks, folder: Path) -> dict[str, np.ndarray]:

@@ -42,6 +42,11 @@ class Lock:
             me = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             os.pwrite(self._file, json.dumps(me).encode() + b"\n", 0)
 
+    @property
+    def descriptor(self) -> int:
+        """Of the open file: a child process that inherits it holds the lock too."""
+        return self._file
+
     def remove(self) -> None:
         """Release the lock and remove the file."""
         self.path.unlink(missing_ok=True)

@@ -70,6 +70,7 @@ class TrainState:
             for layer in model.layers:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
+        self.dtype = autocast_dtype(config, ranks.device)
         self.nats = parallel(Nats(model, config.label_smoothing), ranks)
         if ranks.world > 1:
             self._fix_gradient_buckets()
@@ -78,7 +79,6 @@ class TrainState:
         self.plateau = Plateau(config)
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
-        self.dtype = autocast_dtype(config, ranks.device)
         self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
         self.lr = 0.0
         self.valid_nats: float | None = None
@@ -235,9 +235,11 @@ class TrainState:
     def _fix_gradient_buckets(self) -> None:
         """Run one backward pass whose result is discarded. After its first one DistributedDataParallel rebuilds its
         buckets, which changes the order of summation: a resumed run must not use the first order where an uninterrupted
-        run uses the second."""
-        ids = torch.zeros(1, 1, dtype=torch.int64)
-        loss_BT, *_ = self.nats(ids, ids, None, self.context)
+        run uses the second. With the shapes of a step, or torch.compile would take the shapes for variable."""
+        n_row = self.config.batch_size // self.ranks.world // self.config.batch_chunk
+        ids = torch.zeros(n_row, self.context.tgt_len, dtype=torch.int64)
+        with autocast(self.ranks.device, self.dtype):
+            loss_BT, *_ = self.nats(ids, ids, None, self.context)
         loss_BT.mean().backward()
         self.model.zero_grad()
 

@@ -1,0 +1,93 @@
+"""Study files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_flags import read
+from txl import ModelConfig, TransformerXL
+from txl.cli import build
+from txl.config import UsageError
+from txl.evaluation.config import EvalConfig
+from txl.studies.plan import read_study, tasks, words
+from txl.training.config import TrainConfig
+
+GOOD = """
+title = "Memory"
+seeds = [3, 5]
+baseline = "far, lr 0.1"
+[train]
+n_layer = 2
+adaptive = true
+[runs.near]
+mem_len = 4
+[runs.far]
+mem_len = 8
+n_layer = 3
+[grid]
+lr = [0.1, 0.2]
+[evaluations.test]
+split = "test"
+mem_len = [0, 8]
+"""
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_study_of_the_repository_has_flags_that_there_are(path: Path) -> None:
+    study = read_study(path)
+    for flags in study.variants.values():
+        typed = read("train", *words(flags))
+        sizes = {"n_token": 20_001, "tie_projs": (False, True, True)}
+        TransformerXL(build(ModelConfig, typed, **sizes, n_position=128))
+        build(TrainConfig, typed)
+    for flags in study.evaluations.values():
+        build(EvalConfig, read("eval", *words(flags)))
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "mine.toml").write_text(text)
+    return folder / "mine.toml"
+
+
+def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:
+    study = read_study(written(tmp_path, GOOD))
+    assert list(study.variants) == ["near, lr 0.1", "near, lr 0.2", "far, lr 0.1", "far, lr 0.2"]
+    assert study.variants["far, lr 0.2"] == {"n_layer": 3, "adaptive": True, "mem_len": 8, "lr": 0.2}
+    todo = tasks(study, tmp_path)
+    assert [task.seed for task in todo] == [3] * 4 + [5] * 4
+    assert len({task.folder for task in todo}) == 8
+    assert words(todo[2].flags) == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
+    assert words({"split": "test", "mem_len": [0, 8], "same_length": False}) == (
+        "--split test --mem_len 0 8 --no_same_length".split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x = ", "not TOML"),
+        ("", "nothing to train"),
+        ("sedes = [1]\n[runs.a]", "sedes: no such part; there are title, seeds"),
+        ("seeds = 3\n[runs.a]", "seeds: must be a list"),
+        ("seeds = [1, 1]\n[runs.a]", "seeds: one is there twice"),
+        ("seeds = ['a']\n[runs.a]", "seeds: give whole numbers"),
+        ("baseline = 'b'\n[runs.a]", "baseline 'b': no such run; there are a"),
+        ("metric = 'loss'\n[runs.a]", "metric: there are perplexity"),
+        ("[runs]\na = 3", "runs: give tables of flags"),
+        ("[grid]\na = 3", "grid.a: must be a list"),
+        ("[runs.a]\nseed = 3", "seed: the runner sets this flag"),
+    ],
+)
+def test_a_bad_file_is_one_line(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_study(written(tmp_path, text))
+    assert named in str(caught.value)
+    assert str(tmp_path / "mine.toml") in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name the TOML file of a study"):
+        read_study(tmp_path / "no.toml")

@@ -1,0 +1,123 @@
+"""A study file: what is trained, with which seeds, and how it is evaluated."""
+
+import itertools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from txl.config import UsageError, require
+
+Flags = dict[str, Any]
+"""Values by the names of flags: true and false are --x and --no_x, a list is several words."""
+OURS = ("work_dir", "seed", "resume", "overwrite")
+"""Flags of train.py that the runner sets."""
+METRICS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file asks for.
+
+    Attributes:
+        variants: flags of train.py by the name of the variant, which is trained once with each seed.
+        evaluations: flags of eval.py by name; each row of eval.py is a column of the table.
+        baseline: the variant that the others are compared with.
+    """
+
+    name: str
+    title: str
+    seeds: tuple[int, ...]
+    variants: Mapping[str, Flags]
+    evaluations: Mapping[str, Flags]
+    baseline: str
+    metric: Literal["perplexity", "word_perplexity", "bits_per_character", "bits_per_byte"] = "perplexity"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of a study with its evaluations."""
+
+    variant: str
+    seed: int
+    flags: Flags
+    folder: Path
+
+
+def read_study(path: Path) -> Study:
+    """The study of a TOML file.
+
+        title = "Is memory worth its cost?"     seeds = [1, 2, 3]     baseline = "memory 64"
+        [train]                   flags of train.py that all runs have
+        [runs."memory 64"]        flags of one variant, over those of [train]
+        [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
+        [evaluations.test]        flags of eval.py
+
+    Raises:
+        UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name the TOML file of a study") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+    known = {"title": str, "seeds": list, "baseline": str, "metric": str}
+    known |= dict.fromkeys(("train", "runs", "grid", "evaluations"), dict)
+    for name, value in content.items():
+        require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
+        require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
+    seeds = content.get("seeds", [1])
+    require(bool(seeds) and all(type(seed) is int for seed in seeds), f"{path}: seeds: give whole numbers")
+    require(len(set(seeds)) == len(seeds), f"{path}: seeds: one is there twice")
+    metric = content.get("metric", "perplexity")
+    require(metric in METRICS, f"{path}: metric: there are {', '.join(METRICS)}")
+    evaluations = content.get("evaluations", {"valid": {"split": "valid"}})
+    for part in ("runs", "evaluations"):
+        tables = content.get(part, {}).values()
+        require(all(isinstance(flags, dict) for flags in tables), f"{path}: {part}: give tables of flags")
+    variants = _variants(path, content)
+    baseline = content.get("baseline", next(iter(variants)))
+    require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
+    return Study(path.stem, content.get("title", path.stem), tuple(seeds), variants, evaluations, baseline, metric)
+
+
+def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
+    runs, grid = content.get("runs", {}), content.get("grid", {})
+    require(bool(runs or grid), f"{path}: neither [runs] nor [grid]: nothing to train")
+    for name, values in grid.items():
+        require(isinstance(values, list) and bool(values), f"{path}: grid.{name}: must be a list of values")
+    variants = {}
+    for (run, flags), values in itertools.product((runs or {"": {}}).items(), itertools.product(*grid.values())):
+        point = dict(zip(grid, values, strict=True))
+        name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
+        variants[name] = {**content.get("train", {}), **flags, **point}
+        for key in OURS:
+            require(key not in variants[name], f"{path}: {key}: the runner sets this flag; leave it out")
+    return variants
+
+
+def tasks(study: Study, folder: Path) -> list[Task]:
+    """All trainings, seed by seed, so that an unfinished study compares like with like."""
+    return [
+        Task(name, seed, {**flags, "seed": seed}, folder / "runs" / slug(name) / f"seed_{seed}")
+        for seed in study.seeds
+        for name, flags in study.variants.items()
+    ]
+
+
+def slug(name: str) -> str:
+    """A name as a file name."""
+    return "".join(c if c.isalnum() or c in "-+._" else "_" for c in name)
+
+
+def words(flags: Flags) -> list[str]:
+    """Flags as words of a command line."""
+    line: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            line.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return line

@@ -1,0 +1,128 @@
+"""Running a study: one task after another or several at once, each finished task only once."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from txl.config import UsageError
+from txl.files import written_whole
+from txl.records import read_json
+from txl.runtime.lock import Lock
+from txl.runtime.log import print_line
+from txl.studies.plan import Flags, Study, Task, slug, tasks, words
+
+DONE, LOG = "done.json", "log.txt"
+"""In the folder of a task: what has been done with which flags, and what its programs printed."""
+
+
+class TaskError(Exception):
+    """A task has failed; the message is the last line of its program."""
+
+
+def run_study(study: Study, folder: Path, *, jobs: int) -> dict[str, str]:
+    """Train and evaluate what is not yet done. Returns the errors of failed tasks by "variant, seed N".
+
+    Several runners may share a folder: each task is locked while it is worked on.
+    """
+    failed: dict[str, str] = {}
+    todo = tasks(study, folder)
+    n_thread = max(1, (os.cpu_count() or 1) // jobs)
+    with tqdm(total=len(todo), desc=study.name, unit="run", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
+
+        def work(task: Task) -> None:
+            name = f"{task.variant}, seed {task.seed}"
+            try:
+                start = time.monotonic()
+                if _do(study, task, n_thread):
+                    print_line(f"| {name}: done in {time.monotonic() - start:.0f} s")
+            except (TaskError, UsageError, OSError) as error:
+                failed[name] = str(error)
+                print_line(f"| {name}: failed: {error}")
+            bar.update()
+
+        try:
+            list(pool.map(work, todo))
+        except KeyboardInterrupt:  # the programs got it too, save and end
+            pool.shutdown(cancel_futures=True)
+            raise
+    return failed
+
+
+def _do(study: Study, task: Task, n_thread: int) -> bool:
+    """Do what is left of a task; False if nothing was."""
+    task.folder.mkdir(parents=True, exist_ok=True)
+    lock = _locked(task.folder)
+    try:
+        done = finished(task)
+        if done.get("train", task.flags) != task.flags:
+            raise TaskError(f"{task.folder} was trained with other flags; name another --folder, or remove it")
+        left = {name: flags for name, flags in study.evaluations.items() if not _has(done, name, flags)}
+        if "train" in done and not left:
+            return False
+        program = partial(_program, task, n_thread=n_thread, lock=lock)
+        run = task.folder / "run"
+        if "train" not in done:
+            program(["train", "--work_dir", str(run), "--resume", *words(task.flags)])
+            done = {"train": task.flags, "evaluations": {}}
+            _note(task, done)
+        for name, flags in left.items():
+            path = task.folder / f"{slug(name)}.json"
+            program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags)])
+            done["evaluations"][name] = {"flags": flags, "rows": read_json(path)["rows"]}
+            _note(task, done)
+        return True
+    finally:
+        lock.remove()
+
+
+def finished(task: Task) -> dict[str, Any]:
+    """What has been done: `train` (its flags) and `evaluations` (flags and rows by name); empty before the training."""
+    try:
+        done = read_json(task.folder / DONE)
+    except (OSError, ValueError):
+        return {}
+    return done if isinstance(done, dict) else {}
+
+
+def _has(done: dict[str, Any], name: str, flags: Flags) -> bool:
+    return done.get("evaluations", {}).get(name, {}).get("flags") == flags
+
+
+def _note(task: Task, done: dict[str, Any]) -> None:
+    with written_whole(task.folder / DONE) as temporary:
+        temporary.write_text(json.dumps(done, indent=1), encoding="utf-8")
+
+
+def _locked(folder: Path) -> Lock:
+    """The lock of a task, waited for: another runner's work is then found done."""
+    while True:
+        try:
+            return Lock(folder / ".lock", wait_s=60.0)
+        except UsageError:
+            continue
+
+
+def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:
+    """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
+    log = task.folder / LOG
+    environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
+    with log.open("ab") as out:
+        # the program holds the lock too: if the runner is killed, the next one waits for it
+        status = subprocess.run(
+            [sys.executable, "-m", "txl", *line],
+            **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL},
+            env=environment,
+            pass_fds=[lock.descriptor],
+            check=False,
+        ).returncode
+    if status:
+        lines = [text for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if text.strip()]
+        raise TaskError(lines[-1] if lines else f"{line[0]} ended with status {status}")
