@@ -6,7 +6,7 @@ Stale or damaged token files are rewritten from the text.
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ class Corpus:
 
     Args:
         vocab: None: counted on the text, or read from the cache.
+        needed: splits that must be there.
     Raises:
         DataError: if the text is missing, empty or not UTF-8.
     """
 
-    def __init__(self, config: DataConfig, vocab: Vocab | None = None) -> None:
+    def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:
         self.config = config
         self.recipe = RECIPES[config.dataset]
         home = home_of(config.data)
@@ -61,6 +62,7 @@ class Corpus:
             if self._is_prepared:
                 with self._writing():
                     self.folder, self.said = prepared(config, self.cache, self._digest)
+            self.require_splits(*self.recipe.counted if vocab is None else (), *needed)
             self.vocab = vocab or self._load_vocab()
         if type(self.vocab) is not self.recipe.vocab:
             raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
@@ -204,7 +206,6 @@ class Corpus:
 
     def _load_vocab(self) -> Vocab:
         config = self.config
-        self.require_splits(*self.recipe.counted)
         if config.dataset == "bytes":
             return Bytes()
         if config.dataset == "ids":

@@ -220,8 +220,7 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
 
 def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:
     """The text as token files, written where they are missing or stale; `vocab`: None: counted on the text."""
-    corpus = Corpus(config, vocab)
-    corpus.require_splits(*splits)
+    corpus = Corpus(config, vocab, needed=splits)
     for split in splits:
         corpus.split(split)
     return corpus
