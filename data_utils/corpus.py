@@ -118,6 +118,8 @@ class Corpus:
         if isinstance(self.vocab, Integers):
             return document_offsets(self._text(name), len(self.split(name)))
         if isinstance(self.vocab, RunningVocab):
+            if self.vocab.end_id is not None:
+                return np.append(0, np.flatnonzero(self.split(name) == self.vocab.end_id)[:-1] + 1)
             lengths = [len(ids) for ids in self.vocab.encoded(self.documents(name))]
         elif self._is_prepared or self.config.documents not in ("auto", "heading"):
             lengths = [n_word_token(text) for text in map(bytes.decode, self.documents(name))]

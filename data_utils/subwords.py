@@ -1,7 +1,6 @@
 """Subwords: a tokenizer.json of Hugging Face tokenizers, trained here or brought along."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -108,25 +107,29 @@ class Subwords(RunningVocab):
 
     def encoded(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """As `RunningVocab.encoded`, on all threads."""
-        end = [] if self.end_id is None else [self.end_id]
+        end = [] if self.end_id is None else [np.array([self.end_id], dtype=np.uint32)]
+        parts: list[np.ndarray] = []
         for batch in _batches(document.decode() for document in documents):
-            pieces = [_cut(text) for text in batch]
-            flat = self.tokenizer.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
-            found = iter(flat)
-            for own in pieces:
-                ids = itertools.chain.from_iterable(one.ids for one in itertools.islice(found, len(own)))
-                yield np.fromiter(itertools.chain(ids, end), dtype=np.uint32)
+            found = self.tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+            for (_, is_last), one in zip(batch, found, strict=True):
+                parts.append(np.array(one.ids, dtype=np.uint32))
+                if is_last:
+                    yield np.concatenate([*parts, *end])
+                    parts = []
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
+    """The pieces of texts, a few at a time; True: the last of its text."""
+    batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
+        *pieces, last = _cut(text)
+        for piece, is_last in [*((piece, False) for piece in pieces), (last, True)]:
+            batch.append((piece, is_last))
+            size += len(piece)
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
     if batch:
         yield batch
 

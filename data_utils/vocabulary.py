@@ -37,8 +37,11 @@ class Vocab:
 
     @classmethod
     def from_text(cls, text: str) -> "Vocab":
-        """Inverse of `to_text`."""
-        return cls(text.removesuffix("\n").split("\n"))
+        """Inverse of `to_text`. Raises `ValueError` if a line is blank or there twice."""
+        words = text.removesuffix("\n").split("\n")
+        if "" in words:
+            raise ValueError(f"line {words.index('') + 1} is blank")
+        return cls(words)
 
     @property
     def eos_id(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txl.data_utils import subwords
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text
@@ -135,6 +136,17 @@ def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
     assert corpus.vocab.words == ["[UNK]", "the", "word"]
     assert corpus.split("valid")[-5:].tolist() == [2, 1, 2, 1, 0]
     assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.encode())
+
+
+def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = open_text(folder, "bpe").vocab
+    assert isinstance(vocab, RunningVocab)
+    documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
+    monkeypatch.setattr(subwords, "_PIECE", 50)
+    monkeypatch.setattr(subwords, "_BATCH", 120)
+    for document, ids in zip(documents, vocab.encoded(documents), strict=True):
+        assert vocab.text_of(ids.tolist()) == document.decode()
+        assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"model": 1}', "\0"])

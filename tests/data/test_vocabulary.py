@@ -64,6 +64,11 @@ def test_a_word_twice_is_refused() -> None:
         Vocab(["a", "a"])
 
 
+def test_a_blank_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2 is blank"):
+        Vocab.from_text("a\n\nb\n")
+
+
 def sizes_of(text: str, folder: Path) -> dict[str, int]:
     """What the tokens of a text stand for, summed, as a corpus reads it."""
     for split in ("train", "valid"):
