@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: whether everything is right there, then every figure, in under ten minutes.
+# On a machine with a GPU: whether everything is right there, then every figure, in four parts of under ten minutes.
 #
-#     bash benchmarks/gpu.sh [FOLDER]           results as JSON and logs, in benchmarks/results/gpu unless named, and
-#                                               packed into FOLDER.tar.gz
+#     bash benchmarks/gpu.sh PART [FOLDER]      1: correctness, the training step, its profile, evaluation
+#                                               2: attention: its tiles, and beside other attentions
+#                                               3: larger models, growth, generation, precision and flags on real text
+#                                               4: train base of WikiText-103, for the time there is
 #     bash benchmarks/gpu.sh --tests [FLAGS]    the tests instead, on as many cores as there are; needs pytest-xdist.
 #                                               They are those of a CPU: tests/conftest.py hides the GPU from them
 #
-# Parts stand in the order of what they are worth, each with its share of the time; what one leaves over goes to those
-# after it, and those at the end have nothing but that. A part that fails, or is stopped when its time is up, keeps
-# what it has measured and does not stop the others. The table at the end says how each one ended; the exit status is 1
-# if a check is WRONG or a part failed. PYTHON names the interpreter, SECONDS_IN_ALL the limit of it all [585].
+# FOLDER (benchmarks/results/gpu) gets part-N.txt, a table, and part-N.tar.gz, results as JSON and logs, both anew after
+# each benchmark, so that a run that is killed leaves what it has measured; and caches.tar.gz, the kernels that Triton
+# and Inductor have compiled, with which the next run begins. Benchmarks stand in the order of what they are worth, each
+# with its share of the time; what one leaves over goes to those after it. One that fails, or is stopped when its time is
+# up, keeps what it has measured and does not stop the others. The exit status is 1 if a check is WRONG or one failed.
+#
+# PYTHON names the interpreter, SECONDS_IN_ALL the limit of a part [585], DATA the folder of the text that part 4 trains
+# on [data/wikitext-103]. DEVICE=cpu tries everything with tiny models without a GPU.
 set -uo pipefail
 
 called_from=$PWD
@@ -22,24 +28,52 @@ if [[ ${1:-} == --tests ]]; then
     exec "$python" -m pytest -q -n "$(nproc)" -p no:benchmark tests "$@"
 fi
 
-out=${1:-$PWD/benchmarks/results/gpu}
+part=${1:-}
+if [[ ! $part =~ ^[1-4]$ ]]; then
+    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+out=${2:-$PWD/benchmarks/results/gpu}
 [[ $out == /* ]] || out=$called_from/$out
-out=${out%/}
 in_all=${SECONDS_IN_ALL:-585}
+device=${DEVICE:-cuda}
 begin=$SECONDS
-due=0 # seconds after the beginning at which the parts so far must be done
+due=0 # seconds after the beginning at which the benchmarks so far must be done
 n_failed=0
 summary=()
 mkdir -p "$out" || exit
-written=$out/.written # the names of what this script has written: nothing else is removed
-for path in "$out"/*.log "$out"/*.json "$out/table.txt" "$out.tar.gz"; do
-    if [[ -e $path ]] && ! grep -qxF -- "$(basename "$path")" "$written" 2>/dev/null; then
-        echo "$path: not written by this script; name another folder, or move the file" >&2
-        exit 2
-    fi
-done
-rm -f "$out"/*.log "$out"/*.json
-printf '%s\n' table.txt "$(basename "$out").tar.gz" >"$written" || exit
+work=$(mktemp -d) || exit
+trap 'rm -rf "$work"' EXIT
+here=$work/part-$part # what goes into the archive
+mkdir "$here"
+export TRITON_CACHE_DIR=$work/caches/triton TORCHINDUCTOR_CACHE_DIR=$work/caches/inductor
+[[ ! -f $out/caches.tar.gz ]] || tar -xzf "$out/caches.tar.gz" -C "$work" || rm -rf "$work/caches"
+
+# put FILE NAME: into the folder, whole or not at all
+put() {
+    cp "$1" "$out/.$2.tmp" && mv "$out/.$2.tmp" "$out/$2"
+}
+
+# take_home: the table and the archive as they are now
+take_home() {
+    {
+        for log in "$here"/*.log; do
+            [[ -e $log && $(basename "$log") != check-* && $(basename "$log") != compile-* ]] || continue
+            echo "-- $(basename "$log" .log)"
+            grep -E 'MiB|left out|failed:|ms a step|times flash|%|^\| ' "$log" | cut -c1-170
+        done
+        echo "==== benchmarks"
+        printf '%s\n' "${summary[@]}"
+        grep -H 'no CUDA graph' "$here"/*.log 2>/dev/null | sort -u
+        local right wrong
+        right=$(cat "$here"/check-*.log 2>/dev/null | grep -c '^right')
+        wrong=$(cat "$here"/check-*.log 2>/dev/null | grep -c '^WRONG')
+        echo "WRONG: $wrong of $((right + wrong)) checks"
+        echo "$((SECONDS - begin)) s so far"
+    } >"$here/table.txt"
+    put "$here/table.txt" "part-$part.txt"
+    tar -czf "$work/part.tar.gz" -C "$work" "part-$part" && put "$work/part.tar.gz" "part-$part.tar.gz"
+}
 
 # planned SECONDS: add a share of 585, in proportion if the limit is another one, to `due`; the time until then in `left`
 planned() {
@@ -57,10 +91,11 @@ ended() {
     fi
     [[ -z $note ]] || n_failed=$((n_failed + 1))
     summary+=("$(printf '%-18s %4d s  %s' "$name" "$seconds" "${note:-done}")")
+    take_home
 }
 
-# part SECONDS NAME MODULE [FLAGS]: one benchmark, its output in NAME.log and its results in NAME.json
-part() {
+# bench SECONDS NAME MODULE [FLAGS]: one benchmark, its output in NAME.log and its results in NAME.json
+bench() {
     local name=$2 module=$3 start=$SECONDS left code note=""
     planned "$1"
     shift 3
@@ -68,17 +103,16 @@ part() {
         summary+=("$(printf '%-18s         left out: no time' "$name")")
         return
     fi
-    printf '%s\n' "$name.json" "$name.log" >>"$written"
     echo "== $name, at most $left s: python -m $module $*"
-    timeout --kill-after=5 "$left" "$python" -m "$module" "$@" --json "$out/$name.json" >"$out/$name.log" 2>&1
+    timeout --kill-after=5 "$left" "$python" -m "$module" "$@" --json "$here/$name.json" >"$here/$name.log" 2>&1
     code=$?
-    ((code == 0)) || tail -n 3 "$out/$name.log"
-    ! grep -q 'failed:' "$out/$name.log" || note="a program failed"
+    ((code == 0)) || tail -n 3 "$here/$name.log"
+    ! grep -q 'failed:' "$here/$name.log" || note="a program failed"
     ended "$name" $((SECONDS - start)) "$code" "$left" "$note"
 }
 
 # Kernels are compiled on one core, and there are many: the checks are shared among processes, beside which others
-# compile what is timed later (their caches are on the disk). Nothing is timed meanwhile.
+# compile what is timed later. Nothing is timed meanwhile.
 correctness() {
     local start=$SECONDS left code worst=0 shares pids=() pid shape i
     planned "$1"
@@ -87,15 +121,13 @@ correctness() {
     shares=$((shares > 12 ? 12 : shares))
     echo "== correctness, at most $left s"
     for ((i = 0; i < shares; i++)); do
-        printf '%s\n' "check-$i.json" "check-$i.log" >>"$written"
-        timeout --kill-after=5 "$left" "$python" -m benchmarks.gpu_check --share "$i" "$shares" \
-            --json "$out/check-$i.json" >"$out/check-$i.log" 2>&1 &
+        timeout --kill-after=5 "$left" "$python" -m benchmarks.gpu_check --device "$device" --share "$i" "$shares" \
+            "${only[@]}" --json "$here/check-$i.json" >"$here/check-$i.log" 2>&1 &
         pids+=($!)
     done
-    for shape in $shapes; do
-        echo "compile-$shape.log" >>"$written"
-        timeout --kill-after=5 "$left" "$python" -m benchmarks.attention $fast --rounds 1 --only flex fused \
-            --shapes "$shape" >"$out/compile-$shape.log" 2>&1 &
+    for shape in "${compiled[@]}"; do
+        timeout --kill-after=5 "$left" "$python" -m benchmarks.attention "${fast[@]}" --rounds 1 --only flex fused \
+            --shapes "$shape" >"$here/compile-$shape.log" 2>&1 &
     done
     for pid in "${pids[@]}"; do
         wait "$pid"
@@ -103,49 +135,59 @@ correctness() {
         ((code <= worst)) || worst=$code
     done
     wait # for those that compile, whatever becomes of them
-    grep -hE '^(right|WRONG)' "$out"/check-*.log | cut -c1-150
+    grep -hE '^(right|WRONG)' "$here"/check-*.log | cut -c1-150
     ended correctness $((SECONDS - start)) "$worst" "$left"
 }
 
-fast="--device cuda --dtype bfloat16"
-shapes="wt103-base nvidia-base nvidia-large long memory"
-# shellcheck disable=SC2086 # $fast and $shapes are several words
-{
+fast=(--device cuda --dtype bfloat16) exact=(--device cuda) only=() compiled=(wt103-base nvidia-base nvidia-large)
+base=(--shapes nvidia-base) large=(--shapes nvidia-large) both=(--shapes nvidia-base nvidia-large)
+wt103=(--shapes wt103-base) attended=(--shapes wt103-base nvidia-base nvidia-large long memory) long=(--shapes memory-64k)
+batches=(--batch_sizes 32 128 256) streams=(--batch_sizes 1 32) growth=(640 1600 6400 25600 100000)
+pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50
+text=(--data "${DATA:-data/wikitext-103}") loss=() curve=()
+if [[ $device == cpu ]]; then # the same programs, with models of no weight
+    fast=(--device cpu) exact=(--device cpu) only=(--only "as on a CPU: default" step) compiled=()
+    base=(--shapes tiny) large=(--shapes tiny) both=(--shapes tiny) wt103=(--shapes tiny) attended=(--shapes tiny)
+    long=(--shapes tiny)
+    batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2
+    loss=(--device cpu --steps 2 --tiny) curve=(--tiny)
+fi
+
+case $part in
+1)
     correctness 105
-    part 125 attention benchmarks.attention $fast --rounds 5 --shapes $shapes \
+    bench 130 step benchmarks.step "${fast[@]}" "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 150 step-compiled benchmarks.step "${fast[@]}" --compile "${base[@]}" "${batches[@]}" "${pairs[@]}" --steps $steps
+    bench 50 profile benchmarks.profile_step "${fast[@]}" "${both[@]}" --steps 3
+    bench 90 evaluation benchmarks.evaluation "${fast[@]}" "${wt103[@]}" "${streams[@]}" --segments 50 "${pairs[@]}"
+    bench 50 profile-compiled benchmarks.profile_step "${fast[@]}" --compile "${base[@]}" --steps 3
+    ;;
+2)
+    bench 330 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((300 * in_all / 585))
+    bench 195 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
         --only original dense blockwise fused sdpa sdpa_full flex
-    part 65 step-base benchmarks.step $fast --shapes nvidia-base --batch_sizes 32 64 128 --pairs 5 --steps 10
-    part 60 step-large benchmarks.step $fast --shapes nvidia-large --batch_sizes 32 64 128 --pairs 3 --steps 5
-    part 50 evaluation benchmarks.evaluation $fast --shapes wt103-base --batch_sizes 1 16 32 --segments 50 --pairs 5
-    part 35 profile benchmarks.profile_step $fast --shapes nvidia-base nvidia-large --steps 3
-    part 55 growth benchmarks.evaluation $fast --shapes wt103-base --mem_lens 640 1600 6400 25600 100000 \
-        --segments 10 --pairs 3
-    part 45 compiled-base benchmarks.step $fast --compile --shapes nvidia-base --batch_sizes 64 --pairs 5 --steps 10
-    part 20 generation benchmarks.generation $fast --tokens 50 --pairs 5
-    part 15 evaluation-f32 benchmarks.evaluation --device cuda --shapes wt103-base --segments 50 --pairs 5
-    # what the others left over; 10 s are kept for a part that has to be killed and for the table
-    part 0 evaluation-nvidia benchmarks.evaluation $fast --shapes nvidia-base nvidia-large --batch_sizes 1 16 \
-        --segments 20 --pairs 3
-    part 0 attention-64k benchmarks.attention $fast --rounds 5 --shapes memory-64k --only original blockwise fused sdpa
-    part 0 compiled-large benchmarks.step $fast --compile --shapes nvidia-large --batch_sizes 64 --pairs 3 --steps 5
-}
+    bench 50 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original blockwise fused sdpa
+    ;;
+3)
+    bench 110 step-large benchmarks.step "${fast[@]}" "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps
+    bench 150 same-loss benchmarks.same_loss "${loss[@]}"
+    bench 60 step-wt103 benchmarks.step "${fast[@]}" "${wt103[@]}" "${batches[@]}" "${few[@]}" --steps $steps
+    bench 70 growth benchmarks.evaluation "${fast[@]}" "${wt103[@]}" --mem_lens "${growth[@]}" --segments 10 "${few[@]}"
+    bench 30 generation benchmarks.generation "${fast[@]}" "${wt103[@]}" --tokens $tokens "${pairs[@]}"
+    bench 80 step-large-compiled benchmarks.step "${fast[@]}" --compile "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps
+    bench 40 evaluation-large benchmarks.evaluation "${fast[@]}" "${both[@]}" "${streams[@]}" --segments 20 "${few[@]}"
+    bench 30 evaluation-f32 benchmarks.evaluation "${exact[@]}" "${wt103[@]}" --segments 50 "${pairs[@]}"
+    ;;
+4)
+    bench 575 train-base benchmarks.training_curve "${text[@]}" --minutes "$(((in_all - 45) / 60))" "${curve[@]}"
+    ;;
+esac
 
-{
-    echo
-    echo "==== all that was measured"
-    for log in "$out"/*.log; do
-        [[ $(basename "$log") == check-* || $(basename "$log") == compile-* ]] && continue
-        echo "-- $(basename "$log" .log)"
-        grep -E 'MiB|left out|failed:|ms a step|%' "$log" | cut -c1-170
-    done
-    echo "==== parts"
-    printf '%s\n' "${summary[@]}"
-    grep -H 'no CUDA graph' "$out"/*.log | sort -u
-    right=$(cat "$out"/check-*.log | grep -c '^right')
-    wrong=$(cat "$out"/check-*.log | grep -c '^WRONG')
-    echo "WRONG: $wrong of $((right + wrong)) checks"
-    echo "$((SECONDS - begin)) s in all; results in $out"
-} | tee "$out/table.txt"
-
-tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")" && echo "packed into $out.tar.gz"
+if [[ -d $work/caches ]]; then
+    tar -czf "$work/caches.tar.gz" -C "$work" caches && put "$work/caches.tar.gz" caches.tar.gz
+fi
+take_home
+echo
+cat "$out/part-$part.txt"
+echo "results in $out/part-$part.tar.gz"
 ((n_failed == 0))

@@ -53,16 +53,21 @@ WT103_BASE = {"n_layer": 16, "n_head": 10, "d_head": 41, "d_model": 410, "d_inne
 NVIDIA_BASE = {"n_layer": 16, "n_head": 8, "d_head": 64, "d_model": 512, "d_inner": 2048} | WT103
 NVIDIA_LARGE = {"n_layer": 18, "n_head": 16, "d_head": 64, "d_model": 1024, "d_inner": 4096, "div_val": 4} | WT103
 
+TINY = {"n_layer": 2, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 32, "n_token": 100, "cutoffs": (20, 50)}
+
 TRAINING = {
+    "tiny": Shape(**TINY, batch_size=2, tgt_len=8, mem_len=8),
     "small": Shape(**SMALL, batch_size=16, tgt_len=64, mem_len=64),
     "characters": Shape(**SMALL | {"n_token": 205}, batch_size=16, tgt_len=64, mem_len=64),
     "wt103-base": Shape(**WT103_BASE, batch_size=4, tgt_len=150, mem_len=150),
     "nvidia-base": Shape(**NVIDIA_BASE, batch_size=32, tgt_len=192, mem_len=192),
     "nvidia-large": Shape(**NVIDIA_LARGE, batch_size=32, tgt_len=384, mem_len=384, dropout=0.2, dropatt=0.2),
 }
-"""Small models of words and of characters, the paper's for WikiText-103, NVIDIA's; lengths as in their training."""
+"""One that costs nothing, small ones of words and of characters, the paper's for WikiText-103, NVIDIA's; lengths as in
+their training."""
 
 READING = {
+    "tiny": Shape(**TINY, batch_size=1, tgt_len=8, mem_len=16),
     "small": Shape(**SMALL, batch_size=1, tgt_len=64, mem_len=640),
     "wt103-base": Shape(**WT103_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400),
     "nvidia-base": Shape(**NVIDIA_BASE, batch_size=1, tgt_len=64, mem_len=640, same_length=True, clamp_len=400),

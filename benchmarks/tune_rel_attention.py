@@ -1,6 +1,6 @@
 """Find the tiles of the fused relative attention on this GPU, after checking that it is right there.
 
-    python -m benchmarks.tune_rel_attention RESULTS.json [--seconds 330] [--dtype bfloat16]
+    python -m benchmarks.tune_rel_attention [--seconds 330] [--json FILE] [--dtype bfloat16]
 
 1. Correctness: values and the six gradients against the definition, as relative error norms, at the shapes
    of the benchmark (fewer sequences and heads) and at odd ones with windows.
@@ -9,7 +9,7 @@
 3. The whole operator with the fastest tiles, beside scaled_dot_product_attention by FlashAttention without positions,
    with all keys visible and with the causal mask that ends in the lower right corner.
 
-Stops starting new work after --seconds; what was measured by then is in RESULTS.json.
+Stops starting new work after --seconds; what was measured by then is in the file.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from txl.ops.rel_attention.fused import _forward, fused
 
 CANDIDATES = [
     (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
+    (128, 8, 2),
 ]  # fmt: skip
 KERNELS = ("forward", "queries", "keys", "places")
 
@@ -136,16 +137,21 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: there is nothing to do")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--seconds", type=float, default=330.0)
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
+    if args.device == "cpu":
+        print("left out: the kernels need a GPU")
+        return
     dtype, start = getattr(torch, args.dtype), time.monotonic()
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "dtype": args.dtype}
     results |= {"tune": {}, "tiles": {}, "compare": {}}
 
     def save() -> None:
-        args.results.write_text(json.dumps(results, indent=1))
+        if args.json is not None:
+            args.json.write_text(json.dumps(results, indent=1))
 
     results["check"] = check(dtype)
     save()

@@ -1,13 +1,16 @@
-"""benchmarks/gpu.sh beside stand-ins for its parts: each is asked what it understands, and none stops the others."""
+"""benchmarks/gpu.sh beside stand-ins for its benchmarks: each is asked what it understands, and none stops the others.
+Without a GPU the real ones run with tiny models."""
 
 import argparse
 import importlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -17,34 +20,40 @@ pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU c
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
 
 
-def run(folder: Path, cases: str, *, seconds: int = 585) -> tuple[int, str]:
+def run(folder: Path, part: int, cases: str, *, seconds: int = 585) -> tuple[int, str]:
     """Exit status and output, with a Python that does what `cases` of a shell say, by all its arguments."""
     python = folder / "python"
     python.write_text(f'#!/usr/bin/env bash\necho "$*" >>{folder}/calls\ncase "$*" in\n{cases}\nesac\n')
     python.chmod(0o755)
     environment = os.environ | {"PYTHON": str(python), "SECONDS_IN_ALL": str(seconds)}
-    command = ["bash", str(SCRIPT), "out"]
+    command = ["bash", str(SCRIPT), str(part), "out"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=60)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
 
 def table(out: str) -> dict[str, str]:
-    """How each part ended."""
-    lines = out.partition("==== parts\n")[2].splitlines()
+    """How each benchmark ended."""
+    lines = out.partition("==== benchmarks\n")[2].splitlines()
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line}
 
 
-def test_all_parts_are_run_as_they_can_be_called_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, out = run(tmp_path, "*gpu_check*) echo right something ;;\n*generation*) echo 7.0 tok/s 1 MiB ;;")
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
+def test_all_are_run_as_they_can_be_called_and_packed(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out = run(tmp_path, part, "*gpu_check*) echo right something ;;\n*.json*) echo 7.0 tok/s 1 MiB ;;")
     assert status == 0
     assert "7.0 tok/s" in out
     assert "WRONG: 0 of" in out
-    assert f"packed into {tmp_path}/out.tar.gz" in out
+    assert (tmp_path / "out" / f"part-{part}.txt").read_text() in out
     ends = table(out)
-    assert all(ends[name].endswith("s done") for name in ("correctness", "attention", "step-large", "compiled-large"))
-    with tarfile.open(tmp_path / "out.tar.gz") as packed:
-        assert {"out/attention.log", "out/check-0.log", "out/table.txt"} <= set(packed.getnames())
+    some = {1: ["correctness", "step"], 2: ["tiles", "attention"], 3: ["same-loss", "growth"], 4: ["train-base"]}[part]
+    assert all(ends[name].endswith("s done") for name in some)
+    with tarfile.open(tmp_path / "out" / f"part-{part}.tar.gz") as packed:
+        assert {f"part-{part}/{some[-1]}.log", f"part-{part}/table.txt"} <= set(packed.getnames())
+    left = {f"part-{part}.txt", f"part-{part}.tar.gz"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == left
 
     parse = argparse.ArgumentParser.parse_args
 
@@ -60,46 +69,71 @@ def test_all_parts_are_run_as_they_can_be_called_and_packed(tmp_path: Path, monk
             importlib.import_module(module).main()
 
 
-def test_a_part_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> None:
+def test_one_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> None:
     cases = """
         *check-0*) echo right one; echo WRONG another; exit 1 ;;
         *gpu_check*) echo right one ;;
-        *attention.json*) echo "first row 1.0 MiB"; exit 124 ;;
-        *step-base*) echo "txl failed: out of memory" ;;
+        *step.json*) echo "first row 1.0 MiB"; exit 124 ;;
+        *step-compiled*) echo "txl failed: out of memory" ;;
         *evaluation.json*) echo "no CUDA graph, reading without: why" >&2 ;;
-        *profile*) exit 3 ;;
+        *profile.json*) exit 3 ;;
     """
-    status, out = run(tmp_path, cases)
+    status, out = run(tmp_path, 1, cases)
     assert status == 1
     ends = table(out)
     assert "status 1" in ends["correctness"]
-    assert "stopped after" in ends["attention"]
-    assert "a program failed" in ends["step-base"]
+    assert "stopped after" in ends["step"]
+    assert "a program failed" in ends["step-compiled"]
     assert "status 3" in ends["profile"]
-    assert ends["generation"].endswith("s done")
+    assert ends["profile-compiled"].endswith("s done")
     assert "first row 1.0 MiB" in out
     assert "evaluation.log:no CUDA graph, reading without: why" in out
     assert "WRONG: 1 of" in out
 
 
 def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tmp_path: Path) -> None:
-    status, out = run(tmp_path, "*check-0*) exec sleep 30 ;;", seconds=6)
+    status, out = run(tmp_path, 1, "*check-0*) exec sleep 30 ;;", seconds=6)
     assert status == 1
     assert "stopped after 1 s" in table(out)["correctness"]
-    _, out = run(tmp_path, "*) ;;", seconds=1)
-    assert "left out: no time" in table(out)["attention"]
+    _, out = run(tmp_path, 1, "*) ;;", seconds=1)
+    assert "left out: no time" in table(out)["step"]
 
 
-def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
-    assert run(tmp_path, "*) ;;")[0] == 0
-    assert run(tmp_path, "*) ;;")[0] == 0  # its own may go
-    for name in ("out/mine.log", "out/mine.json", "out.tar.gz"):
-        shutil.rmtree(tmp_path / "out")
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out.tar.gz").unlink(missing_ok=True)
-        (tmp_path / name).write_text("mine")
-        command = ["bash", str(SCRIPT), "out"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-        assert done.returncode == 2
-        assert f"{name}: not written by this script" in done.stderr
-        assert (tmp_path / name).read_text() == "mine"
+def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> None:
+    """And the next one begins with the kernels that were compiled."""
+    cases = "*step.json*) touch killed; sleep 60 ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
+    python = tmp_path / "python"
+    python.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}\ncase "$*" in\n{cases}\nesac\n')
+    python.chmod(0o755)
+    command = ["bash", str(SCRIPT), "1", str(tmp_path / "out")]
+    environment = os.environ | {"PYTHON": str(python), "TMPDIR": str(tmp_path)}
+    script = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not (tmp_path / "killed").exists():
+        time.sleep(0.05)
+    os.killpg(script.pid, signal.SIGKILL)
+    script.wait()
+    assert "correctness" in table((tmp_path / "out" / "part-1.txt").read_text())
+    with tarfile.open(tmp_path / "out" / "part-1.tar.gz") as packed:
+        assert "part-1/check-0.log" in packed.getnames()
+
+    assert run(tmp_path, 4, "*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;")[0] == 0
+    _, out = run(tmp_path, 4, "*) ls $TRITON_CACHE_DIR | sed 's/^/| /' ;;")
+    assert "| kernel" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes minutes; set TXL_LONG_TESTS=1")
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
+def test_every_benchmark_runs_without_a_gpu(part: int, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(SCRIPT), str(part), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout
+    ends = table((tmp_path / "out" / f"part-{part}.txt").read_text())
+    assert all(end.endswith("done") for name, end in ends.items() if name not in ("WRONG:",) and "so far" not in end)
+
+
+def test_a_part_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(["bash", str(SCRIPT), "5"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "bash benchmarks/gpu.sh PART [FOLDER]" in done.stderr
