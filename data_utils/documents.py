@@ -34,6 +34,8 @@ def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
     """
     rows = has_rows(path)
     lines = rows_of(path, config.text_field, task="reading") if rows else lines_of(path, task="reading")
+    if rows and rule in ("blank", "heading"):
+        lines = (line for row in lines for line in row.splitlines(keepends=True))
     finders = {"blank": _up_to_blank_lines, "heading": _up_to_headings, "file": _as_one, "row": iter}
     line_ends = 0
     for document in finders[rule](lines):
@@ -88,7 +90,7 @@ def _up_to_headings(lines: Iterable[bytes]) -> Iterator[bytes]:
 def is_heading(line: bytes) -> bool:
     """True for a level-one heading: `= Title =`."""
     words = line.split()
-    return len(words) > 2 and words[0] == words[-1] == b"=" != words[1]
+    return len(words) > 2 and words[0] == words[-1] == b"=" != words[1] and b"\n" not in line.strip()
 
 
 def _as_one(lines: Iterable[bytes]) -> Iterator[bytes]:

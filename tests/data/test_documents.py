@@ -132,6 +132,18 @@ def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: 
     assert len(found) == n
 
 
+@pytest.mark.parametrize("rows", ["documents", "lines"])
+def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) -> None:
+    """As WikiText's parquet files have a line a row, and others an article, which may end with a heading."""
+    articles = [f" \n = Title {i} = \n \n text {i} \n \n = = Links = = \n" for i in range(6)]
+    texts = articles if rows == "documents" else "".join(articles).splitlines(keepends=True)
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    corpus = open_any(tmp_path)
+    assert corpus.said.startswith("documents by row" if rows == "documents" else "documents by heading")
+    for one in (corpus, open_any(tmp_path, documents="heading")):
+        assert sum(len(documents(one, split)) for split in ("train", "valid", "test")) == 6
+
+
 def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     FILES["my.jsonl"](tmp_path / "my.jsonl")
     before = open_any(tmp_path)
