@@ -1,10 +1,10 @@
-"""The console command: `txl train|eval|generate [flags]`, also `python -m txl ...`."""
+"""The console command: `txl train|eval|generate|convert [flags]`, also `python -m txl ...`."""
 
 import sys
 
 from txl.launch import launch
 
-COMMANDS = ("train", "eval", "generate")
+COMMANDS = ("train", "eval", "generate", "convert")
 
 
 def main() -> None:

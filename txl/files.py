@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,21 @@ def written_whole(path: Path) -> Iterator[Path]:
                 temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def folder_written_whole(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `folder`, which may be there if empty; renamed at the end, removed on errors."""
+    with errors_naming(folder), sigterm_raises():
+        temporary = folder.with_name(f".tmp.{os.getpid()}.{folder.name}")
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            temporary.replace(folder)
+            _fsync(folder.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 

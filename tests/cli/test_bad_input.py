@@ -223,8 +223,8 @@ TRAIN_VALUES = [
     ("--no_overwrit", "--no_overwrit: no such flag", "did you mean --no_overwrite?"),
     ("--n_lay 2", "--n_lay: no such flag", "did you mean --n_layer?"),
     ("--xyzzy", "--xyzzy: no such flag", "see --help"),
-    ("--apm", "--apm: no such flag", "; see --help"),
-    ("--apm 1 --n_layr 2 --x=3", "--apm, --n_layr (did you mean --n_layer?), --x: no such flags", "see --help"),
+    ("--ampl", "--ampl: no such flag", "; see --help"),
+    ("--ampl 1 --n_layr 2 --x=3", "--ampl, --n_layr (did you mean --n_layer?), --x: no such flags", "see --help"),
     ("stray", "stray: not a flag", "see --help"),
 ]
 

@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ import torch
 from tests.cli.conftest import TINY, WORDS
 from tests.cli.test_flags import read
 from txl import ModelConfig, TransformerXL
+from txl.commands.convert import main as convert_main
 from txl.convert import to_kimiyoung
 
 ROOT = Path(__file__).parents[2]
@@ -226,6 +228,8 @@ def test_a_module_has_the_flags_of_the_page(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, name, *flags = shlex.split(line)
+    if name == "txl.lm_eval":
+        pytest.importorskip("lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
     monkeypatch.setattr(sys, "argv", [name, *flags, "--help"])
     module = import_module(name)
     module = import_module(f"{name}.__main__") if hasattr(module, "__path__") else module
@@ -272,6 +276,10 @@ def test_the_python_of_a_page_runs(page: Path) -> None:
     text_BT = torch.randint(0, 9, (2, 4))
     names: dict[str, Any] = {"input_BT": text_BT[:, :-1], "target_BT": text_BT[:, 1:]}
     for block in python_blocks(page.read_text(encoding="utf-8")):
+        if "import txl.hf" in block:
+            if find_spec("transformers") is None:
+                continue  # scripts/test_with_transformers.sh runs it
+            convert_main(["runs/mine", "exported", "--to", "huggingface"])
         exec(compile(block, page.name, "exec"), names)
     results = [names[name] for name in ("nats", "nll_BT", "hidden_ND") if name in names]
     assert results

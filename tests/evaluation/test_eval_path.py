@@ -133,5 +133,5 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
     for n, expected in ((None, 16), (4, 4)):
         asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config
         ranks = [OneOfMany(rank, 16, torch.device("cpu")) for rank in range(16)]
-        shares = [one for rank in ranks for one in evaluations.scoring_streams(corpus, "valid", *asked, rank)]
+        shares = [s for rank in ranks for s in evaluations.scoring_streams(corpus, "valid", *asked, rank)]
         assert sum(len(share.first_B) for share in shares) == expected

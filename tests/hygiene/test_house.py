@@ -75,6 +75,7 @@ def test_every_registered_part_is_named_by_the_configuration() -> None:
         "run_tests.sh",
         "scripts/environment.sh",
         "scripts/test_with_oldest.sh",
+        "scripts/test_with_transformers.sh",
         ".ci/run",
         "benchmarks/gpu.sh",
     ],

@@ -1,21 +1,27 @@
-"""Turn a checkpoint of another program into a run that eval.py and generate.py take:
+"""Turn a checkpoint of any kind that txl reads into a run folder, which eval.py and generate.py take, or into the files
+of another program:
 
 python -m txl.convert SOURCE FOLDER
+python -m txl.convert RUN FOLDER --to huggingface
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from txl.checkpoint import CheckpointWriter, Snapshot
+from txl.checkpoint import CheckpointWriter, Snapshot, load_model, open_checkpoint
 from txl.cli import build, read_flags
-from txl.config import Checked, UsageError, option, require
-from txl.convert import Converted, convert
+from txl.commands.export import Exported, write_huggingface, write_original
+from txl.commands.model_card import model_card
+from txl.commands.pretrained import is_ours, vocabulary_of_converted
+from txl.commands.trained import vocabulary_of
+from txl.config import Checked, option, require
+from txl.convert import convert
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.vocabulary import EOS, Vocab
+from txl.files import folder_written_whole
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
@@ -24,6 +30,11 @@ from txl.runtime.log import print_line
 class ConvertConfig(Checked):
     """What is converted, and what is known of it besides."""
 
+    to: Literal["txl", "huggingface", "original"] = option(
+        "txl",
+        "what is written; txl: a run folder; huggingface: what transformers 4 and txl.hf load; original: what the 2019 "
+        "code's classes load",
+    )
     vocab: str | None = option(None, "file of its words (not given: the one inside or beside the weights)")
     data: str = option("data/wikitext-103", "folder of the text it was trained on, which eval.py reads by default")
     dataset: Literal["wt103", "wt2", "text"] = option("wt103", "kind of that text")
@@ -34,57 +45,61 @@ def main(argv: Sequence[str]) -> None:
     places = list(argv[:2])
     if "--help" not in argv and "-h" not in argv:
         good = len(places) == 2 and not any(place.startswith("-") for place in places)
-        require(good, "give a checkpoint and the folder of the new run: python -m txl.convert SOURCE FOLDER")
+        require(good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
     typed = read_flags(argv[len(places) :] if "--help" not in argv else argv, ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
-    source, run = map(Path, places)
-    require(source.exists(), f"{source}: no such file or folder; name a checkpoint of another program")
-    require(not run.exists() or (run.is_dir() and not any(run.iterdir())), f"{run}: is not empty; name another folder")
-    converted = convert(source, Path(config.vocab) if config.vocab else None)
-    vocab = vocabulary(converted, source)
-    folder = save(converted, vocab, config, source, run)
+    source, folder = map(Path, places)
+    require(source.exists(), f"{source}: no such file or folder; name a checkpoint or a run folder")
+    free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(free, f"{folder}: is not empty; name another folder")
+    found = read(source, config, typed)
+    with folder_written_whole(folder) as temporary:
+        if config.to == "huggingface":
+            write_huggingface(found, temporary)
+        elif config.to == "original":
+            write_original(found, temporary)
+        else:
+            write_run(found, temporary)
+        (temporary / "README.md").write_text(model_card(found, config.to, folder.name), encoding="utf-8")
     if config.explain:
-        print_line(f"| {converted.model.config}")
-        for name in converted.tensors:
+        print_line(f"| {found.model.config}")
+        for name in found.tensors:
             print_line(f"| read {name}")
-    n_weight = sum(p.numel() for p in converted.model.parameters())
+    n_weight = sum(p.numel() for p in found.model.parameters())
     print_line(
-        f"| {converted.kind}: all {len(converted.tensors)} tensors read, {n_weight:,} parameters, {len(vocab):,} words"
+        f"| {found.kind}: all {len(found.tensors)} tensors read, {n_weight:,} parameters, {len(found.vocab):,} words"
     )
     print_line(f"| written to {folder}")
 
 
-def vocabulary(converted: Converted, source: object, named_by: str = "--vocab") -> Vocab:
-    """The words of the model.
+def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Exported:
+    """The model with all that is known of it.
 
     Args:
-        source: where it comes from, for errors.
-        named_by: the flag or argument that names another vocabulary, for errors.
+        typed: the flags on the command line.
     Raises:
-        UsageError: if there are none, or not as many as the model has, or none ends a line.
+        UsageError: if it is damaged, of no known kind, or has no vocabulary.
     """
-    n_token = converted.model.config.n_token
-    require(
-        bool(converted.words),
-        f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
-    )
-    try:
-        vocab = Vocab(converted.words)
-    except ValueError as error:
-        raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
-    require(
-        len(vocab) == n_token,
-        f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
-    )
-    require(EOS in vocab, f"{named_by}: has no {EOS}; models of characters are not supported yet")
-    return vocab
-
-
-def save(converted: Converted, vocab: Vocab, config: ConvertConfig, source: Path, run: Path) -> Path:
-    """Write the run folder."""
+    if is_ours(source):
+        for name in ("vocab", "data", "dataset"):
+            require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
+        checkpoint = open_checkpoint(source)
+        model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)
+        names = tuple(name for name, _ in model.named_parameters())
+        return Exported("txl", model, checkpoint.context, vocab, names, checkpoint.record)
+    found = convert(source, Path(config.vocab) if config.vocab else None)
+    vocab = vocabulary_of_converted(found, source, "--vocab")
     data = DataConfig(data=config.data, dataset=config.dataset)
     settings = {"data": data.data, "dataset": data.dataset}
-    record = {"data": settings, "converted_from": {"kind": converted.kind, "source": source.name}}
+    record = {"data": settings, "converted_from": {"kind": found.kind, "source": source.name}}
+    return Exported(found.kind, found.model, found.context, vocab, found.tensors, record)
+
+
+def write_run(found: Exported, folder: Path) -> None:
+    """A run folder with one checkpoint, without the state of a training."""
+    record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
     ranks = Ranks(0, 1, torch.device("cpu"))
-    writer = CheckpointWriter(run, converted.context, ranks, slice(0, 1), record, {"vocab.txt": vocab.to_text()})
-    return writer.save(converted.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True)
+    vocab = {"vocab.txt": found.vocab.to_text()}
+    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, vocab)
+    nats = found.record.get("valid_nats_per_token")
+    writer.save(found.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True, valid_nats=nats)

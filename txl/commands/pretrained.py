@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.convert import vocabulary as vocabulary_of_converted
 from txl.commands.trained import vocabulary_of
-from txl.config import Context, ModelConfig, require
-from txl.convert import convert
-from txl.data_utils.vocabulary import Vocab
+from txl.config import Context, ModelConfig, UsageError, require
+from txl.convert import Converted, convert
+from txl.data_utils.vocabulary import EOS, Vocab
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 
@@ -42,7 +41,7 @@ def read_pretrained(source: Path, vocabulary: Path | None = None, *, vocabulary_
         UsageError: if there is no such thing, it is damaged, or has no vocabulary.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
-    if _is_ours(source):
+    if is_ours(source):
         checkpoint = open_checkpoint(source)
         dataset = checkpoint.record.get("data", {}).get("dataset", "")
         return Pretrained(load_model(checkpoint), checkpoint.context, vocabulary_of(checkpoint), dataset)
@@ -50,7 +49,34 @@ def read_pretrained(source: Path, vocabulary: Path | None = None, *, vocabulary_
     return Pretrained(found.model, found.context, vocabulary_of_converted(found, source, vocabulary_by))
 
 
-def _is_ours(path: Path) -> bool:
+def vocabulary_of_converted(converted: Converted, source: object, named_by: str) -> Vocab:
+    """The words of the model.
+
+    Args:
+        source: where it comes from, for errors.
+        named_by: the flag or argument that names another vocabulary, for errors.
+    Raises:
+        UsageError: if there are none, or not as many as the model has, or none ends a line.
+    """
+    n_token = converted.model.config.n_token
+    require(
+        bool(converted.words),
+        f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
+    )
+    try:
+        vocab = Vocab(converted.words)
+    except ValueError as error:
+        raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
+    require(
+        len(vocab) == n_token,
+        f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
+    )
+    require(EOS in vocab, f"{named_by}: has no {EOS}; models of characters are not supported yet")
+    return vocab
+
+
+def is_ours(path: Path) -> bool:
+    """True for a run folder or a checkpoint of txl."""
     if path.is_dir() and any(path.glob("step_*")):
         return True
     try:

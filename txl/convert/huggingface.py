@@ -14,14 +14,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.convert.kimiyoung_names import their_name, tied_names, to_ours
+from txl.convert.kimiyoung_names import ATTN_TYPES, inv_freq, their_name, tied_names, to_ours, to_theirs
 from txl.convert.pickles import PickledTensor, read_pickle
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
+from txl.records import read_json, require_fields
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
-_INV_FREQ = "transformer.pos_emb.inv_freq"
+_INV_FREQ = "pos_emb.inv_freq"
+_SHARED = ("r_w_bias", "r_r_bias")
+_ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
+"""Settings that have one value here, and the value."""
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("mem_len", "clamp_len", "div_val"), int),
+    **dict.fromkeys(("tgt_len", "d_embed"), int | None),
+    **dict.fromkeys(("dropout", "dropatt"), float),
+    **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "adaptive", "proj_share_all_but_first"), bool),
+    **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
+}
+_CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
 def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
@@ -34,18 +45,18 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
         UsageError: if a tensor is missing, left over, of another shape, or not finite; if the configuration asks for
             what the class never had.
     """
-    model_config, context = _configs(config)
+    model_config, context = configs_of(config)
     for name, tensor in state.items():
         good = tensor.is_floating_point() and bool(tensor.isfinite().all())
         require(good, f"{name}: not a finite floating-point tensor; take another checkpoint")
-    theirs = _in_the_2019_layout(state)
+    theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     dtype = next(iter(state.values())).dtype
     model = TransformerXL(model_config, dropout=config.get("dropout", 0.0), dropatt=config.get("dropatt", 0.0))
     model.to(dtype)
-    used = {_INV_FREQ.removeprefix("transformer.")} | {*tied_names(model_config)}
+    used = {_INV_FREQ} | {*tied_names(model_config)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            key, tensor = _tensor(theirs, name, model_config)
+            key, tensor = tensor_for(name, theirs, model_config)
             used.add(key)
             require(
                 tensor.shape == parameter.shape,
@@ -56,7 +67,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
         same = name not in theirs or torch.equal(theirs[name], theirs[first])
         require(same, f"{name}: differs from {first}, to which config.json ties it")
     if not model_config.untie_r:  # each layer lists the shared u and v once more
-        used |= {name for name in theirs if name.endswith(("dec_attn.r_w_bias", "dec_attn.r_r_bias"))}
+        used |= {*shared_biases(model_config)}
     left = sorted(set(theirs) - used)
     require(not left, f"{', '.join(left[:5])}: no tensors of the model that config.json describes")
     return model, context
@@ -93,10 +104,21 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UsageError(f"{path}: damaged ({error}); use another copy") from None
 
 
-def _configs(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
+def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
+    """The shape of the model and its context, of a config.json.
+
+    Raises:
+        UsageError: if it asks for what the class never had.
+    """
     for name in _REQUIRED:
         require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
-    for name, only in (("attn_type", 0), ("sample_softmax", -1)):
+    try:
+        require_fields({name: config[name] for name in _TYPES if name in config}, _TYPES)
+    except ValueError as error:
+        raise UsageError(f"config.json: {error}; use another copy") from None
+    for name in ("dropout", "dropatt"):
+        require(0 <= config.get(name, 0) < 1, f"config.json: {name} {config.get(name)} is no probability")
+    for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
     cutoffs = tuple(config.get("cutoffs") or ()) if config.get("adaptive", True) else ()
     ties = config.get("tie_projs")
@@ -117,17 +139,82 @@ def _configs(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
     return model, Context(tgt_len=config.get("tgt_len") or 128, same_length=config.get("same_length", True), **lengths)
 
 
-def _in_the_2019_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefix, and with cluster rows from the last cluster on."""
-    theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
-    flipped = {name: theirs[name].flip(0) for name in ("crit.cluster_weight", "crit.cluster_bias") if name in theirs}
-    return theirs | flipped
+def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:
+    """The tensor of one of our parameters, and its name there, without the prefix `transformer.`.
 
+    Gradients flow through it. Cluster rows come in our order, unlike those of the 2019 code.
 
-def _tensor(theirs: Mapping[str, Tensor], name: str, config: ModelConfig) -> tuple[str, Tensor]:
+    Raises:
+        UsageError: if it is missing.
+    """
     key = their_name(name, config)
-    if config.untie_r and key in ("r_w_bias", "r_r_bias"):
+    if config.untie_r and key in _SHARED:
         key = f"layers.{name.split('.')[1]}.dec_attn.{key}"
         require(key in theirs, f"transformer.{key}: missing from the weights")
         return key, theirs[key]
+    if key in _CLUSTERS and key in theirs:
+        return key, theirs[key]
     return key, to_ours(theirs, name, config)
+
+
+def shared_biases(config: ModelConfig) -> dict[str, str]:
+    """Second names of u and v where all layers share them: each layer lists them once more."""
+    if config.untie_r:
+        return {}
+    return {f"layers.{i}.dec_attn.{name}": name for i in range(config.n_layer) for name in _SHARED}
+
+
+def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
+    """The state dict of the same `TransfoXLLMHeadModel`, tied tensors under each of their names.
+
+    Raises:
+        UsageError: if Hugging Face has no such model: another position encoding, attention rule, activation or
+            recurrence.
+    """
+    config, ours = model.config, dict(model.named_parameters())
+    for name, only in (("position", ATTN_TYPES[0]), ("attention", "softmax"), ("activation", "relu")):
+        value = getattr(config, name)
+        require(value == only, f"--{name} {value}: Hugging Face has no such model, only {only}")
+    require(config.recurrence == "below" and not config.reversible, "--recurrence, --reversible: Hugging Face has none")
+    theirs = to_theirs(ours, config)
+    theirs |= {name: ours[f"softmax.{name.removeprefix('crit.')}"] for name in _CLUSTERS if name in theirs}
+    if config.untie_r:
+        for i in range(config.n_layer):
+            for name, our in zip(_SHARED, ("u_NH", "v_NH"), strict=True):
+                theirs.pop(name, None)
+                theirs[f"layers.{i}.dec_attn.{name}"] = ours[f"layers.{i}.attn.pos.{our}"]
+    theirs |= {name: theirs[first] for name, first in (tied_names(config) | shared_biases(config)).items()}
+    theirs[_INV_FREQ] = inv_freq(config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
+    prefixed = {name if name.startswith("crit.") else f"transformer.{name}": theirs[name] for name in theirs}
+    return {name: tensor.detach() for name, tensor in prefixed.items()}
+
+
+def second_names(config: ModelConfig) -> set[str]:
+    """Names in `to_huggingface` under which a tensor is listed once more; files leave them out."""
+    names = tied_names(config) | shared_biases(config)
+    return {name if name.startswith("crit.") else f"transformer.{name}" for name in names}
+
+
+def config_for_huggingface(model: TransformerXL, context: Context) -> dict[str, Any]:
+    """Its config.json. The evaluation's `ext_len` has no counterpart there."""
+    config = model.config
+    same = ("n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val", "pre_lnorm", "untie_r")
+    n_cluster = len(config.cluster_sizes)
+    ties = [*config.tie_projs, *[False] * n_cluster][:n_cluster]
+    return {
+        "architectures": ["TransfoXLLMHeadModel"],
+        "model_type": "transfo-xl",
+        "vocab_size": config.n_token,
+        **{name: getattr(config, name) for name in same},
+        "cutoffs": list(config.cutoffs),
+        "adaptive": True,  # no cutoffs: one cluster
+        "tie_projs": ties,
+        "tie_word_embeddings": not config.not_tied,
+        "tgt_len": context.tgt_len,
+        "mem_len": context.mem_len,
+        "clamp_len": context.clamp_len,
+        "same_length": context.same_length,
+        "dropout": model.drop.p,
+        "eos_token_id": 0,
+        **_ONLY,
+    }

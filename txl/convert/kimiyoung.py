@@ -10,6 +10,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.kimiyoung_arguments import constructor_arguments
 from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
+    inv_freq,
     require_exportable,
     their_name,
     tied_names,
@@ -67,8 +68,29 @@ def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
     theirs = parameters_as_kimiyoung(model, dict(model.named_parameters()))
     theirs |= {name: theirs[first] for name, first in tied_names(model.config).items()}
     if model.config.position in ("rel_sinusoid", "sinusoid_input"):
-        theirs[_INV_FREQ] = _inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
+        theirs[_INV_FREQ] = inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
     return {name: tensor.detach() for name, tensor in theirs.items()}
+
+
+def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str, Any]:
+    """The constructor's arguments of the same model of kimiyoung/transformer-xl."""
+    config = model.config
+    same = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
+    lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
+    if config.n_position and sum(lengths.values()) != config.n_position:  # it makes its tables as long as their sum
+        lengths = {"tgt_len": config.n_position, "ext_len": 0, "mem_len": 0}
+    return {
+        **{name: getattr(config, name) for name in same},
+        **lengths,
+        "dropout": model.drop.p,
+        "dropatt": 0.0,
+        "tie_weight": not config.not_tied,
+        "tie_projs": list(config.tie_projs) or [False],
+        "cutoffs": list(config.cutoffs),
+        "same_length": context.same_length,
+        "clamp_len": context.clamp_len,
+        "attn_type": ATTN_TYPES.index(config.position),
+    }
 
 
 def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -110,13 +132,9 @@ def _context(arguments: Mapping[str, Any], config: ModelConfig) -> Context:
 def _require_all_used(state: Mapping[str, Tensor], model: TransformerXL, config: ModelConfig) -> None:
     used = {their_name(name, config) for name, _ in model.named_parameters()} | {*tied_names(config)}
     if _INV_FREQ in state:
-        own = _inv_freq(config.d_model)
+        own = inv_freq(config.d_model)
         same = state[_INV_FREQ].shape == own.shape and torch.allclose(state[_INV_FREQ].float().cpu(), own, rtol=1e-2)
         require(same, f"{_INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
         used.add(_INV_FREQ)
     if left := sorted(set(state) - used):
         raise UsageError(f"{', '.join(left[:5])}: no weights of the 2019 model that the arguments describe")
-
-
-def _inv_freq(d_model: int) -> Tensor:
-    return 1 / (10000 ** (torch.arange(0.0, d_model, 2.0) / d_model))

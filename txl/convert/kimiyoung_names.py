@@ -79,7 +79,7 @@ def to_ours(state: Mapping[str, Tensor], name: str, config: ModelConfig) -> Tens
     theirs = their_name(name, config)
     if theirs not in state:
         raise UsageError(f"{theirs}: missing from the weights; is this a model of another kind?")
-    tensor = state[theirs].detach()
+    tensor = state[theirs]
     parts = name.split(".")
     if theirs in _ALL_LAYERS and config.position != "rel_sinusoid":
         tensor = _far_first(tensor, theirs)[int(parts[1])]
@@ -139,3 +139,8 @@ def _joined(name: str) -> str:
 def _far_first(table: Tensor, name: str) -> Tensor:
     """Tables of all layers with their rows reversed: theirs begin with the farthest distance."""
     return table if name == "r_w_bias" else table.flip(1)
+
+
+def inv_freq(d_model: int) -> Tensor:
+    """The buffer of frequencies that each model of theirs saves."""
+    return 1 / (10000 ** (torch.arange(0.0, d_model, 2.0) / d_model))

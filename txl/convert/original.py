@@ -8,9 +8,21 @@ from torch import Tensor
 
 from txl.config import UsageError, require
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
+from txl.records import require_fields
 
 _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
+
+_RATES = ("dropout", "dropatt")
+_EXPORTED: dict[str, Any] = {
+    **dict.fromkeys("n_token n_layer n_head d_model d_head d_inner d_embed div_val attn_type".split(), int),
+    **dict.fromkeys("tgt_len ext_len mem_len clamp_len".split(), int),
+    **dict.fromkeys("tie_weight pre_lnorm same_length".split(), bool),
+    **dict.fromkeys(_RATES, float),
+    "tie_projs": list[bool],
+    "cutoffs": list[int],
+}
+"""Types of the arguments that `--to original` writes."""
 
 
 def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -22,6 +34,13 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     Raises:
         UsageError: if the file is damaged or holds something else.
     """
+    if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
+        try:
+            arguments = require_fields(model["arguments"], _EXPORTED)
+            require(all(0 <= arguments.get(name, 0) < 1 for name in _RATES), "dropout is no probability")
+            return {str(name): tensor.read() for name, tensor in model["state_dict"].items()}, arguments
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}: damaged ({error}); use another copy") from None
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
     if hasattr(model, "module") or "module" in _children(model):  # DataParallel

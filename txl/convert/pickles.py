@@ -24,7 +24,7 @@ from txl.config import UsageError
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _NAMEABLE = (
     "torch numpy collections argparse apex mem_transformer proj_adaptive_softmax vocabulary data_utils utils lamb "
-    "transformers pytorch_transformers pytorch_pretrained_bert"
+    "transformers pytorch_transformers pytorch_pretrained_bert re sacremoses tokenizers"
 ).split()
 """Top-level modules that checkpoints of the programs we read may name; instances of their classes are inert."""
 _BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "bytearray", "complex", "slice", "range", "object")

@@ -1,0 +1,163 @@
+"""`python -m txl.convert --to`: what is written is read again, with the same weights and figures."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import txl
+from tests.cli.test_flags import read
+from tests.golden.test_model import Golden
+from txl.checkpoint import open_checkpoint
+from txl.commands.export import Exported, write_original
+from txl.commands.model_card import training_command
+from txl.config import ModelConfig, UsageError
+from txl.convert import convert
+from txl.convert.huggingface import (
+    config_for_huggingface,
+    configs_of,
+    from_huggingface,
+    read_huggingface,
+    second_names,
+    to_huggingface,
+)
+from txl.data_utils.vocabulary import Vocab
+from txl.model.transformer import TransformerXL
+
+HF = Path(__file__).parents[1] / "golden" / "hf"
+TEXT = "bab ded bab ded ded bab\n"
+
+
+@pytest.mark.parametrize("to", ["txl", "huggingface", "original"])
+def test_a_run_written_for_others_has_the_same_figures(
+    run_folder: Path, tmp_path: Path, call: Callable[..., Any], to: str
+) -> None:
+    folder = tmp_path / "exported"
+    outcome = call("convert", run_folder, folder, "--to", to)
+    assert (outcome.status, outcome.err) == (0, "")
+    lm, again = txl.load(run_folder), txl.load(folder)
+    assert again.score(TEXT * 3).nats == lm.score(TEXT * 3).nats
+    assert again.vocab.words == lm.vocab.words
+    assert again.context == lm.context
+    card = (folder / "README.md").read_text()
+    assert "2 layers, d_model 16" in card
+    assert "--tgt_len 8" in card
+    assert "Perplexity of the valid split" in card
+    assert not any(path.name.startswith(".tmp") for path in tmp_path.iterdir())
+
+
+def test_a_slim_run_is_evaluated_and_can_be_converted_again(
+    run_folder: Path, tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    assert call("convert", next(run_folder.glob("step_*")), tmp_path / "slim").status == 0
+    tables = [call("eval", "--work_dir", run).out for run in (tmp_path / "slim", run_folder)]
+    slim, whole = ([line.split()[:6] for line in table.splitlines() if line.startswith("test ")] for table in tables)
+    assert slim == whole != []
+    assert call("convert", tmp_path / "slim", tmp_path / "hf", "--to", "huggingface").status == 0
+    assert call("convert", tmp_path / "hf", tmp_path / "back").status == 0
+    assert txl.load(tmp_path / "back").score(TEXT).nats == txl.load(run_folder).score(TEXT).nats
+
+
+def test_the_files_are_those_of_transformers(run_folder: Path, tmp_path: Path, call: Callable[..., Any]) -> None:
+    assert call("convert", run_folder, tmp_path / "hf", "--to", "huggingface").status == 0
+    names = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert names == {"config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json", "README.md"}
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["model_type"], config["eos_token_id"], config["mem_len"]) == ("transfo-xl", 0, 8)
+
+
+@pytest.mark.parametrize("name", ["adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl"])
+def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Path) -> None:
+    model, context = Golden(name).model()
+    vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
+    write_original(Exported("txl", model, context, vocab, (), {}), tmp_path)
+    back = convert(tmp_path)
+    weights = back.model.state_dict()
+    assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
+    assert back.words == vocab.words
+    if name not in ("attn1", "attn3"):
+        assert back.context == context
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (5, "damaged (holds no JSON object"),
+        ({"tie_projs": 5}, "damaged (tie_projs is '5'"),
+        ({"tgt_len": "x"}, "damaged (tgt_len is 'x'"),
+        ({"dropout": 7.0}, "damaged (dropout is no probability)"),
+        ({"attn_type": 3}, "attn_type: 3 is given, but the weights are those of attn_type 0"),
+    ],
+)
+def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: str) -> None:
+    model, context = Golden("xl").model()
+    vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
+    write_original(Exported("txl", model, context, vocab, (), {}), tmp_path)
+    held = torch.load(tmp_path / "model.pt")
+    whole = held["arguments"] | arguments if isinstance(arguments, dict) else arguments
+    torch.save({"arguments": whole, "state_dict": held["state_dict"]}, tmp_path / "model.pt")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        convert(tmp_path)
+
+
+def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> None:
+    record = open_checkpoint(run_folder).record
+    program, script, *flags = shlex.split(training_command(record))
+    assert (program, script) == ("python", "train.py")
+    typed = read("train", *flags)
+    assert typed["tgt_len"] == 8
+    assert typed["init_std"] == 0.2
+    assert {name: record["train"][name] for name in ("max_step", "batch_size")} == {"max_step": 4, "batch_size": 4}
+    assert typed["max_step"] == 4
+
+
+@pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])
+def test_tensors_and_settings_for_hugging_face_are_its_own(name: str) -> None:
+    theirs, config = read_huggingface(HF / name)
+    model, context = from_huggingface(theirs, config)
+    ours = to_huggingface(model)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], tensor) for key, tensor in theirs.items())
+    assert second_names(model.config) <= ours.keys()
+    written = config_for_huggingface(model, context)
+    assert configs_of(written) == (model.config, context)
+    assert {key: config[key] for key in written.keys() & config.keys()} | written == written
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"position": "t5"}, "--position t5: Hugging Face has no such model"),
+        ({"activation": "gelu"}, "--activation gelu: Hugging Face has no such model"),
+        ({"recurrence": "same"}, "--recurrence, --reversible: Hugging Face has none"),
+    ],
+)
+def test_hugging_face_has_one_kind_of_model(settings: dict[str, Any], message: str) -> None:
+    sizes = {"n_token": 9, "n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
+    with pytest.raises(UsageError, match=message):
+        to_huggingface(TransformerXL(ModelConfig(**sizes, **settings)))
+
+
+@pytest.mark.parametrize("to", ["huggingface", "original"])
+def test_what_the_other_program_lacks_is_refused_and_nothing_written(
+    training: list[str], tmp_path: Path, call: Callable[..., Any], to: str
+) -> None:
+    assert call("train", *training, "--work_dir", tmp_path / "run", "--position", "rotary").status == 0
+    outcome = call("convert", tmp_path / "run", tmp_path / "there", "--to", to)
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert "--position rotary: " in outcome.err
+    assert not (tmp_path / "there").exists()
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_flags_that_a_run_answers_itself_are_refused(
+    run_folder: Path, tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    outcome = call("convert", run_folder, tmp_path / "new", "--dataset", "text")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert "--dataset: " in outcome.err

@@ -1,0 +1,67 @@
+"""Writing a trained model as the files of another program."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from txl.config import Context
+from txl.convert.huggingface import config_for_huggingface, second_names, to_huggingface
+from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
+from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.model.transformer import TransformerXL
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that is written in another way.
+
+    Attributes:
+        kind: whose it was.
+        tensors: the names of the tensors that were read.
+        record: what is known besides, as in a checkpoint's config.json.
+    """
+
+    kind: str
+    model: TransformerXL
+    context: Context
+    vocab: Vocab
+    tensors: tuple[str, ...]
+    record: dict[str, Any]
+
+
+def write_huggingface(found: Exported, folder: Path) -> None:
+    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`.
+
+    Raises:
+        UsageError: if Hugging Face has no such model.
+    """
+    double = second_names(found.model.config)
+    tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.vocab.index[EOS]}
+    _write_json(folder / "config.json", config)
+    (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
+    if UNK in found.vocab:  # its tokenizer works with no other vocabulary
+        formula = ["<formula>"] if "<formula>" in found.vocab else []
+        names = {"tokenizer_class": "TransfoXLTokenizer", "eos_token": EOS, "unk_token": UNK}
+        _write_json(folder / "tokenizer_config.json", names | {"additional_special_tokens": formula})
+
+
+def write_original(found: Exported, folder: Path) -> None:
+    """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`.
+
+    Raises:
+        UsageError: if the 2019 code has no such model.
+    """
+    weights = to_kimiyoung(found.model)
+    arguments = arguments_for_kimiyoung(found.model, found.context)
+    torch.save({"arguments": arguments, "state_dict": weights}, folder / "model.pt")
+    (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

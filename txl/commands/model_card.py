@@ -1,0 +1,81 @@
+"""The README.md of an exported model."""
+
+import dataclasses
+import math
+import shlex
+from typing import Any
+
+from txl.commands.export import Exported
+from txl.config import Context, ModelConfig
+from txl.data_utils.corpus import DataConfig
+from txl.training.config import TrainConfig
+
+_USE = {
+    "txl": """import txl
+
+lm = txl.load("{name}")
+print(lm.generate("Once upon a time"))""",
+    "huggingface": """import txl.hf  # for transformers 5; transformers 4 up to 4.57 has the class itself
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+ids = tokenizer("Once upon a time", return_tensors="pt")["input_ids"]
+print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))""",
+    "original": """import torch
+from mem_transformer import MemTransformerLM  # kimiyoung/transformer-xl, pytorch/
+
+held = torch.load("{name}/model.pt")
+model = MemTransformerLM(**held["arguments"])
+model.load_state_dict(held["state_dict"])""",
+}
+
+
+def model_card(found: Exported, kind: str, name: str) -> str:
+    """What the model is, what it was trained on and how, its figures, how it is used.
+
+    Args:
+        kind: what the folder holds: txl, huggingface or original.
+        name: of the folder.
+    """
+    config, record = found.model.config, found.record
+    n_weight = sum(p.numel() for p in found.model.parameters())
+    data = record.get("data", {})
+    library = "transformers" if kind == "huggingface" else "txl"
+    lines = [
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n---",
+        f"# {name}",
+        f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
+        f"{n_weight:,} parameters, a vocabulary of {len(found.vocab):,} words. It was trained with segments of "
+        f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
+        f"## Data\n\n`{data.get('data', 'unknown')}` (`--dataset {data.get('dataset', 'unknown')}`).",
+    ]
+    if "converted_from" in record:
+        origin = record["converted_from"]
+        lines.append(f"The weights were converted from a checkpoint of {origin.get('kind')}, `{origin.get('source')}`.")
+    if "train" in record:
+        command = training_command(record)
+        lines.append(f"## Training\n\n{record.get('step', 0):,} updates:\n\n```\n{command}\n```")
+    nats = record.get("valid_nats_per_token")
+    if nats is not None:
+        lines.append(f"## Figures\n\nPerplexity of the valid split, per token: {math.exp(nats):.3f}.")
+    lines.append(f"## Use\n\n```python\n{_USE[kind].format(name=name)}\n```")
+    lines.append("## Licence\n\nNot stated yet: name one here and as `license:` at the top.")
+    return "\n\n".join(lines) + "\n"
+
+
+def training_command(record: dict[str, Any]) -> str:
+    """The command of a training, of a checkpoint's config.json: the flags that are not at their defaults."""
+    words = ["python", "train.py"]
+    for section, kind in (("data", DataConfig), ("train", TrainConfig), ("model", ModelConfig), ("context", Context)):
+        values = record.get(section, {})
+        for f in dataclasses.fields(kind):
+            value = values.get(f.name)
+            default = list(f.default) if isinstance(f.default, tuple) else f.default
+            is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
+            if not is_flag or value is None or value == default:
+                continue
+            words.append(f"--{'no_' if value is False else ''}{f.name}")
+            if not isinstance(value, bool):
+                words += map(str, value) if isinstance(value, list) else [str(value)]
+    return shlex.join(words)

@@ -1,0 +1,29 @@
+"""TransfoXL in transformers 5, which removed it: after `import txl.hf`, AutoModelForCausalLM, AutoTokenizer and others
+load folders of model_type transfo-xl. An extra: pip install "txl[hf]".
+"""
+
+try:
+    import transformers  # pyright: ignore[reportMissingImports] (an extra)
+except ImportError:
+    raise ImportError('txl.hf needs transformers 5.4 or newer: pip install "txl[hf]"') from None
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # older 5 unties weights that a .bin holds twice
+    raise ImportError(f"txl.hf needs transformers 5.4 or newer, this is {transformers.__version__}; upgrade it")
+
+from txl.hf.config import TransfoXLConfig
+from txl.hf.heads import TransfoXLForSequenceClassification, TransfoXLLMHeadModel
+from txl.hf.model import TransfoXLModel
+from txl.hf.tokenizer import TransfoXLTokenizer
+
+__all__ = [
+    "TransfoXLConfig",
+    "TransfoXLForSequenceClassification",
+    "TransfoXLLMHeadModel",
+    "TransfoXLModel",
+    "TransfoXLTokenizer",
+]
+
+transformers.AutoConfig.register("transfo-xl", TransfoXLConfig)
+transformers.AutoModel.register(TransfoXLConfig, TransfoXLModel)
+transformers.AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
+transformers.AutoModelForSequenceClassification.register(TransfoXLConfig, TransfoXLForSequenceClassification)
+transformers.AutoTokenizer.register(TransfoXLConfig, TransfoXLTokenizer)

@@ -1,0 +1,212 @@
+"""`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by our model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin  # pyright: ignore[reportMissingImports]
+from transformers.utils import ModelOutput  # pyright: ignore[reportMissingImports]
+
+from txl.convert.kimiyoung_names import tied_names
+from txl.hf.config import TransfoXLConfig
+from txl.hf.model import TransfoXLModel, TransfoXLPreTrainedModel
+from txl.hf.weights import Weights, add_weights, call_with
+
+IGNORED = -100
+"""The label of tokens that are not scored."""
+
+
+@dataclass
+class TransfoXLLMHeadModelOutput(ModelOutput):
+    """Attributes:
+    losses: nats of the second token on, (B, T - 1), in the order of the text; 0 where the label is -100.
+    prediction_scores: log-probabilities of the next word, (B, T, V); empty where labels are given.
+    mems, hidden_states, attentions: see `TransfoXLModelOutput`.
+    loss: mean over the scored tokens.
+    """
+
+    losses: Tensor | None = None
+    prediction_scores: Tensor | tuple[()] | None = None
+    mems: list[Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    loss: Tensor | None = None
+
+    @property
+    def logits(self) -> Any:
+        """`prediction_scores`."""
+        return self.prediction_scores
+
+
+class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
+    """The language model, with the adaptive softmax."""
+
+    _is_stateful = True  # a memory of a fixed length cannot go back
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        super().__init__(config)
+        self.transformer = TransfoXLModel(config)
+        self.crit = Weights()
+        add_weights(self.crit, self.transformer.ours, "crit.")
+        self.post_init()
+
+    def _ties(self) -> dict[str, str]:
+        return {name: f"transformer.{first}" for name, first in tied_names(self.transformer.ours.config).items()}
+
+    def reset_memory_length(self, mem_len: int) -> None:
+        """Look back that many tokens from now on."""
+        self.transformer.reset_memory_length(mem_len)
+
+    def init_mems(self, bsz: int) -> list[Tensor] | None:
+        """See `TransfoXLModel.init_mems`."""
+        return self.transformer.init_mems(bsz)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        mems: Sequence[Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> TransfoXLLMHeadModelOutput | tuple[Any, ...]:
+        """Read a segment; arguments as `TransfoXLModel.forward`.
+
+        Args:
+            labels: (B, T), the ids of the segment itself, which are shifted here; -100: not scored.
+        """
+        out = self.transformer(
+            input_ids,
+            mems=mems,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        hidden_BTD = out.last_hidden_state
+        weights = {f"crit.{name}": tensor for name, tensor in self.crit.named_parameters(remove_duplicate=False)}
+        scores, losses, loss = (), None, None
+        if labels is None:
+            scores = call_with(weights, self.transformer.ours, ("softmax.",), lambda model: model.log_prob(hidden_BTD))
+        else:
+            target_BT = labels[:, 1:]
+            is_scored_BT = target_BT != IGNORED
+            losses = call_with(
+                weights,
+                self.transformer.ours,
+                ("softmax.",),
+                lambda model: model.softmax.nll(hidden_BTD[:, :-1], target_BT.where(is_scored_BT, 0)),
+            ).where(is_scored_BT, 0.0)
+            loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
+        output = TransfoXLLMHeadModelOutput(losses, scores, out.mems, out.hidden_states, out.attentions, loss)
+        if return_dict or (return_dict is None and self.config.return_dict):
+            return output
+        rest = tuple(v for v in (output.mems, output.hidden_states, output.attentions) if v is not None)
+        if losses is None:
+            return (scores, *rest)
+        if self.config.trainer_compatible:
+            return (loss, scores, losses, *rest)
+        return (losses, scores, *rest, loss)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        mems: Sequence[Tensor] | None = None,
+        is_remembered: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """The whole prompt at first, with the memory that was given; then the last token only."""
+        kept = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        return {"input_ids": input_ids[:, -1:] if is_remembered else input_ids, "mems": mems, **kept}
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any], **_: Any) -> Any:
+        if outputs.mems is None or not model_kwargs.get("use_cache", True):
+            return model_kwargs
+        return model_kwargs | {"mems": outputs.mems, "is_remembered": True}
+
+    @staticmethod
+    def _reorder_cache(mems: Sequence[Tensor], beam_idx: Tensor) -> list[Tensor]:
+        return [mem_MBD.index_select(1, beam_idx.to(mem_MBD.device)) for mem_MBD in mems]
+
+
+@dataclass
+class TransfoXLSequenceClassifierOutputWithPast(ModelOutput):
+    """Attributes:
+    loss: if labels are given.
+    logits: (B, num_labels).
+    mems, hidden_states, attentions: see `TransfoXLModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    mems: list[Tensor] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
+    """A linear layer over the last token of each text; the last before the padding if `pad_token_id` is set."""
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.transformer = TransfoXLModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        mems: Sequence[Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> TransfoXLSequenceClassifierOutputWithPast | tuple[Any, ...]:
+        """Classify texts; arguments as `TransfoXLModel.forward`.
+
+        Args:
+            labels: (B,), classes; numbers where num_labels is 1 (squared error); (B, num_labels) of 0 and 1 where
+                `problem_type` is multi_label_classification.
+        Raises:
+            ValueError: if there are several texts and no `pad_token_id` that says where each ends.
+        """
+        out = self.transformer(
+            input_ids,
+            mems=mems,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
+        if pad is None and len(hidden_BTD) > 1:
+            raise ValueError("several texts at once need config.pad_token_id")
+        last_B = torch.full((len(hidden_BTD),), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
+        if pad is not None and input_ids is not None:
+            place_T = torch.arange(input_ids.shape[1], device=input_ids.device)
+            last_B = place_T.where(input_ids != pad, 0).amax(1)
+        logits = self.score(hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), last_B])
+        loss = None if labels is None else self._loss(logits, labels)
+        output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)
+        as_dict = return_dict or (return_dict is None and self.config.return_dict)
+        return output if as_dict else output.to_tuple()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        kind = self.config.problem_type
+        if kind == "regression" or (kind is None and self.num_labels == 1):
+            return F.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.to(logits.dtype))
+        if kind == "single_label_classification" or (kind is None and not labels.is_floating_point()):
+            return F.cross_entropy(logits, labels)
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))

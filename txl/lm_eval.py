@@ -1,0 +1,146 @@
+"""A model for lm-evaluation-harness (`pip install "txl[lm-eval]"`), whose command knows no models but its own:
+
+python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl.api import LanguageModel, load
+from txl.config import UsageError
+from txl.data_utils.free_text import encode_text
+from txl.data_utils.vocabulary import EOS
+from txl.runtime.log import print_error
+
+try:
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] (an extra)
+    from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+except ImportError:
+    missing = 'txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"'
+    if __name__ == "__main__":
+        print_error(missing)
+        sys.exit(2)
+    raise ImportError(missing) from None
+
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@register_model("txl")
+class TransformerXLForHarness(LM):
+    """What the harness asks of a model, with the memory carried over a whole document.
+
+    Args:
+        path: what `txl.load` takes.
+        vocabulary: see `txl.load`.
+        tgt_len, mem_len, clamp_len: how far it looks back; those of the training if not given.
+        device: as the harness names it.
+        others: settings of the harness that have no effect here, such as its batch size.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        vocabulary: str | None = None,
+        tgt_len: int | None = None,
+        mem_len: int | None = None,
+        clamp_len: int | None = None,
+        device: str | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        del others
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"  # the harness asks for cuda:0 when nobody named a device
+        lm = load(path, device=device, vocabulary=vocabulary)
+        context = lm.context.overlaid(ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len)
+        self.lm: LanguageModel = replace(lm, context=context)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """For each (context, continuation): nats, negative, and whether each token is the most likely one."""
+        found = []
+        for request in requests:
+            context, continuation = request.args
+            ids = self._ids(continuation)
+            before = [self.lm.vocab.index[EOS], *self._ids(context)]
+            logprob, is_greedy = 0.0, True
+            for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
+                logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
+                is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
+            found.append((logprob, is_greedy))
+            self.cache_hook.add_partial("loglikelihood", request.args, found[-1])
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """For each document: its log-likelihood in nats, read from its first word on with one memory."""
+        found = []
+        for request in requests:
+            (text,) = request.args
+            found.append(-self.lm.score(text).total_nats if text.strip() else 0.0)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """For each (context, settings): words up to the first of the strings in `until`, or `max_gen_toks` of them."""
+        found = []
+        for request in requests:
+            context, settings = request.args
+            found.append(self._generated(context, settings))
+            self.cache_hook.add_partial("generate_until", request.args, found[-1])
+        return found
+
+    def _generated(self, context: str, settings: dict[str, Any]) -> str:
+        rule = {name: settings[name] for name in ("top_k", "top_p") if settings.get(name) is not None}
+        rule["temperature"] = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
+        length = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), 256)
+        until = settings.get("until") or []
+        until = [until] if isinstance(until, str) else until
+        words: list[str] = []
+        text = ""
+        for word in self.lm.stream(context, length=length, **rule):
+            words.append(word)
+            text = " ".join(words).replace(f" {EOS}", "\n").replace(EOS, "\n")
+            ends = [text.index(stop) for stop in until if stop in text]
+            if ends:
+                return text[: min(ends)]
+        return text
+
+    @torch.no_grad()
+    def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Log-probabilities (N, V) of each segment's tokens from `first` on, and these tokens (N,)."""
+        model, context = self.lm.model, self.lm.context
+        memory = model.fresh_memory(1)
+        for begin in range(0, len(ids) - 1, context.tgt_len):
+            end = min(begin + context.tgt_len, len(ids) - 1)
+            hidden_1TD, memory = model(torch.tensor([ids[begin:end]]), memory, context)
+            n_scored = min(end - begin, end + 1 - first)
+            if n_scored > 0:
+                target_N = torch.tensor(ids[end + 1 - n_scored : end + 1])
+                yield model.log_prob(hidden_1TD[0, -n_scored:]).cpu(), target_N
+
+    def _ids(self, text: str) -> list[int]:
+        if not text.strip(" "):
+            return []
+        return encode_text(text, self.lm.vocab, name="text", running=self.lm.is_tokenised).ids
+
+
+def main() -> None:
+    """The harness's own command, which knows the model `txl` then."""
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # no line for every text with unknown words
+    try:
+        cli_evaluate()
+    except UsageError as error:
+        print_error(str(error))
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
