@@ -68,7 +68,7 @@ class TransformerXLForHarness(LM):
         for request in requests:
             context, continuation = request.args
             ids = self._ids(continuation)
-            before = [self.lm.vocab.index[EOS], *self._ids(context)]
+            before = [self.lm.vocab.eos_id, *self._ids(context)]
             logprob, is_greedy = 0.0, True
             for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
                 logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
