@@ -19,7 +19,7 @@ from txl.commands.pretrained import read_pretrained
 from txl.commands.text_generation import TextGenerator
 from txl.config import Context, UsageError, require
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import EOS, Vocab
+from txl.data_utils.vocabulary import Vocab
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
@@ -132,7 +132,7 @@ class LanguageModel:
         Raises:
             UsageError: if the text is empty.
         """
-        before = [self.vocab.index[EOS], *(self._ids(context) if context.strip() else [])]
+        before = [self.vocab.eos_id, *(self._ids(context) if context.strip() else [])]
         ids = self._ids(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())
@@ -144,7 +144,7 @@ class LanguageModel:
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
-        ids_1N = torch.tensor([[self.vocab.index[EOS], *self._ids(text)]])
+        ids_1N = torch.tensor([[self.vocab.eos_id, *self._ids(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         for segment_1T in ids_1N.split(context.tgt_len, dim=1):
             hidden_1TD, memory = self.model(segment_1T, memory, context)
