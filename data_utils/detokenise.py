@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from .running import RunningVocab
 from .vocabulary import EOS, Vocab
 
 _MARKED = {"@-@": "-", "@,@": ",", "@.@": "."}
@@ -85,8 +86,10 @@ def decoder(vocab: Vocab, *, tokenised: bool) -> Callable[[int], str]:
     This is the only place where ids become text.
 
     Args:
-        tokenised: the words are tokenised as WikiText's are, and become running text; else they are separated by
-            spaces. `<eos>` is a line break.
+        tokenised: the words are tokenised as WikiText's are, and become running text; else they, or the names of other
+            tokens, are separated by spaces. `<eos>` is a line break.
     """
+    if tokenised and isinstance(vocab, RunningVocab):
+        return vocab.decoder()
     spelled = Detokeniser() if tokenised else _Spaced()
     return lambda token: spelled(vocab.words[token])

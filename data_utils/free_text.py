@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .files import DataError
+from .running import RunningVocab
 from .spelling import places, sizes_of
 from .vocabulary import EOS, UNK, Vocab
 from .wikitext import tokenise
@@ -70,7 +71,7 @@ def _decoded(content: bytes, name: str) -> str:
 
 
 def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break.
+    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of.
 
     Unknown words become `<unk>`, with a warning.
 
@@ -82,6 +83,8 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
     Raises:
         DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """
+    if isinstance(vocab, RunningVocab):
+        return _running(text, vocab, name)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -111,6 +114,21 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
         [text[begin:end].rstrip("\r\n") for begin, end in spans],
         sizes_of(written, np.array(ids), vocab),
     )
+
+
+def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
+    if not text:
+        raise DataError(f"{name}: is empty; it needs at least one character")
+    tokens = vocab.tokens(text)
+    sizes = vocab.sizes(text, tokens)
+    if n_unknown := int(sizes["unknown"].sum()):
+        _LOG.warning(
+            "%s: %d of %d tokens are not in the vocabulary and are read as %s", name, n_unknown, len(tokens.ids), UNK
+        )
+    ends = tokens.ends.tolist()
+    offsets = [0, *ends[:-1]]
+    surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
+    return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
 
 
 def _notice_of(unknown: list[str], n_token: int) -> str:

@@ -77,11 +77,3 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
             "--reset document: the text has no line like '= Title =' that begins a document; leave the flag out"
         )
     return begin_L[heading_L]
-
-
-def starts_where_known(ids: np.ndarray, vocab: Vocab) -> np.ndarray | None:
-    """`article_starts`, or None if there are no headings."""
-    try:
-        return article_starts(ids, vocab)
-    except DataError:
-        return None

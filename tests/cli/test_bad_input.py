@@ -832,7 +832,7 @@ def test_ctrl_c_leaves_no_token_file_half_written(
     leftovers: Callable[[], list[Path]],
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    press_at_call(2, "txl.data_utils.corpus.array")
+    press_at_call(2, "txl.data_utils.words.array")
     outcome = call("train", *training)
     assert (outcome.status, leftovers()) == (130, [])
 

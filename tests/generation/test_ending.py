@@ -12,7 +12,7 @@ def grown(words: str, *, line: str = "x", **ending: Any) -> list[str]:
     """The pieces that become certain of a text of words; `/` is a line end."""
     text, pieces = GrowingText(Ending(**{"length": 99} | ending), line), []
     for word in words.split():
-        pieces.append(text.add("\n" if word == "/" else f" {word}", is_line_end=word == "/"))
+        pieces.append(text.add("\n" if word == "/" else f" {word}"))
         if text.has_ended:
             break
     return pieces

@@ -13,7 +13,8 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from txl.cli import Typed, build, read_flags
-from txl.commands.train import MOST_USED, set_batch_size, settings, shape_of_model
+from txl.commands.shape import AUTO, shape_of_model
+from txl.commands.train import MOST_USED, set_batch_size, settings
 from txl.config import Context, ModelConfig, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.report import write_json
@@ -26,7 +27,7 @@ from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
 from txl.training.run import worlds_that_fit
 
-WORDS = {"wt103": 267_735, "wt2": 33_278}
+WORDS = {"wt103": 267_735, "wt2": 33_278, "bpe": 8192, "bytes": 256}
 KINDS = {"DDP": False, "shards": True}
 
 
@@ -40,10 +41,13 @@ def main(argv: Sequence[str]) -> int:
     notes = fit_batch(typed, ranks)
     config, context = settings(typed, ranks, None, None)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    dataset = build(DataConfig, typed).dataset
-    n_token = cluster.vocab_size or WORDS.get(dataset)
-    require(n_token is not None, f"--dataset {dataset}: its vocabulary is not known without its text; add --vocab_size")
-    shape = shape_of_model(typed, n_token or 0, dataset)
+    data = build(DataConfig, typed)
+    n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
+    require(
+        n_token is not None, f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token"
+    )
+    require(AUTO not in typed.get("cutoffs", ()), "--cutoffs auto: needs the text; give the ranks that train.py prints")
+    shape = shape_of_model(typed, n_token or 0, data.dataset)
 
     def estimated() -> tuple[dict[str, Plan], int, int]:
         model = estimated_model(shape, config, context, dtype)

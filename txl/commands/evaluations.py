@@ -7,7 +7,6 @@ from txl.commands.text_generation import TextGenerator
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.rows import RowStream, ScoringStream, document_streams, total_sums
-from txl.data_utils.wikitext import article_starts
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
@@ -29,7 +28,7 @@ def scoring_streams(
     ids, lengths = corpus.split(split), {"tgt_len": context.tgt_len, "ext_len": context.ext_len}
     if config.reset == "document":
         batch_size = config.eval_batch_size or max(10, ranks.world)
-        starts = article_starts(ids, corpus.vocab)
+        starts = corpus.document_starts(split)
         return document_streams(ids, starts, batch_size=batch_size, **lengths)[ranks.rank :: ranks.world]
     by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
     n_warmup = warmup_segments(shape.n_layer, context)

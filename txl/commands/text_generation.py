@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txl.config import Context
 from txl.data_utils.detokenise import decoder
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.vocabulary import UNK, Vocab
 from txl.evaluation.reading import within
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
@@ -71,7 +71,7 @@ class Session:
 
     def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
         vocab, self._ending = how.vocab, how.ending
-        self._eos = vocab.index[EOS]
+        self._eos = vocab.eos_id
         self._decoders = [decoder(vocab, tokenised=how.tokenised) for _ in seeds]
         self._lines = [""] * len(seeds)  # the last of each text
         self._is_empty = [True] * len(seeds)
@@ -90,7 +90,7 @@ class Session:
         self._rows.add(row, ids)
         for token in ids:
             piece = self._decoders[row](token)
-            self._lines[row] = "" if token == self._eos else self._lines[row] + piece
+            self._lines[row] = (self._lines[row] + piece).rpartition("\n")[2]
 
     def write(self) -> Iterator[tuple[int, str]]:
         """Continue all texts to their ends; yields (row, piece of text). A session of one text may go on after that."""
@@ -102,6 +102,6 @@ class Session:
                 if token is None:
                     continue
                 piece = self._decoders[row](token)
-                if certain := texts[row].add(piece, is_line_end=token == self._eos):
+                if certain := texts[row].add(piece):
                     yield row, certain
                 finished[row], self._lines[row] = texts[row].has_ended, texts[row].line

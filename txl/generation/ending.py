@@ -43,27 +43,28 @@ class GrowingText:
         self._stops = _Stops(ending.stop)
         self.has_ended = False
 
-    def add(self, piece: str, *, is_line_end: bool) -> str:
+    def add(self, piece: str) -> str:
         """The text that a token makes certain.
 
         Args:
-            piece: the text of the token.
+            piece: the text of the token; a line ends with it or after it.
         """
         ending = self._ending
-        ends_line = is_line_end and bool(self.line.strip())
+        self.line += piece
+        ends_line = piece.endswith("\n") and bool(self.line.strip())
         ends_paragraph = ends_line and not self.line.lstrip().startswith("=")
-        self.line = "" if is_line_end else self.line + piece
+        self.line = self.line.rpartition("\n")[2]
         self._n_token += 1
         self._n_line += ends_line
         self._n_paragraph += ends_paragraph
         self._unfinished += piece
         if ends_line and self._n_line == ending.lines:
-            return self._end(self._unfinished[: -len(piece)])
+            return self._end(self._unfinished.rstrip("\n"))
         if not ending.finish_line:
             certain, self._unfinished = self._unfinished, ""
             return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
         if ends_paragraph:
-            certain, self._unfinished = self._unfinished[: -len(piece)], piece
+            certain, self._unfinished = self._unfinished[:-1], "\n"
             return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
         if self._n_token >= 2 * ending.length:
             return self._end("" if self._n_paragraph else self._unfinished)

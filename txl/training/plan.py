@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from txl.config import Checked, Context, option
+from txl.config import SIZE, Checked, Context, option
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -64,7 +64,7 @@ class ClusterConfig(Checked):
     gpu_gib: float | None = option(None, "memory of a GPU in GiB", above=0)
     within: float | None = option(None, "GB/s that a GPU sends to others of its host", above=0)
     between: float | None = option(None, "GB/s that a host sends to other hosts", above=0)
-    vocab_size: int | None = option(None, "words in the vocabulary (not given: that of WikiText)", minimum=1)
+    n_token: int | None = option(None, "words in the vocabulary (not given: that of the data set)", **SIZE)
     json: str | None = option(None, "write the results to this file")
 
     def device(self, dtype: torch.dtype, *, tf32: bool) -> Device:
