@@ -46,7 +46,7 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
                 part = part.replace(b"\n", b"")
                 part = part.strip() if config.dataset == "text8" else part
             if not part:
-                raise DataError(f"{files[0]}: too short for a {split} split; it needs at least 20 bytes")
+                raise DataError(f"{files[0]}: too short for a {split} split; it needs some 20 bytes of text")
             _write(target, split, part)
         known = {"fingerprint": fingerprint, "said": said}
         with written_whole(record) as temporary:
@@ -84,7 +84,8 @@ def _parts(name: str, files: list[Path]) -> tuple[list[bytes], str]:
     said = f"{files[0].name}: {len(content):,} bytes, the last {n_held:,} for test, those before for valid"
     if len(content) != WHOLE:
         said += f"; this is not {name}, which has {WHOLE:,}: figures are not comparable with published ones"
-    return [content[: -2 * n_held or None], content[-2 * n_held : -n_held or None], content[-n_held:]], said
+    n_train = len(content) - 2 * n_held
+    return [content[:n_train], content[n_train : n_train + n_held], content[n_train + n_held :]], said
 
 
 def _content(name: str, path: Path) -> bytes:

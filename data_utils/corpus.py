@@ -23,7 +23,7 @@ from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
 from .running import Bytes, Characters, Integers, RunningVocab
 from .saved_vocabulary import read_saved, write_saved
-from .sentences import digest_of, encoded_shards, read_vocabulary, sentence_starts, shards_of
+from .sentences import VOCABULARY, digest_of, encoded_shards, read_vocabulary, sentence_starts, shards_of
 from .sources import home_of
 from .spelling import pieces, sizes_of
 from .subwords import DEFAULT_SIZE, Subwords
@@ -74,7 +74,8 @@ class Corpus:
     @property
     def defines_vocabulary(self) -> bool:
         """True if the text that the vocabulary is made of is there."""
-        return all(self._text(split).is_file() for split in self.recipe.counted)
+        files = [self.folder / VOCABULARY] if self.config.dataset == "lm1b" else map(self._text, self.recipe.counted)
+        return all(path.is_file() for path in files)
 
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
@@ -120,8 +121,7 @@ class Corpus:
     def file_starts(self, name: str) -> list[int]:
         """Indices into the ids of a split where its files begin."""
         self.split(name)
-        header = read_header(self._token_path(name), self._made_from(name, self.vocab))
-        return (header or {}).get("starts", [0])
+        return (read_header(self._token_path(name), self._made_from(name, self.vocab)) or {}).get("starts", [0])
 
     def document_starts(self, name: str) -> np.ndarray:
         """Indices into the ids of a split where documents begin.
@@ -153,11 +153,7 @@ class Corpus:
         header = self._header(path, fingerprint)
         if header is None:
             starts: list[int] = []
-            if isinstance(self.vocab, SentenceVocab):
-                blocks = encoded_shards(self._texts(name), self.vocab, starts)
-            else:
-                blocks = self._blocks(name) if isinstance(self.vocab, RunningVocab) else encoded(text, self.vocab)
-            self._write(name, blocks, self.vocab, starts)
+            self._write(name, self._blocks(name, starts), self.vocab, starts)
             header = self._header(path, fingerprint)
             if header is None:
                 raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
@@ -176,8 +172,14 @@ class Corpus:
         ends_documents = isinstance(vocab, Subwords)
         return {**made, "documents": self.config.documents} if ends_documents and not self._is_prepared else made
 
-    def _blocks(self, name: str) -> Iterator[Block]:
-        assert isinstance(self.vocab, RunningVocab)
+    def _blocks(self, name: str, starts: list[int]) -> Iterator[Block]:
+        """The ids of a split; where its files begin is appended to `starts`, if there are several."""
+        if isinstance(self.vocab, SentenceVocab):
+            yield from encoded_shards(self._texts(name), self.vocab, starts)
+            return
+        if not isinstance(self.vocab, RunningVocab):
+            yield from encoded(self._text(name), self.vocab)
+            return
         unk = self.vocab.index.get(UNK, -1) if isinstance(self.vocab, Characters) else -1
         for ids in self.vocab.encoded(self.documents(name)):
             yield Block(ids, int((ids == unk).sum()))
@@ -226,7 +228,6 @@ class Corpus:
         return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"
 
     def _texts(self, split: str) -> list[Path]:
-        """The files of a split."""
         return shards_of(self.folder, split) if self.config.dataset == "lm1b" else [self._text(split)]
 
     def _token_path(self, split: str) -> Path:
@@ -295,5 +296,5 @@ class Corpus:
         if path.is_file():
             _LOG.warning("%s: stale or damaged, rewritten", path)
         with self._writing():
-            made_from = self._made_from(name, vocab)
-            write_tokens(path, made_from, len(vocab), with_words(blocks, text, vocab.eos_id), starts)
+            blocks = with_words(blocks, text, vocab.eos_id)
+            write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)
