@@ -6,7 +6,7 @@ lm.generate("Once upon a time")
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -18,6 +18,7 @@ from torch import Tensor
 from txl.commands.pretrained import read_pretrained
 from txl.commands.text_generation import TextGenerator
 from txl.config import Context, UsageError, require
+from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.vocabulary import Vocab
 from txl.evaluation.reading import within
@@ -68,6 +69,14 @@ class LanguageModel:
     is_tokenised: bool = True
     """Running text is split as WikiText is; else at white space only."""
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises `UsageError` if it is empty."""
+        return encode_text(text, self.vocab, name="text", running=self.is_tokenised).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, in natural spelling."""
+        return "".join(map(decoder(self.vocab, tokenised=self.is_tokenised), ids))
+
     def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
         """The text that continues the prompt, in pieces, mostly a word with the space before it, as they are sampled.
 
@@ -102,7 +111,7 @@ class LanguageModel:
         return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        return self._ids(prompt) if prompt.strip() else []
+        return self.encode(prompt) if prompt.strip() else []
 
     def _generator(
         self,
@@ -132,8 +141,8 @@ class LanguageModel:
         Raises:
             UsageError: if the text is empty.
         """
-        before = [self.vocab.eos_id, *(self._ids(context) if context.strip() else [])]
-        ids = self._ids(text)
+        before = [self.vocab.eos_id, *(self.encode(context) if context.strip() else [])]
+        ids = self.encode(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())
 
@@ -144,15 +153,12 @@ class LanguageModel:
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
-        ids_1N = torch.tensor([[self.vocab.eos_id, *self._ids(text)]])
+        ids_1N = torch.tensor([[self.vocab.eos_id, *self.encode(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         for segment_1T in ids_1N.split(context.tgt_len, dim=1):
             hidden_1TD, memory = self.model(segment_1T, memory, context)
             parts.append(hidden_1TD[0].cpu())
         return torch.cat(parts)[1:]
-
-    def _ids(self, text: str) -> list[int]:
-        return encode_text(text, self.vocab, name="text", running=self.is_tokenised).ids
 
     def _within(self, n_token: int) -> Context:
         return within(self.context.overlaid(ext_len=0), n_token)

@@ -117,11 +117,12 @@ def stock(
 @pytest.fixture
 def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with all that the pages name."""
-    for run in ("mine", "other", "wt2"):
+    for run in ("mine", "other", "wt2", "shakespeare"):
         shutil.copytree(stock / "run", tmp_path / "runs" / run)
     for text in ("my_folder", "data/wikitext-2"):
         shutil.copytree(stock / "text", tmp_path / text)
     (tmp_path / "my.txt").write_text("bab bad\n")
+    (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
     rows = [{"text": f"row {i}"} for i in range(20)]
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "0.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
