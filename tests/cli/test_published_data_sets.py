@@ -50,6 +50,13 @@ def test_bytes_of_a_raw_file(call: Call, tmp_path: Path, dataset: str, content: 
     prompt = "[[link]]" if dataset == "enwik8" else "the small"
     outcome = call("generate", "--work_dir", run, "--prompt", prompt, "--length", 9)
     assert outcome.out.startswith(prompt)
+    if convention == "original":  # a checkpoint of the 2019 code comes back
+        assert call("convert", run, tmp_path / "model_pt", "--to", "original").status == 0
+        back = ["convert", tmp_path / "model_pt", tmp_path / "back", "--data", folder, "--dataset", dataset]
+        assert call(*back).status == 0
+        lengths = ["--split", "test", "--tgt_len", 8, "--mem_len", 8]
+        again = row(call, tmp_path, *lengths, "--work_dir", tmp_path / "back")
+        assert again["nats"] == pytest.approx(row(call, tmp_path, *lengths)["nats"])
 
 
 def test_words_of_penn_treebank_are_in_lower_case(call: Call, tmp_path: Path) -> None:
