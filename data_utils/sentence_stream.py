@@ -67,12 +67,14 @@ class SentenceStream:
         order = np.arange(len(self.files) - 1)
         if self.shuffle:
             draws.shuffle(order)
-        n = 0
+        n, n_before = 0, -(-self.ext_len // self.tgt_len)  # segments before the first that it reads again
         for file in order.tolist():
             begin_S, end_S = self._sentences(file, draws)
             held_BT = np.zeros((self.batch_size, 0, 2), dtype=np.int64)
-            for index_BT in self._dealt(begin_S, end_S):
-                held_BT = np.concatenate([held_BT, index_BT], axis=1)[:, -(self.ext_len + self.tgt_len) :]
+            for pieces in self._dealt(begin_S, end_S):
+                if n >= first - n_before:
+                    held_BT = np.concatenate([held_BT, self._indices(pieces)], axis=1)
+                    held_BT = held_BT[:, -(self.ext_len + self.tgt_len) :]
                 if n >= first:
                     yield self._segment(held_BT[self.columns])
                 n += 1
@@ -86,27 +88,34 @@ class SentenceStream:
             draws.shuffle(order_S)
         return border_S[order_S], border_S[order_S + 1]
 
-    def _dealt(self, begin_S: np.ndarray, end_S: np.ndarray) -> Iterator[np.ndarray]:
-        """The segments of a file: of each input token its index in the text and that of its sentence, (B, T, 2)."""
+    def _dealt(self, begin_S: np.ndarray, end_S: np.ndarray) -> Iterator[list[tuple[int, int, int]]]:
+        """The segments of a file as pieces of sentences: of each its sentence's first token, its own and its length,
+        row by row."""
         sentences = zip(begin_S.tolist(), end_S.tolist(), strict=True)
         now = [(0, 0, 0)] * self.batch_size  # of each stream: the sentence, the next token of it, its end
         while True:
-            index_BT = np.empty((self.batch_size, self.tgt_len, 2), dtype=np.int64)
-            for b in range(self.batch_size):
-                sentence, at, end = now[b]
-                n = 0
-                while n < self.tgt_len:
+            pieces = []
+            for b, (sentence, at, end) in enumerate(now):
+                n_missing = self.tgt_len
+                while n_missing:
                     if at >= end:
                         sentence, end = next(sentences, (-1, -1))
                         if sentence < 0:
                             return
                         at = sentence
-                    n_new = min(end - at, self.tgt_len - n)
-                    index_BT[b, n : n + n_new, 0] = np.arange(at, at + n_new)
-                    index_BT[b, n : n + n_new, 1] = sentence
-                    n, at = n + n_new, at + n_new
+                    n_new = min(end - at, n_missing)
+                    pieces.append((sentence, at, n_new))
+                    n_missing, at = n_missing - n_new, at + n_new
                 now[b] = sentence, at, end
-            yield index_BT
+            yield pieces
+
+    def _indices(self, pieces: list[tuple[int, int, int]]) -> np.ndarray:
+        """Of each token of a segment its index in the text and that of its sentence's first, (B, T, 2)."""
+        sentence_P, at_P, n_P = np.array(pieces).T
+        begin_P = np.cumsum(n_P) - n_P
+        index_N = np.arange(self.batch_size * self.tgt_len) + np.repeat(at_P - begin_P, n_P)
+        both_N2 = np.stack([index_N, np.repeat(sentence_P, n_P)], axis=1)
+        return both_N2.reshape(self.batch_size, self.tgt_len, 2)
 
     def _segment(self, index_BT: np.ndarray) -> TrainingSegment:
         at_BT, sentence_BT = index_BT[..., 0], index_BT[..., 1]
