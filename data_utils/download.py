@@ -146,7 +146,7 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
                 try:
                     wanted.fallback(folder)
                 except DataError as second:
-                    raise DataError(f"{error}; nor from the hub: {second}") from None
+                    raise DataError(f"the hub: {str(second).rstrip('.')}; {error}") from None
                 return True
             archive = folder / remote.name
             if remote.name not in wanted.files:

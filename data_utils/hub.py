@@ -44,8 +44,11 @@ def _fetcher() -> Callable[[str], Path]:
     try:
         import pyarrow.parquet  # noqa: F401
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
     except ImportError as error:
         raise DataError(f"the hub needs {error.name}: pip install huggingface_hub pyarrow") from None
+
+    logging.set_verbosity_error()  # what fails is said once, at the end
 
     def fetched(name: str) -> Path:
         try:
