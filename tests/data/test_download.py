@@ -75,7 +75,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(transfer, "TIMEOUT_S", 0.2)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with Server(("127.0.0.1", 0), Handler) as server:
@@ -96,7 +95,6 @@ def remote(server: Server, *ways: str, digest: str = "") -> Remote:
     [
         (["good"], [None]),
         (["cut"], [None, "bytes=51200-", "bytes=76800-"]),
-        (["stalls"], [None, "bytes=51200-", "bytes=76800-"]),
         (["no_range"], [None, "bytes=51200-", "bytes=51200-"]),
         (["moved"], [None, None]),
         (["missing", "good"], [None, None]),
@@ -113,6 +111,16 @@ def test_the_whole_file_comes_however_the_server_behaves(
     assert [asked for _, asked in server.asked] == ranges
     assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
     assert not load(remote(server, "missing"), tmp_path)  # it is there
+
+
+def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
+    assert load(remote(server, "stalls"), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert len(server.asked) > 1
+    assert [asked for _, asked in server.asked][-1] is not None
 
 
 @pytest.mark.parametrize(("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")])
