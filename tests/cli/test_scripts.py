@@ -87,3 +87,16 @@ def test_an_estimate_has_the_flags_of_the_training(tmp_path: Path) -> None:
     assert call.startswith("-m txl estimate --data ")
     assert "--d_model 1024" in call
     assert call.endswith("--gpus 64")
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "folder"),
+    [("run_wt103.sh", "wt103", "wikitext-103"), ("scripts/run_lm1b.sh", "lm1b", "one-billion-words")],
+)
+def test_data_loads_the_text_to_where_it_is_read(tmp_path: Path, script: str, name: str, folder: str) -> None:
+    python, calls, root = tmp_path / "python", tmp_path / "calls", SCRIPT.parent
+    python.write_text(f'#!/usr/bin/env bash\n[[ $1 = -c ]] || echo "$*" >{calls}\n')
+    python.chmod(0o755)
+    words = ["bash", root / script, "data", "--mirror", "m"]
+    subprocess.run(words, check=True, env=os.environ | {"PYTHON": str(python)})
+    assert calls.read_text() == f"-m data_utils.download {name} --out {root}/data/{folder} --mirror m\n"
