@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from txl.config import require
@@ -209,6 +210,11 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
     if ranks.world == 1:
         return module
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank has a part, whole on each of them; any other as it is. All ranks call it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class Vote:

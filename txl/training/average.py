@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from txl.model.transformer import TransformerXL
 
@@ -52,4 +53,10 @@ class WeightAverage:
     def _exchange(self) -> None:
         if self._average:
             for i, p in enumerate(self._model.parameters()):
-                p.data, self._average[i] = self._average[i], p.data
+                if isinstance(p, DTensor):  # all-gathers read the memory that the shard has had from the beginning
+                    mine, average = p.detach().to_local(), self._average[i].to_local()  # type: ignore[attr-defined]
+                    trained = mine.clone()
+                    mine.copy_(average)
+                    average.copy_(trained)
+                else:
+                    p.data, self._average[i] = self._average[i], p.data
