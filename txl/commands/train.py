@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, CheckpointWriter, load_model, load_snapshot
+from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
 from txl.cli import Typed, build, read_flags, require_effect
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.pretrained import Pretrained, read_pretrained
@@ -35,6 +35,7 @@ from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.sharding import drawn_in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
@@ -80,8 +81,9 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
     known = checkpoint or start
     shape = known.model_config if known else shape_of_model(typed, corpus)
+    require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config, start)
+    model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
@@ -92,7 +94,11 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
     vocab = {"vocab.txt": corpus.vocab.to_text()}
-    checkpoints = CheckpointWriter(run_folder, context, ranks, stream.columns, record, vocab, config.keep_last)
+    background = Background() if config.async_save else None
+    writers = ranks.with_own_group(config.timeout_s) if background else ranks
+    checkpoints = CheckpointWriter(
+        run_folder, context, writers, stream.columns, record, vocab, config.keep_last, background
+    )
     sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
     needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
 
@@ -100,7 +106,8 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, texts)
-        state.restore(load_snapshot(checkpoint, stream.columns))
+        parameters = dict(model.named_parameters()) if config.shard else None
+        state.restore(load_snapshot(checkpoint, stream.columns, parameters))
         prepare_resume(run_folder, checkpoint, ranks)
     else:
         start_new_run(run_folder, ranks, overwrite=config.overwrite)
@@ -226,24 +233,32 @@ def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None =
     return corpus
 
 
-def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
+    if config.shard and start is None:
+        return drawn_in_shards(shape, config, ranks)
     torch.manual_seed(config.seed)
     model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
     if start is None:
         init_weights(model, config)
     else:
         model.load_state_dict(start.model.state_dict())
+    if config.shard:
+        shard(model, ranks)
     return model
 
 
-def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
     require(
         checkpoint.attachment("vocab.txt") == corpus.vocab.to_text(),
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
         f"back, or start a new run in another --work_dir",
     )
+    if config.shard:
+        model = model_in_shards(checkpoint.model_config, config, ranks)
+        load_weights(checkpoint, model)
+        return model
     return load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
 
 

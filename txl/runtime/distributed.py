@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -59,6 +59,14 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.gathered(None)
+
+    def with_own_group(self, timeout_s: float) -> "Ranks":
+        """These ranks with a control group of their own, for a thread. All ranks call it together."""
+        if self.world == 1:
+            return self
+        with lost_contact_errors(self.rank):
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        return replace(self, control=cast(dist.ProcessGroup, group))
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0, then on the others, which find the files that it has written.

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 from txl.model.autocast import autocast
-from txl.model.transformer import TransformerXL
+from txl.model.transformer import Layer, TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
+from txl.positions import build_position_encodings
 from txl.runtime.distributed import Ranks
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
@@ -33,7 +34,7 @@ def training_bytes(
     """
     shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
-    weights = weight_bytes(model)
+    weights = weight_bytes(model) // (ranks.world if config.shard else 1)
     table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
     memory = config.batch_chunk * n_stream * context.mem_len * shape.d_model * shape.n_layer * 4
     needed = {
@@ -60,6 +61,11 @@ def training_bytes(
         needed["activations and gradients"] = max(activations + table, layer + weights + table)
     else:
         needed["activations and gradients"] = activations + weights + table
+    if config.shard:  # those of a layer, of the one that is fetched meanwhile, and of the root, with their gradients
+        in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
+        needed["gathered"] = 2 * (weight_bytes(model) - in_layers + 2 * in_layers // shape.n_layer)
+    if config.async_save and on_cpu:
+        needed["copy for a checkpoint"] = weights + needed["optimizer"] + memory
     return needed
 
 
@@ -67,7 +73,7 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
     """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
     with torch.device("meta"):
         one, two = (weight_bytes(TransformerXL(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
-    weights = one + (shape.n_layer - 1) * (two - one)
+    weights = (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
     require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
 
 
@@ -92,10 +98,10 @@ def _kept_bytes(
 
 
 def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
-    layer: Any = model.layers[0]
+    layer: Any = _layer_like(model, config) if model.is_sharded else model.layers[0]
     layer.ff.chunk = config.ff_chunk
     weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     kept: dict[int, int] = {}
 
     def count(x: Tensor) -> Tensor:
@@ -118,6 +124,15 @@ def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_s
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
     model.train(was_training)
     return sum(kept.values())
+
+
+def _layer_like(model: TransformerXL, config: TrainConfig) -> nn.Module:
+    """A whole layer of a sharded model, with other weights."""
+    with torch.random.fork_rng([]):
+        pos = build_position_encodings(dataclasses.replace(model.config, n_layer=1), dropout=config.dropout)[0]
+        layer = Layer(model.config, pos, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
+    layer.attn.rule.impl = model.layers[0].attn.rule.impl
+    return layer
 
 
 def require_memory(needed: dict[str, int], ranks: Ranks) -> None:

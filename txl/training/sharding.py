@@ -13,6 +13,7 @@ from txl.config import ModelConfig, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
+from txl.training.init import init_weights
 
 
 def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
@@ -40,6 +41,14 @@ def model_in_shards(
         torch.manual_seed(config.seed)
         model = TransformerXL(shape, **rates)
     shard(model.to(dtype), ranks)
+    return model
+
+
+def drawn_in_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> TransformerXL:
+    """A sharded model with the weights that `init_weights` draws from the seed for a whole one."""
+    model = model_in_shards(shape, config, ranks)
+    with WholeDraws():
+        init_weights(model, config)
     return model
 
 
