@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
@@ -20,6 +19,7 @@ from txl.config import UsageError
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
+from txl.runtime.distributed import local
 
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FLOATS = tuple(_DTYPES.values())
@@ -56,14 +56,11 @@ def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:
     own = weights_of(model)
     names = {_current_name(name): name for name in header_of_weights(checkpoint.folder)}
     read_into({saved: own[name].detach() for name, saved in names.items()}, checkpoint.folder)
-    mine = [p.to_local() if isinstance(p, DTensor) else p for p in own.values()]
-    if not all(tensor.isfinite().all() for tensor in mine):
+    if not all(local(tensor).isfinite().all() for tensor in own.values()):
         raise damaged(_path_of_weights(checkpoint.folder), "holds weights that are not finite numbers")
 
 
-def load_snapshot(
-    checkpoint: Checkpoint, streams: slice, parameters: Mapping[str, Tensor] | None = None
-) -> Snapshot:
+def load_snapshot(checkpoint: Checkpoint, streams: slice, parameters: Mapping[str, Tensor] | None = None) -> Snapshot:
     """The state that a run needs to resume with these streams of the global batch.
 
     It has random states only if one process computed exactly these streams before.
@@ -105,8 +102,10 @@ def _optimizer(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, Tens
     for name, (shape, dtype) in tensors_in(folder).items():
         if ":" in name:
             parameter = parameters.get(name.rpartition(":")[0])
-            is_like_it = parameter is not None and parameter.shape == shape
-            tensors[name] = torch.empty_like(parameter, dtype=dtype) if is_like_it else torch.empty(shape, dtype=dtype)
+            if parameter is not None and parameter.shape == shape:
+                tensors[name] = torch.empty_like(parameter.detach(), dtype=dtype)
+            else:
+                tensors[name] = torch.empty(shape, dtype=dtype)
     read_into(tensors, folder)
     return tensors
 

@@ -11,12 +11,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from txl.checkpoint.folder import damaged
 from txl.files import errors_naming
@@ -40,7 +41,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> l
     with lost_contact_errors(ranks.rank), errors_naming(folder):
         try:
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.control)
+            save(dict(tensors), storage_writer=writer, process_group=ranks.control)
         except CheckpointException as error:  # no Exception, and a traceback of every rank long
             raise next(iter(error.failures.values()))[0] from None
     return sorted(folder.glob(f"shard-{ranks.rank + 1:05d}-*"))
@@ -51,7 +52,7 @@ def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this process reads alone, as it should
-            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (CheckpointException, OSError, SafetensorError, RuntimeError, ValueError, KeyError):
         raise damaged(folder / SHARDS) from None
 

@@ -35,7 +35,7 @@ from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
-from txl.training.sharding import drawn_in_shards, model_in_shards, require_shards, shard
+from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
@@ -106,7 +106,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, texts)
-        parameters = dict(model.named_parameters()) if config.shard else None
+        parameters = dict(model.named_parameters()) if model.is_sharded else None
         state.restore(load_snapshot(checkpoint, stream.columns, parameters))
         prepare_resume(run_folder, checkpoint, ranks)
     else:
@@ -170,6 +170,10 @@ def settings(
         config.reset == "never" or (config.attn_impl != "fused" and asked["attention"] == "softmax"),
         f"--reset {config.reset}: --attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the "
         f"documents of a row; use --attention softmax with --attn_impl auto",
+    )
+    require(
+        ranks.world > 1 or not typed.get("shard"),
+        "--shard: one process has nothing to share out; start several with torchrun, or drop the flag",
     )
     context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
@@ -235,7 +239,7 @@ def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None =
 
 def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
-    if config.shard and start is None:
+    if in_shards(config, ranks) and start is None:
         return drawn_in_shards(shape, config, ranks)
     torch.manual_seed(config.seed)
     model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
@@ -243,7 +247,7 @@ def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None,
         init_weights(model, config)
     else:
         model.load_state_dict(start.model.state_dict())
-    if config.shard:
+    if in_shards(config, ranks):
         shard(model, ranks)
     return model
 
@@ -255,7 +259,7 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, r
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
         f"back, or start a new run in another --work_dir",
     )
-    if config.shard:
+    if in_shards(config, ranks):
         model = model_in_shards(checkpoint.model_config, config, ranks)
         load_weights(checkpoint, model)
         return model

@@ -220,6 +220,11 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, without gradient; any other as it is."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of which each rank has a part, whole on each of them; any other as it is. All ranks call it together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import local
 
 
 class WeightAverage:
@@ -20,7 +21,9 @@ class WeightAverage:
 
     def trained(self) -> dict[str, Tensor]:
         """The current weights, which go into the optimizer's state when a checkpoint's model is their average."""
-        return {f"{name}:trained": p.detach() for name, p in self._model.named_parameters() if self._average}
+        named = self._model.named_parameters() if self._average else ()
+        # `in_use` replaces the tensors of whole weights and writes into shards
+        return {f"{name}:trained": p.detach().clone() if isinstance(p, DTensor) else p.detach() for name, p in named}
 
     def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Put these weights back into the model and return the rest of the state. Raises `ValueError` if they are not
@@ -54,7 +57,7 @@ class WeightAverage:
         if self._average:
             for i, p in enumerate(self._model.parameters()):
                 if isinstance(p, DTensor):  # all-gathers read the memory that the shard has had from the beginning
-                    mine, average = p.detach().to_local(), self._average[i].to_local()  # type: ignore[attr-defined]
+                    mine, average = local(p), local(self._average[i])
                     trained = mine.clone()
                     mine.copy_(average)
                     average.copy_(trained)

@@ -61,7 +61,9 @@ def training_bytes(
         needed["activations and gradients"] = max(activations + table, layer + weights + table)
     else:
         needed["activations and gradients"] = activations + weights + table
-    if config.shard:  # those of a layer, of the one that is fetched meanwhile, and of the root, with their gradients
+    if (
+        config.shard and ranks.world > 1
+    ):  # those of a layer, of the one that is fetched meanwhile, and of the root, with their gradients
         in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
         needed["gathered"] = 2 * (weight_bytes(model) - in_layers + 2 * in_layers // shape.n_layer)
     if config.async_save and on_cpu:

@@ -60,13 +60,14 @@ class Validation:
         n_segment = sum(map(len, self.streams))
         limit = self.max_segments if self.max_segments > 0 else n_segment
         numbered = ((i, segment) for i, stream in enumerate(self.streams) for segment in stream)
-        segments = itertools.chain(itertools.islice(numbered, limit), self._blanks(model, min(limit, n_segment), ranks))
+        blanks = self._blanks(model, min(limit, n_segment), ranks)
+        segments: Iterator[tuple[int, Batch]] = itertools.chain(itertools.islice(numbered, limit), blanks)
         read = until_stopped(segments, request, ranks)
         by_stream = itertools.groupby(read, key=operator.itemgetter(0))
         score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
         return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
 
-    def _blanks(self, model: TransformerXL, n_own: int, ranks: Ranks) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    def _blanks(self, model: TransformerXL, n_own: int, ranks: Ranks) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
         """Segments of which nothing counts: where the model is sharded all ranks must read equally many."""
         if not model.is_sharded:
             return iter(())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from txl.training.config import TrainConfig
 
@@ -75,7 +76,6 @@ class Optimizers:
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._all = list(_build(self._names, config))
-        self._sharded = config.shard
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr` from the next update on."""
@@ -86,7 +86,8 @@ class Optimizers:
     @property
     def can_skip_on_device(self) -> bool:
         """True if a flag on the device can make `step` change nothing."""
-        return all((isinstance(o, Lamb) and not self._sharded) or o.defaults.get("fused") for o in self._all)
+        in_shards = any(isinstance(p, DTensor) for p in self._names)
+        return all(o.defaults.get("fused") or (isinstance(o, Lamb) and not in_shards) for o in self._all)
 
     def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update all weights; change nothing if `skip`, a number on the device, is 1."""
@@ -156,8 +157,8 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "adamw":
             yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "sgd":
-            fused = not config.shard  # DTensor has no fused SGD
-            yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=fused)
+            in_shards = any(isinstance(p, DTensor) for p in every)  # they have no fused SGD
+            yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=not in_shards)
         case "adagrad":
             yield torch.optim.Adagrad(every, lr=lr, weight_decay=decay)
         case "lamb":

@@ -16,11 +16,15 @@ from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
 
+def in_shards(config: TrainConfig, ranks: Ranks) -> bool:
+    """True if the model is to be sharded; a run that has come down to one process has nothing to share out."""
+    return config.shard and ranks.world > 1
+
+
 def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
-    """Raise `UsageError` where --shard is given and cannot work, naming the setting that is in the way."""
-    if not config.shard:
+    """Raise `UsageError` if the model is to be sharded and a setting is in the way, which the message names."""
+    if not in_shards(config, ranks):
         return
-    require(ranks.world > 1, "--shard: there is one process, and nothing to share out; start several with torchrun")
     require(not shape.reversible, "--shard: --reversible recomputes its layers by a pass that cannot gather weights")
     require(
         config.optim != "muon",
@@ -63,17 +67,17 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     shared = {p for i, mine in enumerate(of_layers) for other in of_layers[:i] for p in mine & other}
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=shared)
+    encodings: list[Any] = [layer.attn.pos for layer in model.layers]
     if shared:
-        encodings: list[nn.Module] = [layer.attn.pos for layer in model.layers]
         of_one = set(model.parameters()) - shared
         fully_shard(encodings, mesh=mesh, ignored_params=of_one, reshard_after_forward=False)
     if not set(model.word_emb.parameters()) & set(model.softmax.parameters()):
         fully_shard(model.word_emb, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
     if next(model.parameters()).is_meta:
         model.to_empty(device=ranks.device)
-    model.unshard()  # makes the model the root
-    reshard(model)
+    root.unshard()  # the first to be unsharded becomes the root
+    root.reshard()
     if shared:
         model.register_forward_pre_hook(lambda *_: encodings[0].unshard())
     model.is_sharded = True
