@@ -67,7 +67,9 @@ class Validation:
         score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
         return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
 
-    def _blanks(self, model: TransformerXL, n_own: int, ranks: Ranks) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+    def _blanks(
+        self, model: TransformerXL, n_own: int, ranks: Ranks
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
         """Segments of which nothing counts: where the model is sharded all ranks must read equally many."""
         if not model.is_sharded:
             return iter(())

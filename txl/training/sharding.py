@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl.config import ModelConfig, require
 from txl.model.transformer import TransformerXL
+from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
@@ -62,6 +63,8 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     A layer is gathered for its own pass only. The softmax, and with it the embedding where they share weights, belongs
     to the root, which stays gathered from the forward to the backward pass; so do weights that layers share.
     """
+    if ranks.device.type == "cpu":
+        return_freed_memory()
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
     of_layers = [set(layer.parameters()) for layer in model.layers]
     shared = {p for i, mine in enumerate(of_layers) for other in of_layers[:i] for p in mine & other}
