@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, is_in_shards
 
 
 class Background:
@@ -47,8 +45,12 @@ def copied(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
 
 
 def _copied(tensor: Tensor, ranks: Ranks) -> Tensor:
-    if not isinstance(tensor, DTensor):
+    if not is_in_shards(tensor):
         return tensor.to("cpu", copy=True)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
     assert ranks.control is not None  # there are shards
     mesh, local = DeviceMesh.from_group(ranks.control, "cpu"), tensor.to_local().to("cpu", copy=True)
     shape, stride = torch.Size(tensor.shape), tensor.stride()

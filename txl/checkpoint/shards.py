@@ -1,7 +1,7 @@
 """Weights and optimizer state in one file a rank, through torch.distributed.checkpoint.
 
 The files are safetensors, whose headers say which rows of a tensor they hold: nothing in them is unpickled, and a
-checkpoint in one file is read the same way.
+checkpoint in one file is read the same way. The library is imported where shards are: it takes half a second.
 """
 
 import math
@@ -13,11 +13,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from txl.checkpoint.folder import damaged
 from txl.files import errors_naming
@@ -38,6 +33,10 @@ def is_shard(name: str) -> bool:
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> list[Path]:
     """Write this rank's rows; returns its files. All ranks call it together."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     with lost_contact_errors(ranks.rank), errors_naming(folder):
         try:
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
@@ -49,6 +48,10 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> l
 
 def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Read tensors, whole ones and shards, from all files of a checkpoint. Raises `UsageError` if one is damaged."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this process reads alone, as it should
@@ -63,8 +66,11 @@ def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     Raises:
         UsageError: if a file is damaged, or rows of a tensor are missing.
     """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     try:
-        metadata: Metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+        metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError):
         raise damaged(folder / SHARDS) from None
     found = {}

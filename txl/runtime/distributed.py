@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from txl.config import require
@@ -220,14 +219,20 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
+def is_in_shards(tensor: Tensor) -> bool:
+    """True if each rank has a part of a tensor, a DTensor. Importing that class takes half a second, so that only what
+    makes one imports it."""
+    return hasattr(tensor, "full_tensor")
+
+
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, without gradient; any other as it is."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    """This rank's part of a tensor in shards, without gradient; any other as it is."""
+    return tensor.to_local().detach() if is_in_shards(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which each rank has a part, whole on each of them; any other as it is. All ranks call it together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """A tensor in shards, whole on each rank; any other as it is. All ranks call it together."""
+    return tensor.full_tensor() if is_in_shards(tensor) else tensor  # type: ignore[attr-defined]
 
 
 class Vote:

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import local
+from txl.runtime.distributed import is_in_shards, local
 
 
 class WeightAverage:
@@ -23,7 +22,7 @@ class WeightAverage:
         """The current weights, which go into the optimizer's state when a checkpoint's model is their average."""
         named = self._model.named_parameters() if self._average else ()
         # `in_use` replaces the tensors of whole weights and writes into shards
-        return {f"{name}:trained": p.detach().clone() if isinstance(p, DTensor) else p.detach() for name, p in named}
+        return {f"{name}:trained": p.detach().clone() if is_in_shards(p) else p.detach() for name, p in named}
 
     def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Put these weights back into the model and return the rest of the state. Raises `ValueError` if they are not
@@ -56,7 +55,7 @@ class WeightAverage:
     def _exchange(self) -> None:
         if self._average:
             for i, p in enumerate(self._model.parameters()):
-                if isinstance(p, DTensor):  # all-gathers read the memory that the shard has had from the beginning
+                if is_in_shards(p):  # all-gathers read the memory that the shard has had from the beginning
                     mine, average = local(p), local(self._average[i])
                     trained = mine.clone()
                     mine.copy_(average)

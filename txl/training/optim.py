@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
 
 
@@ -86,7 +86,7 @@ class Optimizers:
     @property
     def can_skip_on_device(self) -> bool:
         """True if a flag on the device can make `step` change nothing."""
-        in_shards = any(isinstance(p, DTensor) for p in self._names)
+        in_shards = any(is_in_shards(p) for p in self._names)
         return all(o.defaults.get("fused") or (isinstance(o, Lamb) and not in_shards) for o in self._all)
 
     def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -157,7 +157,7 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "adamw":
             yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "sgd":
-            in_shards = any(isinstance(p, DTensor) for p in every)  # they have no fused SGD
+            in_shards = any(is_in_shards(p) for p in every)  # they have no fused SGD
             yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=not in_shards)
         case "adagrad":
             yield torch.optim.Adagrad(every, lr=lr, weight_decay=decay)

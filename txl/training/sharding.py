@@ -1,18 +1,18 @@
-"""Weights, gradients and optimizer state in shards over the ranks, with PyTorch's `fully_shard` (FSDP2)."""
+"""Weights, gradients and optimizer state in shards over the ranks, with PyTorch's `fully_shard` (FSDP2).
+
+FSDP2 is imported where a model is sharded: it takes half a second.
+"""
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl.config import ModelConfig, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.allocator import return_freed_memory
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, is_in_shards, local
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
@@ -63,6 +63,9 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     A layer is gathered for its own pass only. The softmax, and with it the embedding where they share weights, belongs
     to the root, which stays gathered from the forward to the backward pass; so do weights that layers share.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     if ranks.device.type == "cpu":
         return_freed_memory()
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
@@ -86,8 +89,12 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     model.is_sharded = True
 
 
-def reshard(model: nn.Module) -> None:
-    """Free the gathered weights, which do not follow changes of the shards."""
+def reshard(model: TransformerXL) -> None:
+    """Free the gathered weights of a sharded model, which do not follow changes of the shards."""
+    if not model.is_sharded:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -109,7 +116,10 @@ class WholeDraws(TorchDispatchMode):
             func(*args, **kwargs | {"device": "cpu"})
             return func(*args, **kwargs)
         drawn = func(torch.empty(first.shape, dtype=first.dtype), *args[1:], **kwargs)
-        if isinstance(first, DTensor):
+        if is_in_shards(first):
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(first, DTensor)
             parts = distribute_tensor(drawn, first.device_mesh, first.placements, src_data_rank=None)
-            first.to_local().copy_(parts.to_local())
+            local(first).copy_(local(parts))
         return first
