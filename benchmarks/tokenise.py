@@ -1,4 +1,5 @@
-"""Words of a text file read a second: our counting, and our tokenising beside Hugging Face's tokenizers.
+"""Words of a text file read a second: our vocabulary and token file from nothing beside a plain loop that counts and
+encodes; and our tokenising with a known vocabulary beside Hugging Face's tokenizers.
 
     python -m benchmarks.tokenise --text FILE [--peer PYTHON] [--pairs 7] [--json FILE]
 
@@ -28,8 +29,10 @@ def main() -> None:
         parser.error(f"--text {args.text}: is empty; name a file of UTF-8 text")
     say_machine()
     label, found = f"{Path(args.text).name}, {n_token} tokens", []
-    for task in ("count", "tokenise"):
+    for task in ("prepare", "tokenise") if args.peer else ("prepare",):
         peers = [Peer("data_utils", args.text)]
+        if task == "prepare":
+            peers.append(Peer("plain_loop", args.text))
         if args.peer and task == "tokenise":
             peers.append(Peer("tokenizers", args.text, python=args.peer))
         compare(peers, task, 1, pairs=args.pairs)

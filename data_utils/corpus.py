@@ -1,75 +1,37 @@
-"""A folder of text as memory-mapped token files with a vocabulary.
+"""A text as memory-mapped token files with a vocabulary. RAM does not grow with the corpus.
 
-A token file has a header and the ids as uint16 or uint32. The header holds fingerprints of the text and the vocabulary
-and a checksum of the ids; stale or damaged files are rewritten from the text. RAM does not grow with the corpus.
-
-checked.json keeps the result of each check that reads a whole file, with the size and times of the file: it is read
-again only when these have changed.
+Stale or damaged token files are rewritten from the text.
 """
 
-import hashlib
 import json
 import logging
-import time
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from txl.config import Checked, option
 from txl.files import sha256, written_whole
 
+from .config import RUNNING, DataConfig
+from .documents import SPLITS, documents_in, is_plain, prepared, rule_of
 from .files import DataError, one_at_a_time, read_lines, reading, require_text
+from .id_streams import document_offsets, open_stream, range_of
 from .pydoc_corpus import write_pydoc_corpus
+from .recipes import RECIPES
+from .running import Bytes, Characters, Integers, RunningVocab
+from .sources import home_of
 from .spelling import pieces, sizes_of
-from .vocabulary import EOS, UNK, Vocab, count_words
+from .subwords import DEFAULT_SIZE, Subwords
+from .token_file import checked, fault, mapped_ids, read_header, write_tokens
+from .vocabulary import EOS, UNK, Vocab
+from .wikitext import article_starts
+from .words import Block, Counted, encoded, n_word_token
 
 VERSION = 2
-SPLITS = ("train", "valid", "test")
-_HEADER_BYTES = 4096
-_SETTLED_NS = 2 * 10**9
-"""A younger file may change again without a new modification time."""
 _LOG = logging.getLogger(__name__)
-
-
-class Recipe(NamedTuple):
-    """How the vocabulary of a data set is made."""
-
-    counted: tuple[str, ...]  # the splits whose words make the vocabulary
-    special: tuple[str, ...]
-
-
-RECIPES = {
-    "wt103": Recipe(counted=("train",), special=(EOS,)),
-    "wt2": Recipe(counted=SPLITS, special=(EOS,)),
-    "text": Recipe(counted=("train",), special=(EOS, UNK)),
-    "pydoc": Recipe(counted=("train",), special=(EOS, UNK)),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Checked):
-    """Which text is read, and how it is tokenised."""
-
-    data: str = option("data/wikitext-103", "folder of train.txt, valid.txt and test.txt; pydoc writes them itself")
-    dataset: Literal["wt103", "wt2", "text", "pydoc"] = option(
-        "wt103", "kind of text: WikiText-103, WikiText-2, any folder of text, or the documentation of this Python"
-    )
-    cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache inside --data)")
-    min_freq: int = option(0, "dataset text: words seen less often become <unk>", minimum=0)
-    max_size: int | None = option(
-        None, "dataset text: largest number of words in the vocabulary, the rest become <unk>", minimum=1
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.min_freq or self.max_size is not None) and self.dataset != "text":
-            raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
 
 
 class Corpus:
@@ -77,32 +39,43 @@ class Corpus:
 
     Args:
         vocab: None: counted on the text, or read from the cache.
+        needed: splits that must be there.
     Raises:
         DataError: if the text is missing, empty or not UTF-8.
     """
 
-    def __init__(self, config: DataConfig, vocab: Vocab | None = None) -> None:
+    def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:
         self.config = config
-        self.folder = Path(config.data)
-        self.cache = Path(config.cache_dir) if config.cache_dir else self.folder / "txl-cache"
         self.recipe = RECIPES[config.dataset]
+        home = home_of(config.data)
+        self.cache = Path(config.cache_dir) if config.cache_dir else home / "txl-cache"
+        self.folder, self.said = home, ""
+        """The folder of the splits, and how a text that came otherwise was made into one."""
         self._fingerprints: dict[str, str] = {}
         self._splits: dict[str, np.ndarray] = {}
-        with one_at_a_time(self.folder):
+        with one_at_a_time(home):
+            self._lock = home
             if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
                 with self._writing():
                     write_pydoc_corpus(self.folder)
+            self._is_prepared = config.dataset in RUNNING and not is_plain(config.data)
+            if self._is_prepared:
+                with self._writing():
+                    self.folder, self.said = prepared(config, self.cache, self._digest)
+            self.require_splits(*self.recipe.counted if vocab is None else (), *needed)
             self.vocab = vocab or self._load_vocab()
+        if type(self.vocab) is not self.recipe.vocab:
+            raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
 
     @property
     def defines_vocabulary(self) -> bool:
-        """True if the text that the vocabulary is counted on is there."""
+        """True if the text that the vocabulary is made of is there."""
         return all(self._text(split).is_file() for split in self.recipe.counted)
 
     def split(self, name: str) -> np.ndarray:
-        """The ids of a split, with an `<eos>` per line, memory-mapped and read-only."""
+        """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
         if name not in self._splits:
-            with one_at_a_time(self.folder):
+            with one_at_a_time(self._lock):
                 self._splits[name] = self._open(name)
         return self._splits[name]
 
@@ -112,16 +85,58 @@ class Corpus:
         A token includes the white space before it, and `<eos>` the rest of the line, so that characters and bytes sum
         to those of the file.
         """
+        if isinstance(self.vocab, Integers):
+            n_token = len(self.split(name))
+            nothing = {what: np.zeros(n_token, dtype=np.int64) for what in ("lines", "characters", "bytes", "unknown")}
+            return {"words": np.ones(n_token, dtype=np.int64), **nothing}
+        if isinstance(self.vocab, RunningVocab):
+            texts = (document.decode(errors="surrogateescape") for document in self.documents(name))
+            parts = [self.vocab.sizes(text, self.vocab.tokens(text)) for text in texts]
+            n_end = 0 if self.vocab.end_id is None else 1  # stands for nothing of the text
+            return {what: np.concatenate([np.pad(part[what], (0, n_end)) for part in parts]) for what in parts[0]}
         lines = read_lines(self._text(name), task="measuring")
         return sizes_of((piece for line in lines for piece in pieces(line, line.split())), self.split(name), self.vocab)
 
+    def documents(self, name: str) -> Iterator[bytes]:
+        """The documents of a split, in order."""
+        path = self._text(name)
+        if not self._is_prepared:
+            require_text(path)
+            yield from documents_in(path, self.config, rule_of(self.config, [path])[0])
+            return
+        offsets = np.load(self.folder / f"{name}.documents.npy")
+        with path.open("rb") as file:
+            for n_byte in np.diff(offsets).tolist():
+                yield file.read(n_byte)
+
+    def document_starts(self, name: str) -> np.ndarray:
+        """Indices into the ids of a split where documents begin.
+
+        Raises:
+            DataError: if the text names none.
+        """
+        if isinstance(self.vocab, Integers):
+            return document_offsets(self._text(name), len(self.split(name)))
+        if isinstance(self.vocab, RunningVocab):
+            if self.vocab.end_id is not None:
+                return np.append(0, np.flatnonzero(self.split(name) == self.vocab.end_id)[:-1] + 1)
+            lengths = [len(ids) for ids in self.vocab.encoded(self.documents(name))]
+        elif self._is_prepared or self.config.documents not in ("auto", "heading"):
+            lengths = [n_word_token(text) for text in map(bytes.decode, self.documents(name))]
+        else:
+            return article_starts(self.split(name), self.vocab)
+        return np.cumsum([0, *lengths[:-1]])
+
     def _open(self, name: str) -> np.ndarray:
         text = self._text(name)
-        fingerprint = {"version": VERSION, "text": self.fingerprint(name), "vocabulary": self.vocab.fingerprint()}
-        path = self.cache / f"{self.config.dataset}.{name}.tokens"
+        if isinstance(self.vocab, Integers):
+            self._require_ids_below(text, len(self.vocab))
+            return open_stream(text)
+        path, fingerprint = self._token_path(name), self._made_from(name, self.vocab)
         header = self._header(path, fingerprint)
         if header is None:
-            self._tokenise(text, path, fingerprint)
+            blocks = self._blocks(name) if isinstance(self.vocab, RunningVocab) else encoded(text, self.vocab)
+            self._write(name, blocks, self.vocab)
             header = self._header(path, fingerprint)
             if header is None:
                 raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
@@ -132,46 +147,46 @@ class Corpus:
             )
         if n_eos:
             _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
-        return _ids(path, header)
+        return mapped_ids(path, header)
+
+    def _made_from(self, name: str, vocab: Vocab) -> dict[str, Any]:
+        """What the token file of a split is made from."""
+        made = {"version": VERSION, "text": self.fingerprint(name), "vocabulary": vocab.fingerprint()}
+        ends_documents = isinstance(vocab, Subwords)
+        return {**made, "documents": self.config.documents} if ends_documents and not self._is_prepared else made
+
+    def _blocks(self, name: str) -> Iterator[Block]:
+        assert isinstance(self.vocab, RunningVocab)
+        unk = self.vocab.index.get(UNK, -1) if isinstance(self.vocab, Characters) else -1
+        for ids in self.vocab.encoded(self.documents(name)):
+            yield Block(ids, int((ids == unk).sum()))
 
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
         if name not in self._fingerprints:
             path = self._text(name)
             require_text(path)
-            with reading(path):
-                self._fingerprints[name] = self._checked(path, lambda: sha256(path))
+            self._fingerprints[name] = self._digest(path)
         return self._fingerprints[name]
+
+    def _digest(self, path: Path) -> str:
+        with reading(path):
+            return checked(self.cache, path, lambda: sha256(path))
 
     def _header(self, path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
         """The header of a token file, or None if it is missing, damaged or made from something else."""
-        header = _read_header(path, fingerprint)
-        if header is None or self._checked(path, lambda: _fault(path, header, len(self.vocab))):
+        header = read_header(path, fingerprint)
+        if header is None or checked(self.cache, path, lambda: fault(path, header, len(self.vocab))):
             return None
         return header
-
-    def _checked(self, path: Path, find: Callable[[], str]) -> str:
-        """The result of `find` on the content of a file, from checked.json if the file has not changed since."""
-        store = self.cache / "checked.json"
-        state = path.stat()
-        stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-        try:
-            known = dict(json.loads(store.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
-            known = {}
-        match known.get(name := str(path.resolve())):
-            case [then, str(answer)] if then == stamp:
-                return answer
-        answer = find()
-        if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
-            with suppress(OSError), written_whole(store) as temporary:  # a read-only cache folder is no error
-                temporary.write_text(json.dumps(known | {name: [stamp, answer]}), encoding="utf-8")
-        return answer
 
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there."""
         for name in names:
-            require_text(self._text(name))
+            if self.config.dataset == "ids":
+                open_stream(self._text(name))
+            else:
+                require_text(self._text(name))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -185,109 +200,101 @@ class Corpus:
             ) from error
 
     def _text(self, split: str) -> Path:
-        return self.folder / f"{split}.txt"
+        return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"
+
+    def _token_path(self, split: str) -> Path:
+        folder = self.folder if self._is_prepared else self.cache
+        return folder / f"{self.config.dataset}.{split}.tokens"
 
     def _load_vocab(self) -> Vocab:
-        self.require_splits(*self.recipe.counted)
+        config = self.config
+        if config.dataset == "bytes":
+            return Bytes()
+        if config.dataset == "ids":
+            return Integers(config.vocab_size or 1 + max(self._range(self._text(split))[1] for split in self._there()))
+        if config.tokenizer is not None:
+            return Subwords.read(Path(config.tokenizer))
         fingerprint = {
             "version": VERSION,
             "texts": [self.fingerprint(split) for split in self.recipe.counted],
             "special": list(self.recipe.special),
-            "min_freq": self.config.min_freq,
-            "max_size": self.config.max_size,
+            "min_freq": config.min_freq,
+            "max_size": config.max_size,
+            **({"vocab_size": config.vocab_size} if config.dataset == "bpe" else {}),
         }
-        path = self.cache / f"{self.config.dataset}.vocab.json"
+        path = self._token_path("vocab").with_suffix(".json")
         if path.is_file():
             try:
                 saved = json.loads(path.read_text(encoding="utf-8"))
                 if saved["fingerprint"] == fingerprint:
-                    vocab = Vocab(saved["words"])
+                    vocab = self.recipe.vocab(saved["words"])
                     if vocab.fingerprint() == saved["checksum"]:
                         return vocab
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 pass
             _LOG.warning("%s: stale or damaged, rewritten", path)
-        vocab = self._count(fingerprint)
+        vocab, content = self._new_vocab()
         with self._writing(), written_whole(path) as temporary:
-            content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": vocab.words}
+            content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": content}
             temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         return vocab
 
-    def _count(self, fingerprint: dict[str, Any]) -> Vocab:
-        counts: Counter[str] = Counter()
-        for split in self.recipe.counted:
-            counts.update(count_words(read_lines(self._text(split), task="counting")))
-        return Vocab.build(
-            counts,
-            special=fingerprint["special"],
-            min_freq=fingerprint["min_freq"],
-            max_size=fingerprint["max_size"],
-        )
+    def _new_vocab(self) -> tuple[Vocab, object]:
+        """The vocabulary of the counted splits, and what the cache keeps of it."""
+        if self.config.dataset == "characters":
+            characters = Characters.of(self.documents("train"))
+            return characters, characters.words
+        if self.config.dataset == "bpe":
+            subwords = Subwords.trained(self.documents("train"), self.config.vocab_size or DEFAULT_SIZE)
+            return subwords, subwords.content
+        words = self._counted()
+        return words, words.words
 
-    def _tokenise(self, text: Path, path: Path, fingerprint: dict[str, Any]) -> None:
+    def _counted(self) -> Vocab:
+        """The vocabulary of words. Writes the token files of the counted splits too, whose text is read only once."""
+        counted, n_eos = Counted(), {}
+        with self._writing(), ExitStack() as stack:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            files = {
+                split: stack.enter_context(tempfile.TemporaryFile(dir=self.cache)) for split in self.recipe.counted
+            }
+            for split, file in files.items():
+                n_eos[split] = counted.add(self._text(split), file)
+            limits = {"min_freq": self.config.min_freq, "max_size": self.config.max_size}
+            vocab = Vocab.build(counted.counts(sum(n_eos.values())), special=self.recipe.special, **limits)
+            for split, file in files.items():
+                file.seek(0)
+                self._write(split, counted.encoded(file, vocab, n_eos[split]), vocab)
+        return vocab
+
+    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab) -> None:
+        path, text = self._token_path(name), self._text(name)
         if path.is_file():
             _LOG.warning("%s: stale or damaged, rewritten", path)
-        wide = len(self.vocab) > 2**16
-        eos, unk = self.vocab.index[EOS], self.vocab.index.get(UNK, -1)
-        n_token = n_unknown = n_eos = 0
-        checksum = hashlib.sha256()
-        with self._writing(), written_whole(path) as temporary, temporary.open("wb") as file:
-            file.write(bytes(_HEADER_BYTES))
-            n = 0
-            for n, line in enumerate(read_lines(text, task="tokenising"), 1):
-                words = line.split()
-                ids = self._encode(words, text, n)
-                n_unknown += ids.count(unk) - words.count(UNK)
-                n_eos += ids.count(eos)
-                ids.append(eos)
-                n_token += len(ids)
-                block = array("I" if wide else "H", ids).tobytes()
-                checksum.update(block)
-                file.write(block)
-            if n_token == n:
-                raise DataError(f"{text}: holds white space only; every split needs some words")
-            header = {
-                "fingerprint": fingerprint,
-                "dtype": "uint32" if wide else "uint16",
-                "n_token": n_token,
-                "n_unknown": n_unknown,
-                "n_eos": n_eos,
-                "checksum": checksum.hexdigest(),
-            }
-            file.seek(0)
-            file.write(json.dumps(header).encode())
+        with self._writing():
+            write_tokens(path, self._made_from(name, vocab), len(vocab), _with_words(blocks, text, vocab.eos_id))
 
-    def _encode(self, words: list[str], text: Path, n: int) -> list[int]:
-        try:
-            return self.vocab.encode(words)
-        except KeyError as error:
+    def _there(self) -> list[str]:
+        return [split for split in SPLITS if self._text(split).is_file()]
+
+    def _range(self, path: Path) -> list[int]:
+        return [int(n) for n in checked(self.cache, path, lambda: range_of(path)).split()]
+
+    def _require_ids_below(self, path: Path, n_token: int) -> None:
+        open_stream(path)
+        least, largest = self._range(path)
+        if least < 0 or largest >= n_token:
             raise DataError(
-                f"{text}, line {n}: the word {error.args[0]!r} is not in the vocabulary, which has no {UNK} to stand "
-                f"for it; use --dataset text, where unknown words are allowed"
-            ) from None
+                f"{path}: holds ids from {least} to {largest}, outside the vocabulary of {n_token}; give a larger "
+                f"--vocab_size, or other ids"
+            )
 
 
-def _read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-    """The header of a token file, or None if it is missing, made from something else, or does not fit the file."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(_HEADER_BYTES).rstrip(b"\0"))
-        counts = [header[name] for name in ("n_token", "n_unknown", "n_eos")]
-        # no other dtype: np.memmap would accept "O" and use the bytes of the file as addresses
-        fits = header["dtype"] in ("uint16", "uint32") and all(type(n) is int and n >= 0 for n in counts)
-        n_byte = _HEADER_BYTES + header["n_token"] * np.dtype(header["dtype"]).itemsize if fits else -1
-        fits = fits and header["n_token"] > 0 and path.stat().st_size == n_byte
-        return header if fits and header["fingerprint"] == fingerprint else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _ids(path: Path, header: dict[str, Any]) -> np.ndarray:
-    return np.memmap(path, dtype=header["dtype"], mode="r", offset=_HEADER_BYTES, shape=(header["n_token"],))
-
-
-def _fault(path: Path, header: dict[str, Any], n_word: int) -> str:
-    """What is wrong with the ids of a token file; empty if nothing."""
-    if sha256(path, start=_HEADER_BYTES) != header.get("checksum"):
-        return "damaged"
-    return "" if _ids(path, header).max() < n_word else "ids outside the vocabulary"
+def _with_words(blocks: Iterable[Block], text: Path, eos_id: int) -> Iterator[Block]:
+    """The blocks. Raises `DataError` if they hold nothing but ends of lines."""
+    has_words = False
+    for block in blocks:
+        has_words = has_words or bool((block.ids != eos_id).any())
+        yield block
+    if not has_words:
+        raise DataError(f"{text}: holds white space only; every split needs some words")

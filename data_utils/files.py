@@ -11,6 +11,10 @@ from tqdm import tqdm
 from txl.config import UsageError
 from txl.files import lock
 
+NUL = "a NUL character: UTF-16, or no text"
+_PART, _BLOCK = 1 << 23, 1 << 15
+_MARK = b"\xef\xbb\xbf"
+
 
 class DataError(UsageError):
     """An error in the text that the user can fix. The message names the file, what is wrong and what to do."""
@@ -50,22 +54,62 @@ def read_lines(path: Path, *, task: str) -> Iterator[str]:
     Args:
         task: the label of the bar.
     Raises:
-        DataError: if the file is missing, unreadable, empty or not UTF-8 (with the number of the line).
+        DataError: if the file is missing, unreadable, empty or no text (with the number of the line).
     """
+    with watched(path, task) as bar, path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+        for n, line in enumerate(file):
+            if n % 4096 == 0:
+                bar.update(raw.tell() - bar.n)
+            yield line if n else line.removeprefix("\ufeff")
+
+
+@contextmanager
+def watched(path: Path, task: str) -> Iterator[tqdm]:
+    """A progress bar over the bytes of a file of text; errors of reading it become a `DataError` with its line."""
     require_text(path)
     bar = tqdm(total=path.stat().st_size, desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
-    with bar, reading(path), path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+    with bar, reading(path):
         try:
-            for n, line in enumerate(file):
-                if n % 4096 == 0:
-                    bar.update(raw.tell() - bar.n)
-                yield line if n else line.removeprefix("\ufeff")
+            yield bar
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}, line {_undecodable_line(path)}: not UTF-8 ({error.reason}); "
-                f"convert the file, for example with: iconv -f latin1 -t utf-8"
-            ) from None
+            raise not_utf8(path, _line_of_no_text(path), error.reason) from None
         bar.update(bar.total - bar.n)
+
+
+def parts_of(path: Path) -> list[tuple[Path, int, int]]:
+    """A file of text in parts of about 8 MB that end after \\n: path, first byte and last but one."""
+    parts, begin, size = [], 0, path.stat().st_size
+    with path.open("rb") as file:
+        while begin < size:
+            file.seek(begin + _PART)
+            file.readline()
+            end = min(size, file.tell())
+            parts.append((path, begin, end))
+            begin = end
+    return parts
+
+
+def blocks_of(path: Path, begin: int, end: int) -> Iterator[str]:
+    """A part of a file of text in blocks that end at white space and fit into a processor's cache, without a byte-order
+    mark. Raises `UnicodeDecodeError` if it is no text."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        part = file.read(end - begin)
+    if b"\0" in part:
+        raise UnicodeDecodeError("utf-8", b"\0", 0, 1, NUL)
+    at = 0 if begin or not part.startswith(_MARK) else len(_MARK)
+    while at < len(part):
+        stop = part.find(b"\n", at + _BLOCK, at + 2 * _BLOCK) + 1
+        stop = stop or part.find(b" ", at + _BLOCK) + 1 or len(part)  # a long line
+        yield part[at:stop].decode()
+        at = stop
+
+
+def not_utf8(path: Path, line: int, reason: str) -> DataError:
+    """The error for a line that is not UTF-8."""
+    return DataError(
+        f"{path}, line {line}: not UTF-8 ({reason}); convert the file, for example with: iconv -f latin1 -t utf-8"
+    )
 
 
 def require_text(path: Path) -> None:
@@ -79,10 +123,12 @@ def require_text(path: Path) -> None:
             raise DataError(f"{path}: is empty; every split needs some text")
 
 
-def _undecodable_line(path: Path) -> int:
+def _line_of_no_text(path: Path) -> int:
     with path.open("rb") as file:
         for n, line in enumerate(file, 1):
             try:
+                if b"\0" in line:
+                    return n
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 return n

@@ -3,12 +3,14 @@
 import io
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from .files import DataError
+from .running import RunningVocab
 from .spelling import places, sizes_of
 from .vocabulary import EOS, UNK, Vocab
 from .wikitext import tokenise
@@ -41,19 +43,35 @@ def read_text(name: str) -> str:
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
+    except OSError as error:
+        raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
+
+
+def read_turns() -> Iterator[str]:
+    """The lines of standard input, each as soon as it is there, without line breaks.
+
+    Raises:
+        DataError: if a line is not UTF-8, or standard input is closed.
+    """
+    if sys.stdin is None:
+        raise DataError("standard input is closed; --interactive reads from it")
+    while line := sys.stdin.buffer.readline():
+        yield _decoded(line, "standard input").rstrip("\r\n")
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name}: not UTF-8 ({error.reason} at byte {error.start}); convert the file, for example with: "
             f"iconv -f latin1 -t utf-8"
         ) from None
-    except OSError as error:
-        raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
 
 
-def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break.
+def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:
+    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of.
 
     Unknown words become `<unk>`, with a warning.
 
@@ -61,9 +79,12 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) ->
         name: of the text, for messages.
         running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
             white space, as in the splits.
+        advice: added to the warning.
     Raises:
         DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """
+    if isinstance(vocab, RunningVocab):
+        return _running(text, vocab, name)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -82,7 +103,7 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) ->
     if unknown and UNK not in vocab:
         raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
     if unknown:
-        _LOG.warning("%s: %s", name, _notice_of(unknown, len(words), running=running))
+        _LOG.warning("%s: %s", name, _notice_of(unknown, len(words)) + advice)
     if n_written_eos:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
     ids, ends = vocab.encode(words), [end for _, end in spans]
@@ -95,8 +116,22 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False) ->
     )
 
 
-def _notice_of(unknown: list[str], n_token: int, *, running: bool) -> str:
+def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
+    if not text:
+        raise DataError(f"{name}: is empty; it needs at least one character")
+    tokens = vocab.tokens(text)
+    sizes = vocab.sizes(text, tokens)
+    if n_unknown := int(sizes["unknown"].sum()):
+        _LOG.warning(
+            "%s: %d of %d tokens are not in the vocabulary and are read as %s", name, n_unknown, len(tokens.ids), UNK
+        )
+    ends = tokens.ends.tolist()
+    offsets = [0, *ends[:-1]]
+    surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
+    return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
+
+
+def _notice_of(unknown: list[str], n_token: int) -> str:
     first = list(dict.fromkeys(unknown))
     shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
-    advice = "" if running else "; for running text there is --tokenise"
-    return f"{len(unknown)} of {n_token} words are not in the vocabulary and are read as {UNK}: {shown}{advice}"
+    return f"{len(unknown)} of {n_token} words are not in the vocabulary and are read as {UNK}: {shown}"

@@ -37,8 +37,20 @@ class Vocab:
 
     @classmethod
     def from_text(cls, text: str) -> "Vocab":
-        """Inverse of `to_text`."""
-        return cls(text.removesuffix("\n").split("\n"))
+        """Inverse of `to_text`. Raises `ValueError` if a line is blank or there twice."""
+        words = text.removesuffix("\n").split("\n")
+        if "" in words:
+            raise ValueError(f"line {words.index('') + 1} is blank")
+        return cls(words)
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a line, after which a text begins."""
+        return self.index[EOS]
+
+    def attachments(self) -> dict[str, str]:
+        """What a checkpoint keeps of it: files of text by name."""
+        return {"vocab.txt": self.to_text()}
 
     def to_text(self) -> str:
         """One word per line, in the order of the ids."""
@@ -71,11 +83,3 @@ class Vocab:
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Words of ids."""
         return [self.words[i] for i in ids]
-
-
-def count_words(lines: Iterable[str]) -> Counter[str]:
-    """How often each word occurs. Words are separated by white space in Python's sense, NBSP included."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line.split())
-    return counts

@@ -2,8 +2,6 @@
 # .venv is created, or updated if stale, from the newest python3, or from PYTHON if set.
 # A PYTHON that already has PyTorch is used as is.
 
-# waiting threads sleep: if they spin, programs that share the cores slow each other down many times over
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 txl_python() {
     local here=$1 requirements=$2 venv=$1/.venv

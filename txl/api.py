@@ -6,22 +6,25 @@ lm.generate("Once upon a time")
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txl.commands.pretrained import read_pretrained
+from txl.commands.text_generation import TextGenerator
 from txl.config import Context, UsageError, require
+from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.vocabulary import Vocab
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
-from txl.generation.sampling import generate
+from txl.generation.ending import Ending
+from txl.generation.rule import Rule
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
 
@@ -66,33 +69,71 @@ class LanguageModel:
     is_tokenised: bool = True
     """Running text is split as WikiText is; else at white space only."""
 
-    def stream(
-        self,
-        prompt: str = "",
-        *,
-        length: int = 100,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        allow_unknown: bool = False,
-    ) -> Iterator[str]:
-        """The words that continue the prompt, each as it is drawn; `<eos>` is a line break.
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises `UsageError` if it is empty."""
+        return encode_text(text, self.vocab, name="text", running=self.is_tokenised).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, in natural spelling."""
+        return "".join(map(decoder(self.vocab, tokenised=self.is_tokenised), ids))
+
+    def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
+        """The text that continues the prompt, in pieces, mostly a word with the space before it, as they are sampled.
 
         Args:
-            length: words to draw. The others: see `txl.generation.sampling.generate`.
-            allow_unknown: `<unk>` may be drawn.
+            prompt: empty: begin a line.
+            length: tokens to sample, by default 100.
+            lines: stop after so many lines that are not blank; 0: any number.
+            stop: string or strings before which the text ends.
+            seed: for a reproducible result; None: PyTorch's global generator.
+            allow_unknown: `<unk>` may be sampled.
+            raw: tokens with spaces between them instead of natural spelling.
+            temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see `txl.generation.rule.Rule`.
+        Raises:
+            UsageError: if a setting is impossible.
         """
-        ids = self._ids(prompt) if prompt.strip() else [self.vocab.index[EOS]]
-        banned = [] if allow_unknown or UNK not in self.vocab else [self.vocab.index[UNK]]
-        context = within(self.context.overlaid(ext_len=0), len(ids) + length)
-        rule = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        for token in generate(self.model, ids, context, length=length, banned=banned, **rule):
-            yield self.vocab.words[token]
+        return self._generator(**settings).stream(self._prompt_ids(prompt))
 
-    def generate(self, prompt: str = "", **settings: Any) -> str:
-        """The continuation as text; arguments as `stream`."""
-        return " ".join(self.stream(prompt, **settings)).replace(f" {EOS}", "\n").replace(EOS, "\n")
+    @overload
+    def generate(self, prompt: str = "", **settings: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[str]: ...
+
+    def generate(self, prompt: str | Sequence[str] = "", *, batch_size: int = 16, **settings: Any) -> str | list[str]:
+        """The text that continues the prompt; arguments as `stream`.
+
+        For a list of prompts, a list of texts, generated side by side, `batch_size` at a time. Text i is what prompt i
+        gives alone with the i-th seed after `seed`; a list of the same prompt gives samples.
+        """
+        if isinstance(prompt, str):
+            return "".join(self.stream(prompt, **settings))
+        return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        return self.encode(prompt) if prompt.strip() else []
+
+    def _generator(
+        self,
+        *,
+        length: int = 100,
+        lines: int = 0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        allow_unknown: bool = False,
+        raw: bool = False,
+        **sampling: Any,
+    ) -> TextGenerator:
+        return TextGenerator(
+            model=self.model,
+            context=self.context,
+            vocab=self.vocab,
+            tokenised=self.is_tokenised and not raw,
+            ending=Ending(length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop),
+            rule=Rule(**sampling),
+            seed=seed,
+            allow_unknown=allow_unknown,
+        )
 
     def score(self, text: str, context: str = "") -> TextScore:
         """The nats of each token of a text, which begins a line or continues `context`.
@@ -100,8 +141,8 @@ class LanguageModel:
         Raises:
             UsageError: if the text is empty.
         """
-        before = [self.vocab.index[EOS], *(self._ids(context) if context.strip() else [])]
-        ids = self._ids(text)
+        before = [self.vocab.eos_id, *(self.encode(context) if context.strip() else [])]
+        ids = self.encode(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())
 
@@ -112,15 +153,12 @@ class LanguageModel:
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
-        ids_1N = torch.tensor([[self.vocab.index[EOS], *self._ids(text)]])
+        ids_1N = torch.tensor([[self.vocab.eos_id, *self.encode(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         for segment_1T in ids_1N.split(context.tgt_len, dim=1):
             hidden_1TD, memory = self.model(segment_1T, memory, context)
             parts.append(hidden_1TD[0].cpu())
         return torch.cat(parts)[1:]
-
-    def _ids(self, text: str) -> list[int]:
-        return encode_text(text, self.vocab, name="text", running=self.is_tokenised).ids
 
     def _within(self, n_token: int) -> Context:
         return within(self.context.overlaid(ext_len=0), n_token)

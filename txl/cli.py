@@ -66,6 +66,8 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
     answer_legacy_flags(values)
     if values.get("clamp_len") == 0:
         print("note: --clamp_len 0 is off, as in the 2019 code", file=sys.stderr)
+    if len(values.get("data", ())) == 1:
+        values["data"] = values["data"][0]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -197,10 +199,17 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif typing.get_origin(hint) is Literal:
         type_ = {"dataset": supported_dataset, "optim": supported_optimizer}.get(f.name, str)
         group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
+    elif f.name == "cutoffs":
+        group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)
     elif typing.get_origin(hint) is tuple:
         group.add_argument(f"--{f.name}", nargs="+", type=args[0], metavar=args[0].__name__, **given)
     else:
         group.add_argument(f"--{f.name}", type=hint, metavar=hint.__name__, **given)
+
+
+def int_or_auto(word: str) -> int | str:
+    """The value of a word of --cutoffs."""
+    return word if word == "auto" else int(word)
 
 
 def _help(f: Field) -> str:

@@ -120,7 +120,9 @@ class ModelConfig(Checked):
     d_inner: int = option(1000, "inner size of the feed-forward net", **SIZE)
     d_embed: int = option(-1, "size of the word embeddings (-1: d_model)", **SIZE)
     adaptive: bool = option(False, "adaptive softmax, with the data set's cutoffs unless --cutoffs is given")
-    cutoffs: tuple[int, ...] = option((), "ranks of the words at which a new cluster of the adaptive softmax begins")
+    cutoffs: tuple[int, ...] = option(
+        (), "ranks of the words at which a new cluster of the adaptive softmax begins; auto: the fastest"
+    )
     div_val: int = option(1, "each cluster's embedding is this many times narrower than the one before", minimum=1)
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
     tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)

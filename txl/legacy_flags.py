@@ -84,8 +84,7 @@ def supported_dataset(name: str) -> str:
     """The value of --dataset. Names the data sets of the 2019 code that are not supported."""
     if name in ("enwik8", "text8", "lm1b"):
         raise argparse.ArgumentTypeError(
-            f"{name} is not supported yet; there are wt103, wt2, text and pydoc; --dataset text takes any folder of "
-            f"text"
+            f"{name} is not supported yet; --dataset text, bpe, characters and bytes take any text, see docs/data.md"
         )
     return name
 

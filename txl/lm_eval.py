@@ -15,7 +15,6 @@ from torch import Tensor
 from txl.api import LanguageModel, load
 from txl.config import UsageError
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import EOS
 from txl.runtime.log import print_error
 
 try:
@@ -68,7 +67,7 @@ class TransformerXLForHarness(LM):
         for request in requests:
             context, continuation = request.args
             ids = self._ids(continuation)
-            before = [self.lm.vocab.index[EOS], *self._ids(context)]
+            before = [self.lm.vocab.eos_id, *self._ids(context)]
             logprob, is_greedy = 0.0, True
             for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
                 logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
@@ -101,15 +100,7 @@ class TransformerXLForHarness(LM):
         length = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), 256)
         until = settings.get("until") or []
         until = [until] if isinstance(until, str) else until
-        words: list[str] = []
-        text = ""
-        for word in self.lm.stream(context, length=length, **rule):
-            words.append(word)
-            text = " ".join(words).replace(f" {EOS}", "\n").replace(EOS, "\n")
-            ends = [text.index(stop) for stop in until if stop in text]
-            if ends:
-                return text[: min(ends)]
-        return text
+        return self.lm.generate(context, length=length, stop=[stop for stop in until if stop], **rule)
 
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:

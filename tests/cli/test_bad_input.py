@@ -312,6 +312,7 @@ def test_a_text_from_a_closed_standard_input_is_refused(
     monkeypatch.setattr(sys, "stdin", None)
     assert "standard input is closed" in refused("eval", "--work_dir", run_folder, "--text", "-")
     assert "standard input is closed" in refused("generate", "--work_dir", run_folder, "--prompt", "-")
+    assert "standard input is closed" in refused("generate", "--work_dir", run_folder, "--interactive")
 
 
 def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(
@@ -384,6 +385,19 @@ GENERATE_VALUES = [
     ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
     ("--promt x", "--promt: no such flag", "did you mean --prompt?"),
     ("--prompt one two", "two: not a flag", "quote values with spaces"),
+    ("--min_p 1.5", "--min_p 1.5", "at most 1"),
+    ("--typical_p 0", "--typical_p 0.0", "at least 1e-30"),
+    ("--repetition_penalty 0", "--repetition_penalty 0.0", "at least 1e-30"),
+    ("--lines -1", "--lines -1", "at least 0"),
+    ("--num_samples 0", "--num_samples 0", "at least 1"),
+    ("--batch_size 0", "--batch_size 0", "at least 1"),
+    ("--prompt a --prompt_file b", "--prompt and --prompt_file", "leave out the others"),
+    ("--prompts b --interactive", "--interactive", "leave out --prompts"),
+    ("--interactive --num_samples 2", "--interactive", "leave out --prompts and --num_samples"),
+    ("--interactive --mem_len 65537", "--interactive", "give a smaller --mem_len"),
+    ("--interactive --prompt -", "--interactive", "leave out --prompt -"),
+    ("--allow_unk --no_unk", "--allow_unk and --no_unk", "leave one of them out"),
+    ("--prompts nowhere.txt", "nowhere.txt: No such file", "give a file of text"),
 ]
 
 
@@ -411,13 +425,23 @@ def test_an_empty_prompt_is_refused(refused: Refused, run_folder: Path, prompt: 
     assert "give some text, or leave the flag out" in line
 
 
+@pytest.mark.parametrize("flag", ["--prompt_file", "--prompts"])
+@pytest.mark.parametrize(("content", "complaint"), [(b" \n\n", "is empty; give some text"), (b"bab \xe9", "not UTF-8")])
+def test_a_file_of_prompts_that_cannot_be_used_is_named(
+    refused: Refused, run_folder: Path, tmp_path: Path, flag: str, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "my.txt").write_bytes(content)
+    line = refused("generate", "--work_dir", run_folder, flag, tmp_path / "my.txt")
+    assert str(tmp_path / "my.txt") in line
+    assert complaint in line
+
+
 def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
     refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
 ) -> None:
     call("train", *training, "--dataset", "wt103", "--max_step", 1)
     line = refused("generate", "--work_dir", tmp_path / "new_run", "--prompt", "bab unread")
-    assert "--prompt: 'unread' is not in the vocabulary" in line
-    assert "use other words" in line
+    assert "--prompt: the word 'unread' is not in the vocabulary, which has no <unk>" in line
 
 
 # the run's folder
@@ -808,14 +832,14 @@ def test_ctrl_c_leaves_no_token_file_half_written(
     leftovers: Callable[[], list[Path]],
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    press_at_call(2, "txl.data_utils.corpus.array")
+    press_at_call(2, "txl.data_utils.words.array")
     outcome = call("train", *training)
     assert (outcome.status, leftovers()) == (130, [])
 
 
 @pytest.mark.parametrize(
     ("entry", "place"),
-    [("eval", "txl.evaluation.report.perplexity"), ("generate", "txl.generation.sampling.next_probabilities")],
+    [("eval", "txl.evaluation.report.perplexity"), ("generate", "txl.generation.sampling.require_in_range")],
 )
 def test_ctrl_c_ends_a_program_in_one_line(
     call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str

@@ -4,7 +4,9 @@ A command is a line of a code block without a language, or a span of code in a p
 """
 
 import contextlib
+import gzip
 import io
+import json
 import os
 import re
 import runpy
@@ -21,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +47,9 @@ SMALL = {
 """Flags that are put behind those of the page."""
 TINY_FLAGS = {
     "--cutoffs": "--cutoffs 10 30",
+    "--data my_ids": "--tgt_len 8",
+    "shards": "--tgt_len 8",
+    "articles": "--tgt_len 8",
     "--mem_len 640": "--tgt_len 8 --mem_len 16 --clamp_len 12 --batch_size 2",
     "--recl": "--recl_step 10 --recl_longest 30 --recl_every 10 --tgt_len 8 --mem_len 30",
     "--knn_store": "--knn_k 4",
@@ -111,11 +117,23 @@ def stock(
 @pytest.fixture
 def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with all that the pages name."""
-    for run in ("mine", "other", "wt2"):
+    for run in ("mine", "other", "wt2", "shakespeare"):
         shutil.copytree(stock / "run", tmp_path / "runs" / run)
     for text in ("my_folder", "data/wikitext-2"):
         shutil.copytree(stock / "text", tmp_path / text)
     (tmp_path / "my.txt").write_text("bab bad\n")
+    (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
+    rows = [{"text": f"row {i}"} for i in range(20)]
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "0.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    with contextlib.suppress(ImportError):
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "articles.parquet")
+    (tmp_path / "my_ids").mkdir()
+    for split in ("train", "valid", "test"):
+        np.save(tmp_path / "my_ids" / f"{split}.npy", np.arange(300) % 512)
     monkeypatch.chdir(tmp_path)
 
 
@@ -138,6 +156,9 @@ def complete(line: str) -> tuple[str, list[str]]:
 @pytest.mark.usefixtures("workplace")
 def test_a_program_runs_as_the_page_says(call: Call, line: str) -> None:
     program, flags = complete(line)
+    for flag, library in {"articles.parquet": "pyarrow", "bpe": "tokenizers"}.items():
+        if flag in flags:
+            pytest.importorskip(library)
     if program == "train" and not {"--resume", "--init_from"} & set(flags):
         shutil.rmtree("runs")
     outcome = call(program, *flags)

@@ -18,7 +18,7 @@ from matplotlib.image import imread
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from txl.commands.generate import paragraphs
+from txl.data_utils.detokenise import Detokeniser
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
@@ -665,7 +665,7 @@ def test_a_memory_longer_than_any_text_is_no_burden(write: Write) -> None:
     far = ["--mem_len", 2**31 - 1, "--clamp_len", 2**31 - 1, "--seed", 5]
     written = write(*far, "--length", 30)
     assert written == write("--mem_len", 40, "--seed", 5, "--length", 30)
-    assert written != write("--mem_len", 3, "--seed", 5, "--length", 30)
+    assert written != write("--mem_len", 1, "--seed", 5, "--length", 30)
 
 
 def test_one_seed_writes_one_text(write: Write) -> None:
@@ -677,7 +677,7 @@ def test_another_seed_writes_another_text(write: Write) -> None:
 
 
 def test_the_prompt_is_printed_first(write: Write) -> None:
-    assert write("--prompt", "bab  ded bab", "--length", 5).startswith("bab ded bab")
+    assert write("--prompt", "bab  ded bab", "--length", 5).startswith("bab  ded bab")
 
 
 @pytest.mark.parametrize("length", [1, 30])
@@ -690,11 +690,55 @@ def test_as_many_tokens_are_written_after_a_prompt_as_asked_for(write: Write) ->
     assert len(tokens_of(write("--prompt", prompt, "--length", 30).removeprefix(prompt))) == 30
 
 
-def test_a_prompt_can_come_from_standard_input(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_can_come_from_standard_input_or_a_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab ded\nbab\n")))
     out = write("--prompt", "-", "--length", 5)
-    assert out.startswith("bab ded\n bab")
-    assert len(tokens_of(out.removeprefix("bab ded\n bab"))) == 5
+    assert out.startswith("bab ded\nbab")
+    assert len(tokens_of(out.removeprefix("bab ded\nbab"))) == 5
+    (tmp_path / "my.txt").write_text("bab ded\nbab\n")
+    assert write("--prompt_file", tmp_path / "my.txt", "--length", 5) == out
+
+
+def test_many_prompts_are_continued_each_as_it_would_be_alone(write: Write, tmp_path: Path) -> None:
+    prompts = ["bab ded bab bad", "ded", "", "bab " * 12, "baf"]
+    (tmp_path / "my.txt").write_text("\n".join(prompts) + "\n")
+    flags = ["--length", 12, "--top_k", 9]
+    texts = write("--prompts", tmp_path / "my.txt", "--batch_size", 2, *flags).removesuffix("\n").split("\n---\n")
+    alone = [
+        write(*(["--prompt", text] if text else []), "--seed", 1111 + i, *flags)[:-1] for i, text in enumerate(prompts)
+    ]
+    assert texts == alone
+
+
+def test_samples_of_a_prompt_differ_and_have_consecutive_seeds(write: Write) -> None:
+    texts = write("--prompt", "bab", "--num_samples", 3, "--length", 9, "--seed", 7)[:-1].split("\n---\n")
+    assert len(set(texts)) == 3
+    assert texts[1] + "\n" == write("--prompt", "bab", "--length", 9, "--seed", 8)
+
+
+def test_a_conversation_is_one_text_in_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that add nothing go on with the text."""
+    greedy = ["--temperature", 0, "--mem_len", 100]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab ded\n\n\n")))
+    turns = write("--interactive", "--length", 10, *greedy)
+    whole = write("--prompt", "bab ded", "--length", 30, *greedy)
+    assert "".join(turns.split()) == "".join(whole.removeprefix("bab ded").split())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab\n")))
+    out = write("--interactive", "--prompt", "ded", "--length", 3, *greedy)
+    assert out.startswith("ded ")
+
+
+@pytest.mark.parametrize("flags", ["--min_p 0.9", "--typical_p 0.2", "--repetition_penalty 3", "--lines 1"])
+def test_a_setting_changes_the_text(write: Write, flags: str) -> None:
+    assert write("--length", 300, *flags.split()) != write("--length", 300)
+
+
+def test_the_text_ends_before_a_string(write: Write) -> None:
+    text = write("--length", 30)
+    word = text.split()[5]
+    assert write("--length", 30, "--stop", "never", word) == text[: text.index(word)] + "\n"
 
 
 def test_the_text_ends_at_the_end_of_a_line_when_asked(write: Write) -> None:
@@ -703,16 +747,6 @@ def test_the_text_ends_at_the_end_of_a_line_when_asked(write: Write) -> None:
     assert 40 < len(tokens_of(finished)) < 80
     longer = write("--length", 80)
     assert longer.startswith(finished)  # whose last character is the line break that the model has written
-
-
-def test_an_unfinished_paragraph_is_not_printed() -> None:
-    words = "a b <eos> <eos> = c = <eos> d <eos> <eos> = e = <eos> f g".split()
-    assert "".join(paragraphs(words, ["x"], 2)) == " a b"
-    assert "".join(paragraphs(words, ["x"], 3)) == " a b"
-    assert "".join(paragraphs(words, ["x"], 4)) == " a b\n\n = c =\n d"
-    assert "".join(paragraphs(words, ["x"], 99)) == " a b\n\n = c =\n d"
-    assert "".join(paragraphs(["a", "b"], ["x"], 1)) == " a b"
-    assert "".join(paragraphs(["=", "<eos>", "a", "<eos>"], ["="], 1)) == " =\n a"
 
 
 @pytest.mark.parametrize("entry", ["eval", "generate"])
@@ -743,21 +777,33 @@ def test_the_likeliest_word_alone_is_greedy(write: Write) -> None:
     assert write("--top_k", 1) == write("--temperature", 0)
 
 
-def test_unk_is_written_where_it_is_not_forbidden(write: Write) -> None:
-    assert "<unk>" in write("--length", 500)
-
-
-def test_no_unk_never_writes_unk(write: Write) -> None:
-    assert "<unk>" not in write("--length", 500, "--no_unk")
+def test_unk_is_written_where_it_is_allowed_only(write: Write) -> None:
+    assert "<unk>" in write("--length", 500, "--allow_unk")
+    assert "<unk>" not in write("--length", 500)
+    assert write("--length", 500) == write("--length", 500, "--no_unk")
 
 
 def test_unknown_words_of_the_prompt_are_named_in_a_notice(call: Call, run_folder: Path) -> None:
     outcome = call("generate", "--work_dir", run_folder, "--prompt", "bab Unheard unseen Unheard", "--length", 3)
-    assert outcome.err == "note: not in the vocabulary, read as <unk>: Unheard unseen\n"
+    said = "--prompt: 3 of 4 words are not in the vocabulary and are read as <unk>: Unheard unseen"
+    assert outcome.err == f"note: {said}\n"
 
 
-def test_unknown_words_of_the_prompt_are_printed_as_unk(write: Write) -> None:
-    assert write("--prompt", "bab unread", "--length", 3).startswith("bab <unk> ")
+def test_unknown_words_of_the_prompt_are_printed_as_typed_or_raw(write: Write) -> None:
+    assert write("--prompt", "bab unread", "--length", 3).startswith("bab unread ")
+    assert write("--prompt", "bab unread", "--length", 3, "--raw").startswith("bab <unk> ")
+
+
+def test_text_is_in_natural_spelling_unless_raw(call: Call, training: list[str], text: Path, tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (text / f"{split}.txt").write_text("one @-@ two , ( three ) .\n" * 40, encoding="utf-8")
+    call("train", *training, "--dataset", "wt2")
+    flags = ["--work_dir", tmp_path / "new_run", "--length", 7, "--temperature", 0, "--prompt", "one-two,"]
+    natural, raw = call("generate", *flags).out, call("generate", *flags, "--raw").out
+    assert natural.startswith("one-two,")
+    assert raw.startswith("one @-@ two ,")
+    words = raw.replace("\n", " <eos> ").split()[:-1]
+    assert natural == "".join(map(Detokeniser(), words)) + "\n"
 
 
 def test_a_reader_that_has_seen_enough_gets_no_complaint(

@@ -58,5 +58,5 @@ def test_the_console_command_says_what_there_is(name: str, status: int) -> None:
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     said = outcome.stderr if status else outcome.stdout
     assert outcome.returncode == status
-    assert "train|eval|generate" in said
+    assert "train|eval|generate|convert" in said
     assert len(said.splitlines()) == 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from txl import TransformerXL
-from txl.commands.train import shape_of_model
+from txl.commands.shape import shape_of_model
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,22 @@ def test_hidden_states_give_the_probabilities_of_the_next_words(lm: txl.Language
 
 
 def test_generation_is_repeatable_and_never_unknown(lm: txl.LanguageModel) -> None:
-    words = list(lm.stream("bab ded", length=40, seed=3))
-    assert len(words) == 40
-    assert "<unk>" not in words
-    assert lm.generate("bab ded", length=40, seed=3).split() == [word for word in words if word != "<eos>"]
+    pieces = list(lm.stream("bab ded", length=40, seed=3))
+    assert len(pieces) == 40
+    assert "<unk>" not in "".join(pieces)
+    assert lm.generate("bab ded", length=40, seed=3) == "".join(pieces)
     assert lm.generate(length=3, temperature=0) == lm.generate(length=3, temperature=0)
+    assert "<unk>" in lm.generate(length=400, allow_unknown=True, seed=0)
+    assert lm.generate("bab", length=40, lines=1, stop="bab", repetition_penalty=1.2, seed=1).count("\n") == 0
+
+
+def test_a_list_of_prompts_gives_what_each_gives_alone(lm: txl.LanguageModel) -> None:
+    prompts = ["bab ded bab", "", "ded", "bab\nbad"]
+    texts = lm.generate(prompts, length=9, top_p=0.9, seed=3, batch_size=3)
+    assert texts == [lm.generate(prompt, length=9, top_p=0.9, seed=3 + i) for i, prompt in enumerate(prompts)]
+    assert len(set(lm.generate(["bab"] * 3, length=9))) == 3
+    with pytest.raises(UsageError, match="--top_p 2"):
+        lm.generate("bab", top_p=2)
 
 
 def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import Vocab, count_words
+from txl.data_utils.vocabulary import Vocab
 
 
 def test_frequent_words_come_first_and_ties_in_the_order_of_the_text() -> None:
-    counts = count_words(["b a c\n", "c a d\n", "a\n"])
+    counts = Counter("b a c c a d a".split())
     assert Vocab.build(counts).words == ["<eos>", "a", "c", "b", "d"]
 
 
@@ -29,8 +29,10 @@ def test_max_size_does_not_count_special_words() -> None:
     assert Vocab.build(Counter(a=3, b=2, c=1), max_size=2).words == ["<eos>", "a", "b"]
 
 
-def test_words_are_separated_by_every_kind_of_white_space() -> None:
-    assert list(count_words(["a\u00a0b\u2009c\u3000d\te\n"])) == list("abcde")
+def test_words_are_separated_by_every_kind_of_white_space(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text("a\u00a0b\u2009c\u3000d\te\n")
+    assert Corpus(DataConfig(data=str(tmp_path), dataset="text")).vocab.words == ["<eos>", "<unk>", *"abcde"]
 
 
 def test_an_unknown_word_becomes_unk() -> None:
@@ -60,6 +62,11 @@ def test_fingerprints_tell_orders_apart() -> None:
 def test_a_word_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         Vocab(["a", "a"])
+
+
+def test_a_blank_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2 is blank"):
+        Vocab.from_text("a\n\nb\n")
 
 
 def sizes_of(text: str, folder: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from txl.commands import eval as eval_command
 from txl.commands import evaluations
 from txl.config import ModelConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.wikitext import article_starts
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
@@ -36,6 +37,7 @@ def articles() -> np.ndarray:
 
 
 IDS = articles()
+STARTS = article_starts(IDS, VOCAB)
 SIZES = {"words": np.array([1] * len(IDS)), "characters": IDS, "unknown": IDS == 1}
 
 
@@ -52,7 +54,7 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
     return Score.total(
-        eval_command.score(MODEL, eval_command.Split("test", IDS, SIZES, VOCAB), context, config, r).score
+        eval_command.score(MODEL, eval_command.Split("test", IDS, SIZES, lambda: STARTS), context, config, r).score
         for r in ranks
     )
 
@@ -107,7 +109,7 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     alone = [
         eval_command.score(
             MODEL,
-            eval_command.Split("test", IDS[a - 1 : b], {}, VOCAB),
+            eval_command.Split("test", IDS[a - 1 : b], {}, lambda: STARTS),
             context,
             EvalConfig(),
             Ranks(0, 1, torch.device("cpu")),

@@ -8,6 +8,11 @@ from txl.ops import few_rows
 from txl.ops.few_rows import Linear, linear
 
 
+@pytest.fixture(autouse=True)
+def as_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "REVERSED", True)
+
+
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (1, 3), (4,), (5,), (0,), ()], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_the_linear_map(shape: tuple[int, ...], bias: bool) -> None:
@@ -30,5 +35,8 @@ def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypat
         linear(torch.randn(few_rows.FEW + 1, 7), weight)
         linear(torch.randn(2, 7).double(), weight.double())
         assert products == []
+        linear(torch.randn(2, 7), weight)
+        assert len(products) == 1
+        monkeypatch.setattr(few_rows, "REVERSED", False)  # other processors
         linear(torch.randn(2, 7), weight)
         assert len(products) == 1

@@ -130,6 +130,17 @@ def test_clamped_distances_make_no_difference(clamp_len: int, impl: str) -> None
         assert_same([found, *gradients[0]], [expected, *gradients[1]])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("window", [-1, 1, 7, 40])
+@pytest.mark.parametrize("clamp_len", [1, 5, 28, 40])
+def test_one_query_with_clamped_distances(clamp_len: int, window: int) -> None:
+    inputs = operands(2, 3, 1, 28, 8)
+    inputs[3][: max(0, 29 - clamp_len - 1)] = inputs[3][max(0, 29 - clamp_len - 1)].clone()
+    options = {"scale": 0.3, "window": window}
+    found = rel_attention(*inputs, **options, clamp_len=clamp_len, impl="dense")
+    torch.testing.assert_close(found, rel_attention(*inputs, **options, impl="naive"), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_operands_of_any_layout(impl: str) -> None:
     *sizes, window = 2, 3, 5, 6, 8, -1

@@ -5,12 +5,13 @@ python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
 python eval.py --recl RUN RUN ... --split test
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from txl.commands.recl import compare_context_lengths
 from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_of
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
+from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams, total_sums
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.data_utils.wikitext import article_starts, starts_where_known
+from txl.data_utils.vocabulary import UNK
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
@@ -73,12 +74,13 @@ class Setup(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`."""
+    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts` gives where
+    documents begin."""
 
     name: str
     ids: np.ndarray
     sizes: Mapping[str, np.ndarray]
-    vocab: Vocab
+    starts: Callable[[], np.ndarray]
 
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
@@ -145,7 +147,7 @@ def score_splits(setup: Setup) -> None:
 
         for name in names:
             ids = ranks.main_first(lambda name=name: corpus.split(name))
-            split = Split(name, ids, corpus.sizes(name), corpus.vocab)
+            split = Split(name, ids, corpus.sizes(name), functools.partial(corpus.document_starts, name))
             for context in contexts:
                 added = None
                 if additions.name:  # before the text is read: a store that does not fit is refused first
@@ -186,7 +188,9 @@ def score(
         reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
     watch = None
     if study.loss_by_position:
-        starts = starts_where_known(split.ids, split.vocab)
+        starts = None
+        with contextlib.suppress(DataError):  # there are no documents
+            starts = split.starts()
         watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
     streams = streams_of(split, reading, config, ranks)
     return row_of_split(
@@ -206,7 +210,7 @@ def streams_of(split: Split, reading: Reading, config: EvalConfig, ranks: Ranks)
     context = reading.context
     lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     if config.reset == "document":
-        return document_streams(split.ids, article_starts(split.ids, split.vocab), **lengths)[ranks.rank :: ranks.world]
+        return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
     cut = ScoringStream if config.convention == "txl" else equal_streams
     return [cut(split.ids, n_warmup=reading.n_warmup, **lengths).share(ranks.rank, ranks.world)]
 
@@ -215,10 +219,13 @@ def score_file(setup: Setup, name: str) -> None:
     """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
     _, config, _, additions, checkpoint, contexts, ranks = setup
     vocab = vocabulary_of(checkpoint)
-    before = [vocab.index[EOS]]
+    how: dict[str, Any] = {"running": config.tokenise}
+    if not config.tokenise:
+        how["advice"] = "; for running text there is --tokenise"
+    before = [vocab.eos_id]
     if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, running=config.tokenise).ids
-    text = encode_text(read_text(name), vocab, name=name, running=config.tokenise)
+        before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
+    text = encode_text(read_text(name), vocab, name=name, **how)
     require_outputs(config)
     training = training_text(open_corpus(setup.typed, checkpoint), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from txl.config import Context
+from txl.config import Context, require
 from txl.convert.huggingface import config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
@@ -39,6 +39,7 @@ def write_huggingface(found: Exported, folder: Path) -> None:
     Raises:
         UsageError: if Hugging Face has no such model.
     """
+    require(type(found.vocab) is Vocab, "TransfoXL of Hugging Face has words only; this model's tokens are others")
     double = second_names(found.model.config)
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

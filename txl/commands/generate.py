@@ -1,23 +1,20 @@
 """Generate text with a trained Transformer-XL, printed token by token."""
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from txl.checkpoint import open_checkpoint
 from txl.cli import build, read_flags
+from txl.commands.text_generation import Session, TextGenerator
 from txl.commands.trained import loaded, vocabulary_of
 from txl.config import UsageError
-from txl.data_utils.free_text import read_text
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.data_utils.wikitext import tokenise
-from txl.evaluation.reading import within
+from txl.data_utils.detokenise import decoder
+from txl.data_utils.free_text import encode_text, read_text, read_turns
+from txl.data_utils.vocabulary import Vocab
 from txl.generation.config import GenerateConfig
-from txl.generation.sampling import generate
 from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
-
-_LOG = logging.getLogger("txl.generate")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -27,65 +24,83 @@ def main(argv: Sequence[str]) -> None:
     shape = checkpoint.model_config
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
-    prompt = words_of(config.prompt, vocab, plain=checkpoint.record.get("data", {}).get("dataset") == "text")
-    longest = config.length * (2 if config.finish_line else 1)
+    tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
+    prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config)]
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
-    context = within(checkpoint.context.overlaid(ext_len=0, **given), len(prompt) + longest)
-    banned = [vocab.index[UNK]] if config.no_unk and UNK in vocab else []
-    rule = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "seed")}
     with loaded(checkpoint, config, device_of(config.device)) as model:
-        if config.prompt is not None:
-            print(" ".join(prompt).replace(f" {EOS}", "\n"), end="", flush=True)
-        tokens = generate(model, vocab.encode(prompt), context, length=longest, banned=banned, **rule)
-        words = (vocab.words[token] for token in tokens)
-        pieces = paragraphs(words, prompt, config.length) if config.finish_line else map(as_text, words)
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        how = TextGenerator(
+            model=model.eval(),
+            context=checkpoint.context.overlaid(**given),
+            vocab=vocab,
+            tokenised=tokenised and not config.raw,
+            ending=config.ending(),
+            rule=config.rule(),
+            seed=config.seed,
+            allow_unknown=config.allow_unk,
+        )
+        if config.interactive:
+            converse(how, *prompts[0], tokenised=tokenised)
+            return
+        shown = [as_tokens(ids, vocab) if config.raw else text for text, ids in prompts]
+        if len(prompts) * config.num_samples == 1:
+            say(shown[0], how.stream(prompts[0][1]))
+            return
+        rows = [(text, ids) for text, (_, ids) in zip(shown, prompts, strict=True) for _ in range(config.num_samples)]
+        written = how.texts([ids for _, ids in rows], batch_size=config.batch_size)
+        for number, ((text, _), continuation) in enumerate(zip(rows, written, strict=True)):
+            if number:
+                print("---")
+            say(text, [continuation])
+
+
+def prompts_of(config: GenerateConfig) -> Iterator[tuple[str, str]]:
+    """Where each prompt comes from, for messages, and its text; empty: begin a line. A final space or line break, as of
+    `echo`, is no part of it."""
+    name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
+    if name is None:
+        yield "--prompt", (config.prompt or "").rstrip()
+        return
+    text = read_text(name)
+    if not text.strip():
+        flag = next(flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name)
+        what = "standard input" if name == "-" else "the file"
+        raise UsageError(f"--{flag} {name}: {what} is empty; give some text, or leave the flag out")
+    if config.prompts is None:
+        yield name, text.rstrip()
+    else:
+        for number, line in enumerate(text.splitlines(), start=1):
+            yield f"{name}, line {number}", line.rstrip()
+
+
+def ids_of(text: str, name: str, vocab: Vocab, *, tokenised: bool) -> list[int]:
+    """The tokens of a prompt; none if it is blank. Unknown words become `<unk>`, with a warning."""
+    return encode_text(text, vocab, name=name, running=tokenised).ids if text.strip() else []
+
+
+def as_tokens(ids: Sequence[int], vocab: Vocab) -> str:
+    """The tokens of a prompt as they are printed."""
+    return "".join(map(decoder(vocab, tokenised=False), ids))
+
+
+def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:
+    """Print a prompt and what continues it."""
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
     print()
 
 
-def as_text(word: str) -> str:
-    """A word as it is printed."""
-    return "\n" if word == EOS else f" {word}"
-
-
-def paragraphs(words: Iterable[str], prompt: Sequence[str], length: int) -> Iterator[str]:
-    """Whole paragraphs, up to the first that ends after `length` words; an unfinished one only if there is no other.
-
-    Blank lines and headings (lines that begin with `=`) belong to the paragraph after them.
-    """
-    begins_with = prompt[len(prompt) - prompt[::-1].index(EOS) if EOS in prompt else 0 :][:1]
-    held, is_first = "", True
-    for n_word, word in enumerate(words, start=1):
-        ends_paragraph = word == EOS and begins_with not in ([], ["="])
-        begins_with = [] if word == EOS else begins_with or [word]
-        if ends_paragraph:
-            yield held
-            held, is_first = "", False
-            if n_word >= length:
-                return
-        held += as_text(word)
-    if is_first:
-        yield held
-
-
-def words_of(prompt: str | None, vocab: Vocab, *, plain: bool) -> list[str]:
-    """The prompt as words of the vocabulary; unknown ones become `<unk>`, with a warning.
-
-    Words are separated by white space if `plain`, else tokenised as WikiText is. A line break inside is `<eos>`.
-    """
-    if prompt is None:
-        return [EOS]
-    if prompt == "-":
-        prompt = read_text(prompt).rstrip("\r\n")  # a final line break, as of `echo`, is no part of it
-        if not prompt.strip():
-            raise UsageError("--prompt -: standard input is empty; send some text, or leave the flag out")
-    words: list[str] = []
-    for line in prompt.splitlines():
-        words += [EOS] * bool(words) + (line.split() if plain else tokenise(line))
-    unknown = [word for word in dict.fromkeys(words) if word not in vocab]
-    if unknown and UNK not in vocab:
-        raise UsageError(f"--prompt: {unknown[0]!r} is not in the vocabulary, which has no {UNK}; use other words")
-    if unknown:
-        _LOG.warning("not in the vocabulary, read as %s: %s", UNK, " ".join(unknown))
-    return [word if word in vocab else UNK for word in words]
+def converse(how: TextGenerator, prompt: str, ids: Sequence[int], *, tokenised: bool) -> None:
+    """Continue a prompt, then each line of standard input; an empty line goes on with the text as it is."""
+    session, turns = Session(how), read_turns()
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if ids:
+        session.read(0, ids)
+        say(prompt, (piece for _, piece in session.write()))
+    while True:
+        print("> " if is_typed else "", end="", flush=True)
+        text = next(turns, None)
+        if text is None:
+            return
+        session.read(0, ids_of(text, "standard input", how.vocab, tokenised=tokenised))
+        say("", (piece for _, piece in session.write()))

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,12 +14,12 @@ from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model,
 from txl.cli import Typed, build, read_flags, require_effect
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.pretrained import Pretrained, read_pretrained
+from txl.commands.shape import AUTO, shape_of_model, with_cutoffs
 from txl.commands.trained import data_settings, vocabulary_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.vocabulary import Vocab
-from txl.data_utils.wikitext import article_starts
 from txl.evaluation.reading import within
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
@@ -42,13 +41,13 @@ MOST_USED = (
     *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
     *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
 )
-PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
-CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 
 
 def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    if AUTO in typed.get("cutoffs", ()):
+        typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
     with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
@@ -80,7 +79,9 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
     corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
     known = checkpoint or start
-    shape = known.model_config if known else shape_of_model(typed, corpus)
+    if ranks.is_main and corpus.said:
+        print_line(f"| {corpus.said}")
+    shape = known.model_config if known else shape_of_model(with_cutoffs(typed, corpus, ranks), corpus)
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
@@ -93,12 +94,11 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     validation = validation_of(corpus, config, context, shape, ranks)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
-    vocab = {"vocab.txt": corpus.vocab.to_text()}
+    vocab = corpus.vocab.attachments()
     background = Background() if config.async_save else None
     writers = ranks.with_own_group(config.timeout_s) if background else ranks
-    checkpoints = CheckpointWriter(
-        run_folder, context, writers, stream.columns, record, vocab, config.keep_last, background
-    )
+    kept = config.keep_last
+    checkpoints = CheckpointWriter(run_folder, context, writers, stream.columns, record, vocab, kept, background)
     sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
     needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
 
@@ -223,15 +223,14 @@ def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks
         columns=ranks.columns(config.batch_size),
         varlen=config.varlen,
         roll=config.roll,
-        starts=article_starts(corpus.split("train"), corpus.vocab) if config.reset == "document" else None,
+        starts=corpus.document_starts("train") if config.reset == "document" else None,
         seed=config.seed,
     )
 
 
 def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:
     """The text as token files, written where they are missing or stale; `vocab`: None: counted on the text."""
-    corpus = Corpus(config, vocab)
-    corpus.require_splits(*splits)
+    corpus = Corpus(config, vocab, needed=splits)
     for split in splits:
         corpus.split(split)
     return corpus
@@ -255,7 +254,7 @@ def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None,
 def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
     require(
-        checkpoint.attachment("vocab.txt") == corpus.vocab.to_text(),
+        all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items()),
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
         f"back, or start a new run in another --work_dir",
     )
@@ -274,24 +273,3 @@ def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
             f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
             f"another --work_dir",
         )
-
-
-def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
-    """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
-    n_token = len(corpus.vocab)
-    context = build(Context, typed)
-    n_position = context.tgt_len + context.ext_len + context.mem_len
-    decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
-    if typed.get("adaptive") and "cutoffs" not in typed:
-        published = PUBLISHED_CUTOFFS.get(corpus.config.dataset, (n_token,))
-        shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
-        decided["cutoffs"] = published if published[-1] < n_token else shares
-        if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
-            raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
-    n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
-    decided["tie_projs"] = (False,) + (True,) * n_cluster
-    config = build(ModelConfig, typed, **decided)
-    if 0 in config.cluster_widths:
-        widths = " ".join(map(str, config.cluster_widths))
-        raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
-    return config

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,11 @@ from txl.checkpoint import Checkpoint, damaged, load_model
 from txl.cli import Typed, build
 from txl.config import ModelUse, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
+from txl.data_utils.recipes import vocabulary_of as read_vocabulary
 from txl.data_utils.rows import ScoringStream
+from txl.data_utils.running import RunningVocab
+from txl.data_utils.sources import home_of
 from txl.data_utils.vocabulary import EOS, Vocab
 from txl.evaluation.test_time import TrainingText
 from txl.model.autocast import autocast, dtype_for
@@ -37,11 +40,14 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
         UsageError: if it is damaged, or not that of the model.
     """
     path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
+    dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
-        vocab = Vocab.from_text(checkpoint.attachment("vocab.txt"))
+        vocab = read_vocabulary(dataset, checkpoint.attachment)
+    except DataError:
+        raise
     except ValueError as error:  # also a UsageError, which names the path
         raise damaged(path, str(error).removeprefix(f"{path}: ")) from None
-    if len(vocab) != n_token or EOS not in vocab:
+    if len(vocab) != n_token or (EOS not in vocab and not isinstance(vocab, RunningVocab)):
         raise damaged(path, f"not the {n_token} words of the model, {EOS} among them")
     return vocab
 
@@ -56,13 +62,13 @@ def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, A
     """
     try:
         saved: dict[str, Any] = {**require_fields(checkpoint.record["data"], DataConfig), "cache_dir": None}
-        DataConfig(**saved)
+        config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
-    folder = Path(saved.get("data", DataConfig.data))
+    data = config.data
     require(
-        "data" in typed or any(folder.glob("*.txt")),
-        f"{folder}: the text of the training is not there; name its folder with --data",
+        "data" in typed or home_of(data).is_dir(),
+        f"{data}: the text of the training is not there; name its folder with --data",
     )
     return saved
 
@@ -76,7 +82,7 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     vocab = vocabulary_of(checkpoint)
     as_trained: dict[str, Any] = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
-        del as_trained["min_freq"], as_trained["max_size"]
+        as_trained = {"data": as_trained["data"]}
     corpus = Corpus(build(DataConfig, typed, **as_trained), vocab)
     if corpus.defines_vocabulary and not checkpoint.record.get("train", {}).get("init_from"):
         own = Corpus(corpus.config).vocab

@@ -1,33 +1,57 @@
 """What is generated, as a dataclass whose fields are the flags of generate.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from txl.config import LENGTH, SEED, TINY, ModelUse, option, require
+from txl.config import LENGTH, SEED, ModelUse, option, require
+from txl.generation.ending import Ending
+from txl.generation.rule import Rule
+
+_LONGEST_SESSION = 2**16  # memory for tokens that may come; a text of known length needs no more than itself
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(ModelUse):
+class GenerateConfig(Rule, ModelUse):
     """What to generate and how to sample."""
 
-    prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)")
+    prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)", section="text")
+    prompt_file: str | None = option(None, "file of the text to continue")
+    prompts: str | None = option(None, "file of texts to continue, one a line, each as it would be alone")
+    interactive: bool = option(
+        False, "read prompts from standard input, line by line, and continue each; all earlier text stays in memory"
+    )
     length: int = option(200, "tokens to generate", minimum=1)
     finish_line: bool = option(False, "end with a whole paragraph: up to --length tokens more, or fewer")
-    temperature: float = option(1.0, "sampling temperature; 0: greedy", minimum=0)
-    top_k: int = option(0, "sample from the k most likely words only (0: off)", minimum=0)
-    top_p: float = option(
-        1.0, "sample from the most likely words with this total probability (nucleus)", minimum=TINY, maximum=1
-    )
-    no_unk: bool = option(False, "never generate <unk>")
-    seed: int = option(1111, "random seed", **SEED)
+    lines: int = option(0, "stop after so many lines that are not blank; 1: at <eos> (0: off)", minimum=0)
+    stop: tuple[str, ...] = option((), "stop at these strings, which are not printed")
+    num_samples: int = option(1, "texts for each prompt", minimum=1)
+    batch_size: int = option(16, "texts that are generated side by side", minimum=1)
+    allow_unk: bool = option(False, "<unk> may be generated")
+    no_unk: bool = option(False, "no effect: <unk> is generated with --allow_unk only")
+    raw: bool = option(False, "print tokens with spaces between them instead of text in natural spelling")
+    seed: int = option(1111, "random seed; further prompts and samples have the following numbers", **SEED)
     mem_len: int | None = option(None, "tokens of memory (default: as in training)", **LENGTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.temperature == 0 or self.temperature >= TINY,
-            f"--temperature {self.temperature}: must be 0 or at least {TINY:g}",
-        )
-        require(
             self.prompt is None or bool(self.prompt.strip()),
             "--prompt is empty: give some text, or leave the flag out to start a new line",
         )
+        given = [f"--{name}" for name in ("prompt", "prompt_file", "prompts") if getattr(self, name) is not None]
+        require(len(given) < 2, f"{' and '.join(given)}: there is one source of prompts; leave out the others")
+        self.ending()
+        require(not (self.allow_unk and self.no_unk), "--allow_unk and --no_unk: leave one of them out")
+        if self.interactive:
+            one_text = self.prompts is None and self.num_samples == 1
+            require(one_text, "--interactive: is about one text; leave out --prompts and --num_samples")
+            fits = (self.mem_len or 0) <= _LONGEST_SESSION
+            require(fits, f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len")
+            require(self.prompt != "-", "--interactive: reads its turns from standard input; leave out --prompt -")
+
+    def ending(self) -> Ending:
+        """Where the texts end."""
+        return Ending(**{f.name: getattr(self, f.name) for f in fields(Ending)})
+
+    def rule(self) -> Rule:
+        """How tokens are sampled."""
+        return Rule(**{f.name: getattr(self, f.name) for f in fields(Rule)})

@@ -1,24 +1,109 @@
-"""Sampling from a model, token by token.
+"""Sampling from a model, token by token, for one row of text or several."""
 
-Only the needed parts of the next word's distribution are computed: the head, and the tail clusters that the sampled
-word or the top-k and top-p decisions depend on. docs/sampling.md proves that the sampling is exact.
-"""
-
-import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.model.adaptive import AdaptiveSoftmax
+from txl.generation.next_word import NextWord
+from txl.generation.rule import Rule
 from txl.model.autocast import require_in_range
 from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import TransformerXL
+
+
+class Rows:
+    """Rows of text that a model continues side by side, each as it would be alone.
+
+    A row reads its prompt in segments of `context.tgt_len` and continues it token by token. All rows read the same
+    number of tokens at a time, from an empty memory on, so a row with a shorter prompt continues it while others still
+    read theirs. The memory stays: tokens that are added later are read after all others, and nothing is read again.
+
+    Side by side, a longer prompt is read in other segments than alone, which makes no difference as long as it fits
+    into the memory; see `side_by_side`.
+
+    Args:
+        banned: ids that are never sampled.
+        seeds: one for each row, so that its result does not depend on the others; None: drawn from PyTorch's global
+            generator.
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        context: Context,
+        *,
+        rule: Rule,
+        banned: Sequence[int] = (),
+        seeds: Sequence[int | None],
+    ) -> None:
+        self._model, self._context, self._rule, self._banned = model, context, rule, list(banned)
+        self._generators = [_generator(seed, model.device) for seed in seeds]
+        self._unread: list[list[int]] = [[] for _ in seeds]
+        self._reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
+        self._memory: Any = model.fresh_memory(len(seeds))
+        self._seen_BV: Tensor | None = None
+        if rule.repetition_penalty != 1:
+            self._seen_BV = torch.zeros(len(seeds), model.config.n_token, dtype=torch.bool, device=model.device)
+        self.is_finished = [False] * len(seeds)
+        """Rows that are not continued any more."""
+
+    def add(self, row: int, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of a row."""
+        self._unread[row] += tokens
+        if self._seen_BV is not None:
+            self._seen_BV[row, list(tokens)] = True
+
+    @torch.inference_mode()
+    def step(self) -> list[int | None]:
+        """Read a segment, and sample a token for each row that has been read to its end; None for the others.
+
+        Raises:
+            ValueError: if a row has no token to read, or an id outside the vocabulary.
+            UsageError: see `require_in_range`.
+        """
+        going = [row for row, is_finished in enumerate(self.is_finished) if not is_finished]
+        n_new = min(self._context.tgt_len, *(len(self._unread[row]) for row in going))
+        if not n_new:
+            raise ValueError("the prompt is empty: the model needs at least one token to continue")
+        segments = [[0] * n_new if done else self._unread[row][:n_new] for row, done in enumerate(self.is_finished)]
+        for row in going:
+            del self._unread[row][:n_new]
+        hidden_BTD, self._memory = self._reader(torch.tensor(segments), self._memory, self._context)
+        drawing = [row for row in going if not self._unread[row]]
+        sampled: list[int | None] = [None] * len(segments)
+        for row, token in zip(drawing, self._draw(hidden_BTD[:, -1], drawing), strict=True):
+            self.add(row, [token])
+            sampled[row] = token
+        return sampled
+
+    def _draw(self, hidden_BD: Tensor, rows: list[int]) -> Iterator[int]:
+        """The next token of each of these rows."""
+        if not rows:
+            return
+        softmax, hidden_RD = self._model.softmax, hidden_BD if len(rows) == len(hidden_BD) else hidden_BD[rows]
+        require_in_range(hidden_RD, self._model.device)
+        if self._rule.serves_lazily:
+            for row, hidden_D, head, cluster in zip(rows, hidden_RD, *softmax.head_log_prob(hidden_RD), strict=True):
+                words = NextWord(softmax, hidden_D, self._banned, head=(head, cluster))
+                yield words.draw(self._rule, self._pick(row))
+        else:
+            logprob_RV = softmax.log_prob(hidden_RD)
+            logprob_RV[:, self._banned] = -torch.inf
+            prob_RV = self._rule.probabilities(logprob_RV, None if self._seen_BV is None else self._seen_BV[rows])
+            for row, prob_V in zip(rows, prob_RV, strict=True):
+                yield self._pick(row)(prob_V)
+
+    def _pick(self, row: int) -> Callable[[Tensor], int]:
+        """Samples an index with probability proportional to the weights, for this row."""
+        return lambda weight_U: int(torch.multinomial(weight_U, 1, generator=self._generators[row]))
+
+
+def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
+    return None if seed is None else torch.Generator(device).manual_seed(seed)
 
 
 def generate(
@@ -27,240 +112,38 @@ def generate(
     context: Context,
     *,
     length: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
     banned: Sequence[int] = (),
     seed: int | None = None,
+    **settings: Any,
 ) -> Iterator[int]:
     """Yield `length` token ids that continue `prompt`, each as soon as it is sampled.
 
-    The prompt is read in segments of `context.tgt_len`, then token by token.
-
     Args:
-        temperature, top_k, top_p: see `next_probabilities`.
         banned: ids that are never sampled.
         seed: for a reproducible result; None: PyTorch's global generator.
+        settings: see `Rule`.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`.
     """
-    if not len(prompt):
-        raise ValueError("the prompt is empty: the model needs at least one token to continue")
-    device = model.device
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    rule = Rule(temperature=temperature, top_k=top_k, top_p=top_p)
-    segments = torch.tensor([list(prompt)]).split(context.tgt_len, dim=1)
-    reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
-    memory, hidden_BTD = model.fresh_memory(1), torch.empty(0)
-    for _ in range(length):
-        with torch.inference_mode():
-            for segment_BT in segments:
-                hidden_BTD, memory = reader(segment_BT, memory, context)
-            require_in_range(hidden_BTD[0, -1], device)
-            words = NextWord(model.softmax, hidden_BTD[0, -1], banned)
-            token = words.draw(rule, lambda weight_U: int(torch.multinomial(weight_U, 1, generator=generator)))
-        segments = (torch.tensor([[token]]),)
-        yield token
+    rows = Rows(model, context, rule=Rule(**settings), banned=banned, seeds=[seed])
+    rows.add(0, prompt)
+    yield from islice((token for token in iter(lambda: rows.step()[0], ...) if token is not None), length)
 
 
-def next_probabilities(logprob_V: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """The distribution that the next token is sampled from.
+def side_by_side(model: TransformerXL, lengths: Sequence[int], mem_len: int, *, batch_size: int) -> list[list[int]]:
+    """Which prompts of these lengths are continued side by side with the same result as alone, as lists of indices.
 
-    Args:
-        temperature: divisor of the log-probabilities; 0: all probability on the most likely token.
-        top_k: keep the k most likely tokens, ties with the k-th included; 0: all.
-        top_p: then keep the most likely tokens with this total probability (Holtzman et al. 2020).
-    Returns:
-        Probabilities (V,) that sum to 1.
+    Prompts of similar length are together. Those that do not fit into the memory, and all with `recurrence` same, where
+    the segments matter, only with others of the same length.
     """
-    if temperature == 0:
-        return torch.zeros_like(logprob_V).index_fill(0, logprob_V.argmax(), 1.0)
-    logprob_V = (logprob_V - logprob_V.max()) / temperature  # at most 0: cannot overflow
-    if 0 < top_k < len(logprob_V):
-        logprob_V = logprob_V.masked_fill(logprob_V < logprob_V.topk(top_k).values[-1], -torch.inf)
-    prob_V = logprob_V.softmax(-1)
-    if top_p < 1:
-        sorted_V, order_V = prob_V.sort(descending=True, stable=True)
-        before_V = sorted_V.cumsum(0) - sorted_V  # keep a token if those before it sum to less than top_p
-        prob_V = prob_V.index_fill(0, order_V[before_V >= top_p], 0.0)
-        prob_V = prob_V / prob_V.sum()
-    return prob_V
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Sampling settings; see `next_probabilities`."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def probabilities(self, logprob_V: Tensor) -> Tensor:
-        """See `next_probabilities`."""
-        return next_probabilities(logprob_V, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A cluster that has not been computed: the log-probability of all its words together, and how many of them may be
-    sampled."""
-
-    logprob: float
-    n_word: int
-    has_banned: bool
-
-    def least(self, temperature: float) -> float:
-        """A lower bound of log(sum p^(1/temperature)) - logprob / temperature over the words that may be sampled."""
-        return -math.inf if self.has_banned else min(0.0, self._if_even(temperature))
-
-    def most(self, temperature: float) -> float:
-        """An upper bound of the same."""
-        return max(0.0, self._if_even(temperature)) if self.n_word else -math.inf
-
-    def _if_even(self, temperature: float) -> float:
-        """The value if all words are equally likely; it is 0 if one word has all the probability."""
-        return (1 - 1 / temperature) * math.log(max(1, self.n_word))
-
-
-class NextWord:
-    """The distribution of the next word, as far as it has been computed: the shortlist, then cluster by cluster.
-
-    Args:
-        hidden_D: the model's last hidden state.
-        banned: ids that are never sampled.
-    """
-
-    def __init__(self, softmax: AdaptiveSoftmax, hidden_D: Tensor, banned: Sequence[int] = ()) -> None:
-        self._softmax, self._hidden_D = softmax, hidden_D
-        self._firsts = [0, *accumulate(softmax.sizes)]
-        self._banned = [
-            sorted({word - first for word in banned if first <= word < first + size})
-            for first, size in zip(self._firsts, softmax.sizes, strict=False)
-        ]
-        shortlist, cluster_C = softmax.head_log_prob(hidden_D)
-        self._computed = {0: self._allowed(shortlist, 0)}
-        self.closed: dict[int, Closed] = {}
-        """Tail clusters that have not been computed, numbered from 1."""
-        for c, logprob in enumerate(cluster_C.tolist(), start=1):
-            n_banned = len(self._banned[c])
-            self.closed[c] = Closed(logprob, softmax.sizes[c] - n_banned, n_banned > 0)
-
-    @property
-    def logprob_U(self) -> Tensor:
-        """Log-probabilities of the computed words, in the order of their ids."""
-        return torch.cat([self._computed[c] for c in sorted(self._computed)])
-
-    def draw(self, rule: Rule, pick: Callable[[Tensor], int]) -> int:
-        """The id of a word sampled from `rule.probabilities` of all words.
-
-        Args:
-            pick: samples an index with probability proportional to the given weights.
-        """
-        if rule.temperature == 0:
-            return self._most_likely()
-        while self.closed:
-            may_U, must_U = self._kept(rule)
-            place = pick(self._proposal(rule, may_U))
-            if place < len(may_U) and must_U[place]:
-                return self._word(place)
-            word = self._word(place) if place < len(may_U) else self._sample_inside(place - len(may_U), rule, pick)
-            if word is not None and self._is_kept(word, rule):
-                return word
-        return self._word(pick(rule.probabilities(self.logprob_U)))
-
-    def _most_likely(self) -> int:
-        while self.closed and self.closed[c := self._most_likely_closed()].logprob >= float(self.logprob_U.max()):
-            self._open(c)
-        return self._word(int(self.logprob_U.argmax()))
-
-    def _proposal(self, rule: Rule, may_U: Tensor) -> Tensor:
-        """Weights of the computed words that may be kept, and upper bounds for the closed clusters."""
-        logprob_U, closed = self.logprob_U, self.closed.values()
-        # no word is more likely than its cluster: clusters below the last kept word have no kept words
-        floor = -math.inf if bool(may_U.all()) else float(logprob_U[may_U].min())
-        most = [-math.inf if c.logprob < floor else c.most(rule.temperature) for c in closed]
-        logprob = torch.cat([logprob_U.masked_fill(~may_U, -torch.inf), self._logprob_C()])
-        logprob = (logprob - logprob.max()) / rule.temperature  # at most 0: cannot overflow
-        logprob[len(may_U) :] += logprob.new_tensor(most)
-        return logprob.softmax(-1)
-
-    def _sample_inside(self, place: int, rule: Rule, pick: Callable[[Tensor], int]) -> int | None:
-        """Compute a closed cluster and sample one of its words; None with the remaining weight of its proposal."""
-        c, cluster = list(self.closed.items())[place]
-        logprob_U = self._open(c) - cluster.logprob
-        weight_U = (logprob_U / rule.temperature - cluster.most(rule.temperature)).exp()
-        place = pick(torch.cat([weight_U, (1 - weight_U.sum(0, keepdim=True)).clamp(min=0)]))
-        return self._firsts[c] + place if place < len(weight_U) else None
-
-    def _is_kept(self, word: int, rule: Rule) -> bool:
-        """Whether top_k and top_p keep a computed word; computes more clusters if the answer needs them."""
-        while True:
-            place = self._place(word)
-            may_U, must_U = self._kept(rule)
-            if must_U[place] or not may_U[place] or not self.closed:
-                return bool(may_U[place])
-            self._open(self._most_likely_closed())
-
-    def _kept(self, rule: Rule) -> tuple[Tensor, Tensor]:
-        """Which computed words top_k and top_p may keep, and which they keep whatever is in the closed clusters."""
-        logprob_U = self.logprob_U
-        may_U = must_U = torch.ones_like(logprob_U, dtype=torch.bool)
-        if rule.top_k:
-            sorted_U = logprob_U.sort().values
-            n_before_U = len(sorted_U) - torch.searchsorted(sorted_U, logprob_U, right=True)
-            # n words of a cluster, each more likely than p, sum to more than n p
-            n_word_C = logprob_U.new_tensor([c.n_word for c in self.closed.values()])
-            n_hidden_UC = (self._logprob_C() - logprob_U[:, None]).exp().floor().minimum(n_word_C)
-            may_U, must_U = n_before_U < rule.top_k, n_before_U + n_hidden_UC.sum(1) < rule.top_k
-        if rule.top_p < 1:
-            may_U, must_U = self._in_nucleus(rule, may_U, must_U)
-        return may_U, must_U
-
-    def _in_nucleus(self, rule: Rule, may_U: Tensor, must_U: Tensor) -> tuple[Tensor, Tensor]:
-        """Which words may be, and which must be, among the most likely with total probability top_p."""
-        logprob_U, logprob_C = self.logprob_U, self._logprob_C()
-        top = torch.cat([logprob_U, logprob_C]).max()
-        weight_U, cap_C = (((logprob - top) / rule.temperature).exp() for logprob in (logprob_U, logprob_C))
-        most_C = cap_C * cap_C.new_tensor([c.most(rule.temperature) for c in self.closed.values()]).exp()
-        least_C = cap_C * cap_C.new_tensor([c.least(rule.temperature) for c in self.closed.values()]).exp()
-        most = weight_U[may_U].sum() + most_C.sum()
-        if rule.top_k:  # the k best of all words weigh at least as much as the k best computed
-            k_best = weight_U.topk(min(rule.top_k, len(weight_U))).values.sum()
-            least = torch.maximum(k_best, weight_U[must_U].sum())
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    groups: list[list[int]] = []
+    for index in order:
+        fits = lengths[index] <= max(1, mem_len) and model.config.recurrence == "below"
+        last = groups[-1] if groups else []
+        if last and len(last) < batch_size and (fits or lengths[last[0]] == lengths[index]):
+            last.append(index)
         else:
-            least = weight_U.sum() + least_C.sum()
-        order_U = logprob_U.sort(descending=True, stable=True).indices
-        sorted_U = weight_U[order_U]
-        before_U = torch.empty_like(weight_U).index_copy_(0, order_U, sorted_U.cumsum(0) - sorted_U)
-        hidden_U = ((logprob_U[:, None] <= logprob_C) * most_C).sum(1)
-        return may_U & (before_U < rule.top_p * most), must_U & (before_U + hidden_U < rule.top_p * least)
-
-    def _logprob_C(self) -> Tensor:
-        return self._computed[0].new_tensor([c.logprob for c in self.closed.values()])
-
-    def _most_likely_closed(self) -> int:
-        return max(self.closed, key=lambda c: self.closed[c].logprob)
-
-    def _open(self, c: int) -> Tensor:
-        """Compute a cluster: the log-probabilities of its words."""
-        inside = self._softmax.tail_log_prob(self._hidden_D, c - 1)
-        self._computed[c] = self._allowed(self.closed.pop(c).logprob + inside, c)
-        return self._computed[c]
-
-    def _allowed(self, logprob_U: Tensor, c: int) -> Tensor:
-        banned = torch.tensor(self._banned[c], dtype=torch.int64, device=logprob_U.device)
-        return logprob_U.index_fill(0, banned, -torch.inf) if len(banned) else logprob_U
-
-    def _word(self, place: int) -> int:
-        """The id of one of the computed words."""
-        for c in sorted(self._computed):
-            if place < len(self._computed[c]):
-                return self._firsts[c] + place
-            place -= len(self._computed[c])
-        raise IndexError("no such word has been computed")
-
-    def _place(self, word: int) -> int:
-        """The inverse of `_word`."""
-        own = bisect_right(self._firsts, word) - 1
-        return sum(len(self._computed[c]) for c in self._computed if c < own) + word - self._firsts[own]
+            groups.append([index])
+    return groups

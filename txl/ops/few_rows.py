@@ -1,9 +1,13 @@
 """Linear layers for one to four rows, as in generation and in tail clusters of the softmax.
 
-With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) first packs W or runs on one
-thread; for W x^T with at least two columns it reads W once with all threads. On 2 cores of an AMD EPYC this is 2.1 to
-2.6 times as fast with one row, 2 to 7 times with two to four (`docs/speed.md`). Results agree up to rounding.
+With so few rows, reading the weights takes the time. For x W^T, PyTorch's CPU BLAS (MKL) on AMD processors first packs
+W or runs on one thread; for W x^T with at least two columns it reads W once with all threads. On 2 cores of an AMD EPYC
+this is 2.1 to 2.6 times as fast with one row, 2 to 7 times with two to four (`docs/speed.md`). On an Intel Xeon x W^T
+is the faster one, 2.7 times for a row and 2,100 x 410 weights, so the processor's vendor decides. Results agree up to
+rounding.
 """
+
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +16,21 @@ from torch import Tensor, nn
 FEW = 4
 
 
+def _is_amd() -> bool:
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+REVERSED = _is_amd()
+"""Few rows are multiplied as W x^T."""
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) to (..., out); without gradients by the faster of the two products."""
     n_row = x.shape[:-1].numel()
-    is_few = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and 0 < n_row <= FEW
+    is_few = REVERSED and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and 0 < n_row <= FEW
     if not is_few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     y = product(x.reshape(n_row, -1), weight)

@@ -263,6 +263,20 @@ _backward_op.register_fake(like_operands)
 _forward_op.register_autograd(_backward, setup_context=_setup)
 
 
+def _one_query(*operands: *Operands, scale: float, window: int, clamp_len: int) -> Tensor:
+    """The output for one query, as in generation: nothing is shifted or masked, so no blocks are needed."""
+    q_BN1H, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
+    if window > 0:
+        k_BNSH, v_BNSH, r_SNH = k_BNSH[:, :, -window:], v_BNSH[:, :, -window:], r_SNH[-window:]
+    n_alike = max(0, len(r_SNH) - clamp_len - 1) if clamp_len > 0 else 0
+    u_N1H, w_N1H = (bias_NH.to(q_BN1H.dtype)[:, None] for bias_NH in (u_NH, w_NH))
+    logit_BN1S = (q_BN1H + u_N1H) * scale @ k_BNSH.mT
+    place_BN1R = (q_BN1H + w_N1H) * scale @ r_SNH[n_alike:].permute(1, 2, 0)
+    logit_BN1S[..., n_alike:] += place_BN1R
+    logit_BN1S[..., :n_alike] += place_BN1R[..., :1]
+    return logit_BN1S.softmax(-1) @ v_BNSH
+
+
 def dense(
     *operands: *Operands,
     scale: float,
@@ -274,4 +288,6 @@ def dense(
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
     if needs_grad(*operands):
         return _forward_op(*operands, scale, window, dropout, True, clamp_len, first_BT)[0]
+    if operands[0].shape[2] == 1 and dropout == 0 and first_BT is None:
+        return _one_query(*operands, scale=scale, window=window, clamp_len=clamp_len)
     return forward(*operands, scale, window, dropout, False, clamp_len, first_BT)[0]

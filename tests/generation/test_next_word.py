@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.laws.test_adaptive_laws import CUTS, softmax_of
-from txl.generation.sampling import NextWord, Rule
+from txl.generation.next_word import NextWord
+from txl.generation.rule import Rule
 from txl.model.adaptive import AdaptiveSoftmax
 
 BANNED = {"none": [], "some": [0, 4, 11], "a_cluster": [3, 4, 5, 6]}
 RULES = [
-    Rule(temperature=temperature, top_k=top_k, top_p=top_p)
-    for temperature in (0.4, 1.0, 1.6)
-    for top_k in (0, 1, 4, 40)
-    for top_p in (0.3, 0.9, 1.0)
+    Rule(temperature=temperature, top_p=top_p) for temperature in (0.4, 1.0, 1.6) for top_p in (0.1, 0.3, 0.9, 1.0)
 ]
 
 
@@ -87,15 +85,13 @@ def test_so_it_is_for_many_models_and_rules(seed: int) -> None:
     softmax = softmax_of(n_token=9, cutoffs=draws.choice([(4,), (2, 5), (5, 6)]))
     hidden_D, banned = torch.randn(6).double() * draws.choice([0.1, 1, 3]), draws.sample(range(9), draws.randrange(4))
     softmax.cluster_bias += draws.uniform(-3, 3)
-    rule = Rule(
-        draws.choice([0.1, 0.8, 1.0, 1.1, 3.0]), draws.choice([0, 0, 2, 3, 5]), draws.choice([1.0, draws.random()])
-    )
+    rule = Rule(temperature=draws.choice([0.1, 0.8, 1.0, 1.1, 3.0]), top_p=draws.choice([1.0, draws.random()]))
     found, expected = (law(softmax, hidden_D, rule, banned) for law in (distribution, exact))
     torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", [Rule(), Rule(top_k=1), Rule(top_k=3), Rule(top_p=0.31), Rule(1.5, 2, 0.8)], ids=str)
+@pytest.mark.parametrize("rule", [Rule(), Rule(top_p=0.31), Rule(temperature=1.5, top_p=0.8)], ids=str)
 def test_words_that_are_equally_likely_are_treated_as_in_the_full_distribution(rule: Rule) -> None:
     softmax, hidden_D = softmax_of(cutoffs=(2, 3, 11)), torch.zeros(6).double()
     for bias in (*softmax.biases, softmax.cluster_bias):
@@ -125,14 +121,14 @@ def no_pick(weight_U: Tensor) -> int:
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_temperatures_beyond_measure_do_not_overflow(temperature: float) -> None:
     softmax, hidden_D = softmax_of(cutoffs=(2, 3, 11)), torch.randn(6).double()
-    rule = Rule(temperature=temperature, top_k=5)
+    rule = Rule(temperature=temperature, top_p=0.7)
     torch.testing.assert_close(distribution(softmax, hidden_D, rule, []), exact(softmax, hidden_D, rule, []))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("rule", "at_most"),
-    [(Rule(), 0.08), (Rule(temperature=0.7), 0.08), (Rule(top_k=40), 0.25), (Rule(top_p=0.9), 0.25)],
+    [(Rule(), 0.08), (Rule(temperature=0.7), 0.08), (Rule(top_p=0.9), 0.25)],
     ids=str,
 )
 def test_most_words_are_drawn_from_the_head_alone(rule: Rule, at_most: float) -> None:

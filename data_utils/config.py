@@ -1,0 +1,77 @@
+"""Which text is read and how, as a dataclass whose fields are flags."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from txl.config import SEED, SIZE, Checked, option
+
+from .files import DataError
+
+RUNNING = ("text", "bpe", "bytes", "characters")
+"""Data sets whose text may come in any files; their documents are found, and valid and test split off."""
+_VOCABULARY_OF_TEXT = ("min_freq", "max_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Checked):
+    """Which text is read, and how it is tokenised."""
+
+    data: tuple[str, ...] | str = option(
+        "data/wikitext-103",
+        "folder of train.txt, valid.txt and test.txt (ids: of .npy files); or any folder, files or glob of text, also "
+        "gzip, xz, zstd, jsonl and parquet, see docs/data.md; pydoc writes its text itself",
+    )
+    dataset: Literal["wt103", "wt2", "text", "pydoc", "bpe", "bytes", "characters", "ids"] = option(
+        "wt103",
+        "WikiText-103, WikiText-2, words of any text, the documentation of this Python; any text in subwords, bytes or "
+        "characters; streams of integers",
+    )
+    cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache beside the text)")
+    min_freq: int = option(0, "words seen less often become <unk>", needs=("dataset", "text"), minimum=0)
+    max_size: int | None = option(
+        None, "largest number of words in the vocabulary, the rest become <unk>", needs=("dataset", "text"), minimum=1
+    )
+    vocab_size: int | None = option(
+        None,
+        "tokens in the vocabulary (not given: 8192 subwords, or the largest id plus one)",
+        needs=("dataset", "bpe", "ids"),
+        **SIZE,
+    )
+    tokenizer: str | None = option(
+        None, "a tokenizer.json to use; not given: a byte-level BPE is trained", needs=("dataset", "bpe")
+    )
+    documents: Literal["auto", "blank", "heading", "file", "row"] = option(
+        "auto",
+        "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a row (of plain text: a "
+        "line); auto: the log names it",
+        needs=("dataset", *RUNNING),
+    )
+    text_field: str = option("text", "field of jsonl and parquet that holds the text", needs=("dataset", *RUNNING))
+    held_out: float = option(
+        0.02,
+        "share of the documents for each of valid and test, where the text has no such files",
+        needs=("dataset", *RUNNING),
+        above=0,
+        below=0.5,
+    )
+    split_seed: int = option(0, "seed of that choice", needs=("dataset", *RUNNING), **SEED)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, str):
+            object.__setattr__(self, "data", tuple(self.data))
+        super().__post_init__()
+        for f in fields(self):
+            _, *kinds = f.metadata["needs"] or ("", self.dataset)
+            value = getattr(self, f.name)
+            if value == f.default or self.dataset in kinds:
+                continue
+            if f.name in _VOCABULARY_OF_TEXT:
+                raise DataError(
+                    f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text"
+                )
+            raise DataError(
+                f"--{f.name} {value}: has no effect with --dataset {self.dataset}, only with {' or '.join(kinds)}; "
+                f"leave it out"
+            )
+        if self.tokenizer is not None and self.vocab_size is not None:
+            raise DataError(f"--vocab_size {self.vocab_size}: the vocabulary is that of --tokenizer; drop one of them")

@@ -1,0 +1,224 @@
+"""Documents of any text: found by a rule, dealt to train, valid and test."""
+
+import hashlib
+import itertools
+import json
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl.files import written_whole
+
+from .config import DataConfig
+from .files import NUL, DataError, not_utf8
+from .sources import by_split, files_of, has_rows, lines_of, rows_of
+
+VERSION = 1
+SPLITS = ("train", "valid", "test")
+MANY_FILES = 20
+_LOG = logging.getLogger(__name__)
+
+
+def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
+    """The documents of a file in order; each ends with a line end. The file's text is theirs, joined.
+
+    Args:
+        rule: blank, heading, file or row; a row of plain text is a line.
+    Raises:
+        DataError: if the file cannot be read, or is no text. Bytes need not be text.
+    """
+    rows = has_rows(path)
+    lines = rows_of(path, config.text_field, task="reading") if rows else lines_of(path, task="reading")
+    if rows and rule in ("blank", "heading"):
+        lines = (line for row in lines for line in row.splitlines(keepends=True))
+    finders = {"blank": _up_to_blank_lines, "heading": _up_to_headings, "file": _as_one, "row": iter}
+    line_ends = 0
+    for document in finders[rule](lines):
+        if config.dataset != "bytes":
+            _require_text(document, path, line_ends)
+            line_ends += document.count(b"\n")
+        yield document if document.endswith(b"\n") else document + b"\n"
+
+
+def _require_text(document: bytes, path: Path, n_line_before: int) -> None:
+    try:
+        document.decode()
+        begin, what = document.find(b"\0"), NUL
+    except UnicodeDecodeError as error:
+        begin, what = error.start, error.reason
+    if begin >= 0:
+        raise not_utf8(path, n_line_before + document.count(b"\n", 0, begin) + 1, what)
+
+
+def _up_to_blank_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Each begins with its first line that is not blank, the first of all at the beginning."""
+    held: list[bytes] = []
+    ended = False
+    for line in lines:
+        blank = not line.strip()
+        if ended and not blank:
+            yield b"".join(held)
+            held, ended = [], False
+        held.append(line)
+        ended = blank and any(map(bytes.strip, held)) if not ended else True
+    if held:
+        yield b"".join(held)
+
+
+def _up_to_headings(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Each begins with a heading, as in `wikitext.article_starts`; what stands before the first is one too."""
+    held: list[bytes] = []
+    before_is_blank, blank_seen = True, False
+    lines, following = itertools.tee(lines)
+    for line, after in itertools.zip_longest(lines, itertools.islice(following, 1, None), fillvalue=b""):
+        blank_seen = blank_seen or not line.strip()
+        alone = (before_is_blank and not after.strip()) or not blank_seen
+        if alone and is_heading(line) and any(map(bytes.strip, held)):
+            yield b"".join(held)
+            held = []
+        held.append(line)
+        before_is_blank = not line.strip()
+    if held:
+        yield b"".join(held)
+
+
+def is_heading(line: bytes) -> bool:
+    """True for a level-one heading: `= Title =`."""
+    words = line.split()
+    return len(words) > 2 and words[0] == words[-1] == b"=" != words[1] and b"\n" not in line.strip()
+
+
+def _as_one(lines: Iterable[bytes]) -> Iterator[bytes]:
+    if document := b"".join(lines):
+        yield document
+
+
+def rule_of(config: DataConfig, files: list[Path]) -> tuple[str, str]:
+    """How documents are found, and why, from the beginning of the first file that is not empty."""
+    if config.documents != "auto":
+        return config.documents, "as asked"
+    path = next((path for path in files if path.stat().st_size), files[0])
+    rows = has_rows(path)
+    lines = rows_of(path, config.text_field, task="looking at") if rows else lines_of(path, task="looking at")
+    first = list(itertools.islice(lines, 4096))
+    if any(map(is_heading, first)):
+        return "heading", "there are headings"
+    if rows:
+        return "row", f"{path.name} has rows"
+    if len(files) >= MANY_FILES:
+        return "file", f"there are {len(files)} files"
+    if any(not line.strip() for line in first[:-1]):
+        return "blank", "there are blank lines"
+    return ("file", "there are several files") if len(files) > 1 else ("row", "it is one file without blank lines")
+
+
+def is_plain(data: tuple[str, ...] | str) -> bool:
+    """True if --data is a folder with a plain valid.txt or test.txt, and with train.txt or no training text at all."""
+    if not isinstance(data, str) or not Path(data).is_dir():
+        return False
+    train, *others = ((Path(data) / f"{split}.txt").is_file() for split in SPLITS)
+    return any(others) and (train or "train" not in by_split(files_of(data), Path(data)))
+
+
+def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
+    """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale.
+
+    Valid and test are split off by document where there are none: a document goes where the hash of its text and the
+    seed says, so that neither shards nor their order matter, and equal documents stay together.
+
+    Returns:
+        The folder, and how documents were found and dealt, in words.
+    """
+    files = files_of(config.data)
+    splits = by_split(files, Path(config.data) if isinstance(config.data, str) else Path())
+    if "train" not in splits:
+        splits = {"train": files}
+    settings = [VERSION, config.dataset == "bytes", config.documents, config.text_field]
+    settings += [config.held_out, config.split_seed] if len(splits) < len(SPLITS) else []
+    named = {split: [str(path) for path in paths] for split, paths in splits.items()}
+    key = hashlib.sha256(json.dumps([settings, named]).encode()).hexdigest()[:12]
+    target = cache / f"text-{key}"
+    fingerprint = {
+        "settings": settings,
+        "files": named,
+        "digests": [digest(path) for paths in splits.values() for path in paths],
+    }
+    record = target / "prepared.json"
+    try:
+        known = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
+        if known:
+            _LOG.warning("%s: stale, rewritten", target)
+        known = {"fingerprint": fingerprint, **_prepare(config, splits, target)}
+        with written_whole(record) as temporary:
+            temporary.write_text(json.dumps(known), encoding="utf-8")
+    return target, known["said"]
+
+
+def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) -> dict[str, Any]:
+    rule, why = rule_of(config, splits["train"])
+    missing = [split for split in SPLITS if split not in splits]
+    counts, least = _write(config, rule, splits, target, {})
+    if not all(counts[split] for split in missing) and len(least) > len(missing):
+        counts, _ = _write(config, rule, splits, target, dict(zip(least, missing, strict=False)))
+    if empty := [split for split in SPLITS if not counts[split]]:
+        raise DataError(
+            f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for "
+            f"{' and '.join(empty)}; choose --documents, or give files with these names"
+        )
+    shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
+    dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
+    return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}
+
+
+def _write(
+    config: DataConfig, rule: str, splits: dict[str, list[Path]], target: Path, chosen: dict[float, str]
+) -> tuple[dict[str, int], list[float]]:
+    """Write the documents of each split and where they begin and end, in bytes.
+
+    Args:
+        chosen: the split of documents by their place, for texts of few documents.
+    Returns:
+        The number of documents of each split, and the least places of all that were dealt.
+    """
+    missing = [split for split in SPLITS if split not in splits]
+    ends = {split: array("q", [0]) for split in SPLITS}
+    least: list[float] = []
+    with ExitStack() as stack:
+        temporary = {split: stack.enter_context(written_whole(target / f"{split}.txt")) for split in SPLITS}
+        files = {split: stack.enter_context(temporary[split].open("wb")) for split in SPLITS}
+        for given, path in ((split, path) for split, paths in splits.items() for path in paths):
+            if not path.stat().st_size:
+                _LOG.warning("%s: is empty, left out", path)
+            for document in documents_in(path, config, rule):
+                split = given
+                if given == "train" and missing:
+                    place = _place(document, config.split_seed)
+                    least = sorted({*least, place})[: len(SPLITS)]
+                    split = chosen.get(place) or _dealt(place, missing, config.held_out)
+                files[split].write(document)
+                ends[split].append(ends[split][-1] + len(document))
+        for split in SPLITS:
+            files[split].close()
+            with written_whole(target / f"{split}.documents.npy") as one, one.open("wb") as file:
+                np.save(file, np.array(ends[split], dtype=np.int64))
+    return {split: len(ends[split]) - 1 for split in SPLITS}, least
+
+
+def _place(document: bytes, seed: int) -> float:
+    """A number from 0 to 1 by the hash of a document."""
+    digest = hashlib.blake2b(document, digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+def _dealt(place: float, missing: list[str], share: float) -> str:
+    """`train`, or the missing split that a document falls into."""
+    i = int(place / share)
+    return missing[i] if i < len(missing) else "train"

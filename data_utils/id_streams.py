@@ -1,0 +1,50 @@
+"""Streams of integers: one-dimensional .npy files, memory-mapped, with the offsets of their documents beside them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from .files import DataError, reading
+
+
+def open_stream(path: Path) -> np.ndarray:
+    """The integers of a .npy file, read-only.
+
+    Raises:
+        DataError: if it is missing, damaged, empty, or holds something else.
+    """
+    with reading(path):
+        if not path.is_file():
+            raise DataError(
+                f"{path}: no such file; --dataset ids needs a folder with train.npy, valid.npy and test.npy"
+            )
+        try:
+            ids = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            raise DataError(
+                f"{path}: no array of numpy ({str(error).splitlines()[0]}); write it with np.save"
+            ) from None
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise DataError(f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)")
+    return ids
+
+
+def range_of(path: Path) -> str:
+    """The least and the largest integer of a file, as text."""
+    ids = open_stream(path)
+    return f"{ids.min()} {ids.max()}"
+
+
+def document_offsets(path: Path, n_token: int) -> np.ndarray:
+    """Indices where documents begin, from valid.documents.npy for valid.npy.
+
+    Raises:
+        DataError: if there is no such file, or it does not fit.
+    """
+    beside = path.with_name(f"{path.stem}.documents.npy")
+    if not beside.is_file():
+        raise DataError(f"{beside}: no such file; documents of --dataset ids need the index where each begins there")
+    starts = open_stream(beside)
+    if (np.diff(starts.astype(np.int64)) <= 0).any() or starts[0] < 0 or starts[-1] >= n_token:
+        raise DataError(f"{beside}: holds no ascending indices below {n_token}, the number of ids in {path.name}")
+    return np.asarray(starts)

@@ -1,0 +1,47 @@
+"""How the vocabulary of each data set is made, and how it comes back from a checkpoint."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .documents import SPLITS
+from .running import Bytes, Characters, Integers
+from .subwords import Subwords
+from .vocabulary import EOS, UNK, Vocab
+
+
+class Recipe(NamedTuple):
+    """How the vocabulary of a data set is made."""
+
+    counted: tuple[str, ...]  # the splits whose words make the vocabulary
+    special: tuple[str, ...]
+    vocab: type[Vocab] = Vocab
+
+
+RECIPES = {
+    "wt103": Recipe(counted=("train",), special=(EOS,)),
+    "wt2": Recipe(counted=SPLITS, special=(EOS,)),
+    "text": Recipe(counted=("train",), special=(EOS, UNK)),
+    "pydoc": Recipe(counted=("train",), special=(EOS, UNK)),
+    "characters": Recipe(counted=("train",), special=(), vocab=Characters),
+    "bpe": Recipe(counted=("train",), special=(), vocab=Subwords),
+    "bytes": Recipe(counted=(), special=(), vocab=Bytes),
+    "ids": Recipe(counted=("train", "valid"), special=(), vocab=Integers),
+}
+
+
+def vocabulary_of(dataset: str, attachment: Callable[[str], str]) -> Vocab:
+    """The vocabulary that a checkpoint keeps.
+
+    Args:
+        attachment: gives the content of an attached file by its name.
+    Raises:
+        ValueError: if it is damaged.
+    """
+    if dataset == "bytes":
+        return Bytes()
+    if dataset == "bpe":
+        return Subwords(attachment("tokenizer.json"))
+    text = attachment("vocab.txt")
+    if dataset == "ids":
+        return Integers(text.count("\n"))
+    return Characters.from_text(text) if dataset == "characters" else Vocab.from_text(text)

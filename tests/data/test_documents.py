@@ -1,0 +1,227 @@
+"""Any text: files of every kind, documents, splits."""
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.documents import documents_in, rule_of
+from txl.data_utils.files import DataError
+
+TEXTS = [f"the document number {i} has words\nin two lines {i % 7}\n" for i in range(60)]
+
+
+def zstd(text: bytes) -> bytes:
+    return pytest.importorskip("zstandard").ZstdCompressor().compress(text)
+
+
+def jsonl(field: str = "text") -> bytes:
+    return "".join(json.dumps({"id": 1, field: text}) + "\n" for text in TEXTS).encode()
+
+
+def blank() -> bytes:
+    return "\n".join(TEXTS).encode()
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": TEXTS}), path, row_group_size=7)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "my.txt": lambda path: path.write_bytes(blank()),
+    "my.txt.gz": lambda path: path.write_bytes(gzip.compress(blank())),
+    "my.txt.xz": lambda path: path.write_bytes(lzma.compress(blank())),
+    "my.txt.zst": lambda path: path.write_bytes(zstd(blank())),
+    "my.jsonl": lambda path: path.write_bytes(jsonl()),
+    "my.jsonl.gz": lambda path: path.write_bytes(gzip.compress(jsonl())),
+    "my.parquet": write_parquet,
+}
+
+
+def open_any(*names: object, **settings: object) -> Corpus:
+    data = str(names[0]) if len(names) == 1 else tuple(map(str, names))
+    return Corpus(DataConfig(data=data, **{"dataset": "text", "held_out": 0.1, **settings}))
+
+
+def documents(corpus: Corpus, split: str) -> list[str]:
+    return [document.decode().strip() for document in corpus.documents(split)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_every_kind_gives_its_documents(tmp_path: Path, name: str) -> None:
+    FILES[name](tmp_path / name)
+    corpus = open_any(tmp_path / name)
+    found = {split: documents(corpus, split) for split in ("train", "valid", "test")}
+    assert sorted(text for texts in found.values() for text in texts) == sorted(text.strip() for text in TEXTS)
+    assert all(found.values())
+    words = [corpus.vocab.decode(corpus.split(split)) for split in found]
+    assert sum(word != "<eos>" for split in words for word in split) == len("".join(TEXTS).split())
+
+
+@pytest.mark.parametrize("how", ["folder", "list", "glob"])
+def test_files_are_named_by_folder_list_or_glob(tmp_path: Path, how: str) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text("\n".join(TEXTS[20 * i : 20 * i + 20]))
+    (tmp_path / "notes.pdf").write_bytes(b"\0")
+    names = {"folder": [tmp_path], "list": sorted(tmp_path.glob("*.txt")), "glob": [tmp_path / "*.txt"]}[how]
+    corpus = open_any(*names)
+    assert len(documents(corpus, "train") + documents(corpus, "valid") + documents(corpus, "test")) == 60
+
+
+@pytest.mark.parametrize("name", ["valid-00000.txt", "wiki.valid.tokens", "validation/0.txt", "dev.txt.gz"])
+def test_splits_are_taken_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.jsonl").write_bytes(jsonl())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    content = b"only here\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    corpus = open_any(tmp_path, documents="row")
+    assert documents(corpus, "valid") == ["only here"]
+    assert len(documents(corpus, "train")) + len(documents(corpus, "test")) == 60
+
+
+def test_neither_shards_nor_their_order_decide_where_a_document_goes(tmp_path: Path) -> None:
+    for name, texts in {"one": [TEXTS], "two": [TEXTS[30:], TEXTS[:30]]}.items():
+        (tmp_path / name).mkdir()
+        for i, part in enumerate(texts):
+            (tmp_path / name / f"{i}.txt").write_text("\n".join(part) + "\n")
+    one, two = (open_any(tmp_path / name) for name in ("one", "two"))
+    for split in ("train", "valid", "test"):
+        assert sorted(documents(one, split)) == sorted(documents(two, split))
+    assert documents(open_any(tmp_path / "one", split_seed=1), "valid") != documents(one, "valid")
+    assert one.said.endswith("valid and test: 0.1 each, seed 0")
+
+
+def test_a_text_of_few_documents_has_all_splits(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("\n".join(TEXTS[:4]))
+    corpus = open_any(tmp_path, held_out=0.001)
+    assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [2, 1, 1]
+
+
+def test_too_few_documents_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("one\n\ntwo\n")
+    with pytest.raises(DataError, match=r"my\.txt: the text has 2 document\(s\), found by blank.*--documents"):
+        open_any(tmp_path)
+
+
+HEADINGS = " \n = One = \n \n text = x = \n \n = = Part = = \n \n more \n \n = Two = \n \n text \n"
+RULES = {
+    "headings": (HEADINGS, "heading", 2),
+    "blank lines": ("a\nb\n\n\nc\n", "blank", 2),
+    "lines": ("a b\nc\nd\n", "row", 3),
+}
+
+
+@pytest.mark.parametrize(("text", "rule", "n"), RULES.values(), ids=RULES)
+def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: str, rule: str, n: int) -> None:
+    path = tmp_path / "my.txt"
+    path.write_text(text)
+    config = DataConfig(data=str(tmp_path), dataset="text")
+    assert rule_of(config, [path])[0] == rule
+    found = [document.decode() for document in documents_in(path, config, rule)]
+    assert "".join(found) == text
+    assert len(found) == n
+
+
+@pytest.mark.parametrize("rows", ["documents", "lines"])
+def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) -> None:
+    """As WikiText's parquet files have a line a row, and others an article, which may end with a heading."""
+    articles = [f" \n = Title {i} = \n \n text {i} \n \n = = Links = = \n" for i in range(6)]
+    texts = articles if rows == "documents" else "".join(articles).splitlines(keepends=True)
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    corpus = open_any(tmp_path)
+    assert corpus.said.startswith("documents by row" if rows == "documents" else "documents by heading")
+    for one in (corpus, open_any(tmp_path, documents="heading")):
+        assert sum(len(documents(one, split)) for split in ("train", "valid", "test")) == 6
+
+
+def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FILES["my.jsonl"](tmp_path / "my.jsonl")
+    before = open_any(tmp_path)
+    assert open_any(tmp_path).folder == before.folder
+    assert caplog.text == ""
+    (tmp_path / "my.jsonl").write_bytes(jsonl().replace(b"number", b"No"))
+    assert "No" in open_any(tmp_path).vocab
+    assert "stale, rewritten" in caplog.text
+
+
+BAD: dict[str, tuple[str, bytes, str]] = {
+    "not UTF-8": ("a.txt", b"fine\ncaf\xe9\n", r"a\.txt, line 2: not UTF-8"),
+    "NUL": ("a.txt", b"fine\n\nb\0c\n", r"a\.txt, line 3: .*NUL"),
+    "UTF-16": ("a.txt", "text\n".encode("utf-16"), r"a\.txt, line 1: not UTF-8"),
+    "cut gzip": ("a.txt.gz", gzip.compress(b"a\n" * 9999)[:-9], r"a\.txt\.gz: damaged .*bring the file again"),
+    "no gzip": ("a.txt.gz", b"text", r"a\.txt\.gz: damaged"),
+    "cut xz": ("a.txt.xz", lzma.compress(b"a\n" * 9999)[:-9], r"a\.txt\.xz: damaged"),
+    "no JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: no JSON"),
+    "no field": ("a.jsonl", jsonl("body"), r"a\.jsonl, line 1: no field 'text', there is id, body; .*--text_field"),
+    "no text": ("a.jsonl", b'{"text": 7}\n', r"a\.jsonl, row 1: the field 'text' holds no text"),
+    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: not UTF-8"),
+    "no parquet": ("a.parquet", b"PAR1 no", r"a\.parquet: damaged"),
+    "nothing": ("a.pdf", b"", r"no files of text \(\.txt .*--data"),
+    "empty": ("a.txt", b"", r"a\.txt: the text has 0 document"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
+def test_what_is_no_text_is_refused_by_name_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_any(tmp_path)
+    assert not list(tmp_path.rglob("prepared.json"))
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: no column 'body', there is text; name it with --text_field"):
+        open_any(tmp_path, text_field="body")
+
+
+def test_an_empty_shard_is_left_out_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0.txt").write_bytes(b"")
+    (tmp_path / "1.txt").write_bytes(blank())
+    assert open_any(tmp_path).said.startswith("documents by blank (there are blank lines)")
+    assert "0.txt: is empty, left out" in caplog.text
+
+
+def test_mixed_line_ends_and_a_byte_order_mark_are_no_words(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_bytes(b"\xef\xbb\xbfa b\r\n\r\nc\rd\n\n" + blank())
+    assert not {"\ufeffa", "b\r", "c\rd"} & set(open_any(tmp_path).vocab.words)
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, library in {"a.txt.zst": "zstandard", "a.parquet": "pyarrow"}.items():
+        (tmp_path / name).write_bytes(b"")
+        monkeypatch.setitem(__import__("sys").modules, library, None)
+        with pytest.raises(DataError, match=rf"{name}: reading .* needs {library}: pip install"):
+            open_any(tmp_path / name)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=8))
+def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    """Also: documents begin where the corpus says, and decode gives the tokens of the text."""
+    folder = tmp_path_factory.mktemp("text")
+    texts = [f"{i} {text}" for i, text in enumerate(texts)] + TEXTS[:3]
+    for split, order in {"train": texts, "valid": texts[::-1], "test": texts}.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in order))
+    for dataset in ("text", "characters", "bytes"):
+        corpus = open_any(folder, dataset=dataset, documents="row")
+        found = {}
+        for split in ("train", "valid"):
+            parts = np.split(corpus.split(split), corpus.document_starts(split)[1:])
+            found[split] = [part.tolist() for part in parts]
+        assert found["train"] == found["valid"][::-1]
+        if dataset == "text":
+            words = [corpus.vocab.decode(ids) for ids in found["train"]]
+            assert [[w for w in part if w != "<eos>"] for part in words] == [text.split() for text in texts]

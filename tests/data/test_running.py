@@ -1,0 +1,247 @@
+"""Subwords, bytes, characters and streams of ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl.data_utils import subwords
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
+from txl.data_utils.free_text import encode_text
+from txl.data_utils.recipes import vocabulary_of
+from txl.data_utils.running import Bytes, Characters, RunningVocab
+
+TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
+ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
+KINDS = ["bytes", "characters", "bpe"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes(TEXT.encode())
+    return tmp_path
+
+
+def open_text(folder: Path, dataset: str, **flags: Any) -> Corpus:
+    if dataset == "bpe":
+        pytest.importorskip("tokenizers")
+        if "tokenizer" not in flags:
+            flags = {"vocab_size": 300, **flags}
+    return Corpus(DataConfig(data=str(folder), dataset=dataset, **flags))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningVocab:
+    folder = tmp_path_factory.mktemp("text")
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_bytes(TEXT.encode())
+    vocab = open_text(folder, request.param).vocab
+    assert isinstance(vocab, RunningVocab)
+    return vocab
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=ANY_TEXT)
+def test_decode_of_encode_gives_any_text(vocab: RunningVocab, text: str) -> None:
+    ids = vocab.tokens(text).ids.tolist()
+    known = "".join(c if c in vocab else "<unk>" for c in text) if isinstance(vocab, Characters) else text
+    assert vocab.text_of(ids) == known
+    shown = "".join(map(vocab.decoder(), ids))  # U+FFFD at the end may be half of a character
+    assert shown.rstrip("\ufffd") == known.rstrip("\ufffd")
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=ANY_TEXT)
+def test_words_characters_and_bytes_are_those_of_the_text(vocab: RunningVocab, text: str) -> None:
+    sums = {name: int(size_N.sum()) for name, size_N in vocab.sizes(text, vocab.tokens(text)).items()}
+    assert (sums["characters"], sums["bytes"]) == (len(text), len(text.encode()))
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    assert sums["words"] == len(text.split())
+    assert sums["lines"] == lines.count("\n") + (not lines.endswith("\n"))
+
+
+@pytest.mark.parametrize("dataset", KINDS)
+def test_a_corpus_counts_what_one_of_words_counts(folder: Path, dataset: str) -> None:
+    words, other = (open_text(folder, kind) for kind in ("text", dataset))
+    expected, sizes = (corpus.sizes("valid") for corpus in (words, other))
+    assert all(len(size_N) == len(other.split("valid")) for size_N in sizes.values())
+    for what in ("words", "lines", "characters", "bytes"):
+        literal = TEXT.count("<eos>") * {"words": 1, "lines": -1}.get(what, 0)  # read as line ends by words
+        assert sizes[what].sum() == expected[what].sum() + literal
+
+
+@pytest.mark.parametrize("dataset", KINDS)
+def test_the_ids_of_a_split_are_its_text(folder: Path, dataset: str) -> None:
+    corpus = open_text(folder, dataset)
+    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == TEXT  # type: ignore[attr-defined]
+    starts = corpus.document_starts("valid")
+    assert len(starts) == 10
+    if dataset == "bpe":  # what ends a document stands before the next
+        assert {corpus.vocab.words[i] for i in corpus.split("valid")[starts[1:] - 1]} == {"<eos>"}
+
+
+def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningVocab) -> None:
+    dataset = {"Bytes": "bytes", "Characters": "characters", "Subwords": "bpe"}[type(vocab).__name__]
+    again = vocabulary_of(dataset, vocab.attachments().__getitem__)
+    assert (again.words, again.eos_id, again.fingerprint()) == (vocab.words, vocab.eos_id, vocab.fingerprint())
+    assert vocab.attachments()["vocab.txt"].count("\n") == len(vocab)
+
+
+def test_a_character_in_several_tokens_is_shown_whole() -> None:
+    shown = list(map(Bytes().decoder(), "a\u00f6\u6771".encode()))
+    assert shown == ["a", "", "\u00f6", "", "", "\u6771"]
+
+
+def test_bytes_need_not_be_text(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_bytes(b"\0\xff\xc3\n" * 3)
+    corpus = open_text(tmp_path, "bytes")
+    assert corpus.split("valid").tolist() == list(b"\0\xff\xc3\n" * 3)
+    assert corpus.sizes("valid")["bytes"].sum() == 12
+
+
+def test_a_character_that_the_training_text_lacks_is_unk_with_a_notice(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "valid.txt").write_text("the z\n")
+    corpus = open_text(folder, "characters")
+    assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]
+    assert "1 of 6 words are not in the vocabulary" in caplog.text
+    assert encode_text("z", corpus.vocab, name="text").surfaces == ["z"]
+
+
+def test_a_trained_vocabulary_is_kept_and_made_anew_for_another_size(folder: Path) -> None:
+    one = open_text(folder, "bpe", vocab_size=280)
+    assert len(one.vocab) == 280
+    kept = folder / "txl-cache" / "bpe.vocab.json"
+    stamp = kept.stat().st_mtime_ns
+    assert open_text(folder, "bpe", vocab_size=280).vocab.fingerprint() == one.vocab.fingerprint()
+    assert kept.stat().st_mtime_ns == stamp
+    assert len(open_text(folder, "bpe", vocab_size=290).vocab) == 290
+
+
+def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.enable_padding(length=50)
+    theirs.enable_truncation(3)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    corpus = open_text(folder, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert corpus.vocab.words == ["[UNK]", "the", "word"]
+    assert corpus.split("valid")[-5:].tolist() == [2, 1, 2, 1, 0]
+    assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.encode())
+
+
+def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = open_text(folder, "bpe").vocab
+    assert isinstance(vocab, RunningVocab)
+    documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
+    monkeypatch.setattr(subwords, "_PIECE", 50)
+    monkeypatch.setattr(subwords, "_BATCH", 120)
+    for document, ids in zip(documents, vocab.encoded(documents), strict=True):
+        assert vocab.text_of(ids.tolist()) == document.decode()
+        assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"model": 1}', "\0"])
+def test_a_broken_tokenizer_is_named(folder: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=r"--tokenizer .*tokenizer\.json: no tokenizer.json that tokenizers can read"):
+        open_text(folder, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+def test_a_vocabulary_smaller_than_the_bytes_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"--vocab_size 100: must be at least 257"):
+        open_text(folder, "bpe", vocab_size=100)
+
+
+def test_tokenizers_are_needed_for_subwords_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"--dataset bpe: needs Hugging Face tokenizers: pip install tokenizers"):
+        Corpus(DataConfig(data=str(folder), dataset="bpe"))
+
+
+# streams of ids
+
+
+def write_ids(folder: Path, **arrays: Any) -> Path:
+    rows = {"train": np.arange(50) % 9, "valid": np.arange(20) % 9, "test": np.arange(20) % 9, **arrays}
+    for name, ids in rows.items():
+        np.save(folder / f"{name}.npy", ids)
+    return folder
+
+
+def test_streams_of_ids_are_memory_mapped_with_their_documents(tmp_path: Path) -> None:
+    write_ids(tmp_path, **{"valid.documents": np.array([0, 7])})
+    corpus = open_text(tmp_path, "ids")
+    assert len(corpus.vocab) == 9
+    assert isinstance(corpus.split("train"), np.memmap)
+    assert corpus.split("valid").tolist() == [i % 9 for i in range(20)]
+    assert corpus.document_starts("valid").tolist() == [0, 7]
+    assert corpus.sizes("valid")["words"].sum() == 20
+    assert not list(tmp_path.rglob("*.tokens"))
+    assert len(open_text(tmp_path, "ids", vocab_size=100).vocab) == 100
+    with pytest.raises(DataError, match=r"train\.documents\.npy: no such file"):
+        corpus.document_starts("train")
+
+
+BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
+    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
+    "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
+    "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
+    "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
+    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: no array of numpy"),
+    "documents": ({"valid.documents": np.array([5, 2])}, {}, r"valid\.documents\.npy: holds no ascending indices"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "flags", "message"), BAD_IDS.values(), ids=BAD_IDS)
+def test_bad_streams_are_named(tmp_path: Path, arrays: Any, flags: Any, message: str) -> None:
+    write_ids(tmp_path, **arrays)
+
+    def read() -> None:
+        corpus = open_text(tmp_path, "ids", **flags)
+        corpus.split("valid")
+        corpus.document_starts("valid")
+
+    with pytest.raises(DataError, match=message):
+        read()
+
+
+def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:
+    write_ids(tmp_path)
+    (tmp_path / "valid.npy").write_bytes((tmp_path / "valid.npy").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"valid\.npy: no array of numpy"):
+        open_text(tmp_path, "ids")
+    (tmp_path / "valid.npy").unlink()
+    with pytest.raises(DataError, match=r"valid\.npy: no such file; --dataset ids needs"):
+        open_text(tmp_path, "ids")
+
+
+REFUSED = {
+    "--vocab_size": {"dataset": "text", "vocab_size": 300},
+    "--tokenizer": {"dataset": "bytes", "tokenizer": "t.json"},
+    "--documents": {"dataset": "wt103", "documents": "row"},
+    "--vocab_size 300: the vocabulary is that of --tokenizer": {
+        **{"dataset": "bpe", "vocab_size": 300, "tokenizer": "t.json"}
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "flags"), REFUSED.items(), ids=REFUSED)
+def test_flags_without_effect_are_refused(message: str, flags: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=message):
+        DataConfig(**flags)
+
+
+def test_a_saved_configuration_is_read_again() -> None:
+    config = DataConfig(data=("a.txt", "b.txt"), dataset="text")
+    assert DataConfig(**json.loads(json.dumps(vars(config)))) == config

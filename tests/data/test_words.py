@@ -1,0 +1,65 @@
+"""Ids of words, in parts and by several processes, are those of a plain loop."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl.data_utils import files, words
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.words import encoded, n_word_token
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
+def plain(text: str) -> list[str]:
+    """The words of each line, and `<eos>`."""
+    lines = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
+    return [word for line in lines for word in [*line.split(), "<eos>"]]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PART", 64)
+    monkeypatch.setattr(files, "_BLOCK", 16)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXT)
+def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("text") / "my.txt"
+    path.write_bytes(text.encode())
+    text = text.removeprefix("\ufeff")
+    if not text:
+        return
+    vocab = Vocab(list(dict.fromkeys(["<eos>", *plain(text)])))
+    assert [word for block in encoded(path, vocab) for word in vocab.decode(block.ids)] == plain(text)
+    assert n_word_token(text) == len(plain(text))
+
+
+@pytest.mark.parametrize("n_process", [1, 2])
+@pytest.mark.usefixtures("small_parts")
+def test_parts_and_processes_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_process: int) -> None:
+    monkeypatch.setattr(words, "_N_PROCESS", n_process)
+    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    text = "".join(f"w{i % 13} \u00e4{i % 7} <eos>\r\n" + "long " * (i % 40) + "\n" for i in range(60)) + "last"
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_bytes(text.encode())
+    corpus = Corpus(DataConfig(data=str(tmp_path), dataset="text"))
+    counts = Counter(word for word in text.split() if word != "<eos>")
+    assert corpus.vocab.words == ["<eos>", "<unk>", *(word for word, _ in counts.most_common())]
+    assert [corpus.vocab.decode(corpus.split(split)) for split in ("train", "valid")] == [plain(text)] * 2
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "_N_PROCESS", 2)
+    for bad, said in {b"caf\xe9\n": "not UTF-8", b"a\0b\n": "NUL"}.items():
+        (tmp_path / "train.txt").write_bytes(b"fine words\n" * 40 + bad + b"fine words\n" * 40)
+        (tmp_path / "valid.txt").write_bytes(b"fine words\n")
+        with pytest.raises(files.DataError, match=rf"train\.txt, line 41: .*{said}"):
+            Corpus(DataConfig(data=str(tmp_path), dataset="text"))

@@ -1,0 +1,71 @@
+"""Fine-tuning a trained model to classify texts."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import txl
+from examples.classification.classifier import Classifier, batches, padded
+from examples.classification.texts import docstrings, is_held_out, read_tsv
+from tests.cli.conftest import Trained
+from txl.config import UsageError
+
+
+@pytest.fixture
+def classifier(trained: Trained) -> Classifier:
+    torch.manual_seed(0)
+    classifier = Classifier(txl.load(trained.run), 3)
+    classifier.model.double()
+    classifier.head.double()
+    return classifier.eval()
+
+
+def test_texts_side_by_side_have_the_scores_of_each_alone(classifier: Classifier) -> None:
+    texts = [[5, 9, 3], [7], list(range(2, 40)), list(range(30, 8, -1))]
+    together = classifier(texts)
+    torch.testing.assert_close(together, torch.cat([classifier([text]) for text in texts]))
+
+
+def test_padding_is_seen_by_no_text() -> None:
+    token_BT, since_BT = padded([[4, 5, 6], [7]], pad=9)
+    assert token_BT.tolist() == [[4, 5, 6], [9, 9, 7]]
+    assert since_BT.tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_every_text_is_in_one_batch() -> None:
+    examples = [([i] * (i + 1), i) for i in range(23)]
+    found = list(batches(examples, 4, torch.Generator().manual_seed(3)))
+    assert sorted(label for batch in found for _, label in batch) == list(range(23))
+
+
+def test_a_model_learns_to_tell_texts_apart(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = next(trained.run.glob("step_*/vocab.txt")).read_text().split()[2:]
+    texts = [f"{label}\t{label} {words[i % 40]} {words[(7 * i) % 40]}\n" for i in range(60) for label in words[40:42]]
+    (tmp_path / "texts.tsv").write_text("".join(texts))
+    flags = ["--data", str(tmp_path / "texts.tsv"), "--lr", "0.003", "--n_epoch", "6"]
+    monkeypatch.setattr(sys, "argv", ["classification", "--init_from", str(trained.run), *flags])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("examples.classification", run_name="__main__")
+    out = capsys.readouterr().out
+    assert not stop.value.code
+    assert out.splitlines()[-1].endswith("100.0% right")
+
+
+@pytest.mark.parametrize("content", ["no tab\n", "label\t\n"])
+def test_a_bad_line_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text(f"a\tgood\n{content}")
+    with pytest.raises(UsageError, match=r"t.tsv, line 2: is not a label, a tab and a text"):
+        read_tsv(tmp_path / "t.tsv")
+
+
+@pytest.mark.slow
+def test_docstrings_have_labels_of_several_packages() -> None:
+    found = docstrings()
+    assert len(found) > 500
+    assert len({label for label, _ in found}) == 8
+    assert 0.1 < sum(is_held_out(text) for _, text in found) / len(found) < 0.3

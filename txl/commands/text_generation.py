@@ -1,0 +1,107 @@
+"""Texts that continue prompts: words in, words out."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from txl.config import Context
+from txl.data_utils.detokenise import decoder
+from txl.data_utils.vocabulary import UNK, Vocab
+from txl.evaluation.reading import within
+from txl.generation.ending import Ending, GrowingText
+from txl.generation.rule import Rule
+from txl.generation.sampling import Rows, side_by_side
+from txl.model.transformer import TransformerXL
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGenerator:
+    """A model with its words, and how it continues prompts, which are lists of ids; an empty one begins a line.
+
+    Attributes:
+        tokenised: see `txl.data_utils.detokenise.decoder`.
+        seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
+        allow_unknown: `<unk>` may be sampled.
+    """
+
+    model: TransformerXL
+    context: Context
+    vocab: Vocab
+    tokenised: bool
+    ending: Ending
+    rule: Rule = dataclasses.field(default_factory=Rule)
+    seed: int | None = None
+    allow_unknown: bool = False
+
+    def stream(self, prompt: Sequence[int]) -> Iterator[str]:
+        """The text that continues a prompt, in pieces as soon as they are certain."""
+        yield from (piece for _, piece in self._pieces([prompt], [0]))
+
+    def texts(self, prompts: Sequence[Sequence[int]], *, batch_size: int) -> Iterator[str]:
+        """The texts that continue several prompts, in their order, each as it would be alone with its seed.
+
+        Args:
+            batch_size: prompts that are continued side by side.
+        """
+        texts, done, n_yielded = [""] * len(prompts), [False] * len(prompts), 0
+        lengths = [max(1, len(prompt)) for prompt in prompts]
+        for group in side_by_side(self.model, lengths, self.context.mem_len, batch_size=batch_size):
+            for row, piece in self._pieces([prompts[index] for index in group], group):
+                texts[group[row]] += piece
+            for index in group:
+                done[index] = True
+            while n_yielded < len(done) and done[n_yielded]:
+                yield texts[n_yielded]
+                n_yielded += 1
+
+    def _pieces(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
+        n_token = max(map(len, prompts)) + 1 + 2 * self.ending.length
+        session = Session(dataclasses.replace(self, context=within(self.context, n_token)), seeds)
+        for row, prompt in enumerate(prompts):
+            session.read(row, prompt)
+        return session.write()
+
+
+class Session:
+    """Texts that are read and continued in turns. What was read stays in the memory.
+
+    Args:
+        seeds: one for each text, added to the seed of `how`.
+    """
+
+    def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
+        vocab, self._ending = how.vocab, how.ending
+        self._eos = vocab.eos_id
+        self._decoders = [decoder(vocab, tokenised=how.tokenised) for _ in seeds]
+        self._lines = [""] * len(seeds)  # the last of each text
+        self._is_empty = [True] * len(seeds)
+        self._rows = Rows(
+            how.model,
+            how.context.overlaid(ext_len=0),
+            rule=how.rule,
+            banned=[] if how.allow_unknown or UNK not in vocab else [vocab.index[UNK]],
+            seeds=[None if how.seed is None else how.seed + seed for seed in seeds],
+        )
+
+    def read(self, row: int, prompt: Sequence[int]) -> None:
+        """Add a prompt to the end of a text. A text that begins with an empty one begins with a line."""
+        ids = prompt or [self._eos] * self._is_empty[row]
+        self._is_empty[row] = False
+        self._rows.add(row, ids)
+        for token in ids:
+            piece = self._decoders[row](token)
+            self._lines[row] = (self._lines[row] + piece).rpartition("\n")[2]
+
+    def write(self) -> Iterator[tuple[int, str]]:
+        """Continue all texts to their ends; yields (row, piece of text). A session of one text may go on after that."""
+        texts = [GrowingText(self._ending, line) for line in self._lines]
+        finished = self._rows.is_finished
+        finished[:] = [False] * len(texts)
+        while not all(finished):
+            for row, token in enumerate(self._rows.step()):
+                if token is None:
+                    continue
+                piece = self._decoders[row](token)
+                if certain := texts[row].add(piece):
+                    yield row, certain
+                finished[row], self._lines[row] = texts[row].has_ended, texts[row].line

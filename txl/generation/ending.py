@@ -1,0 +1,97 @@
+"""Where a generated text ends, and how much of it is certain before that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from txl.config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """When a text ends: as soon as one of these is reached.
+
+    Attributes:
+        length: tokens; with `finish_line` up to twice as many, see there.
+        lines: lines that are not blank, the one that the prompt begins included; 0: any number.
+        stop: strings before which the text is cut.
+        finish_line: end with a whole paragraph, the first that ends after `length` tokens. Blank lines and headings
+            (lines that begin with `=`) belong to the paragraph after them. An unfinished paragraph is left out, unless
+            there is no other.
+    """
+
+    length: int
+    lines: int = 0
+    stop: Sequence[str] = ()
+    finish_line: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"--length {self.length}: must be at least 1")
+        require(all(self.stop), "--stop: an empty string is in every text; give others, or none")
+
+
+class GrowingText:
+    """A text that grows to its end.
+
+    Args:
+        line: the last line of the prompt.
+    """
+
+    def __init__(self, ending: Ending, line: str = "") -> None:
+        self._ending, self.line = ending, line
+        self._n_token = self._n_line = self._n_paragraph = 0
+        self._unfinished = ""  # paragraph
+        self._stops = _Stops(ending.stop)
+        self.has_ended = False
+
+    def add(self, piece: str) -> str:
+        """The text that a token makes certain.
+
+        Args:
+            piece: the text of the token; a line ends with it or after it.
+        """
+        ending = self._ending
+        self.line += piece
+        ends_line = piece.endswith("\n") and bool(self.line.strip())
+        ends_paragraph = ends_line and not self.line.lstrip().startswith("=")
+        self.line = self.line.rpartition("\n")[2]
+        self._n_token += 1
+        self._n_line += ends_line
+        self._n_paragraph += ends_paragraph
+        self._unfinished += piece
+        if ends_line and self._n_line == ending.lines:
+            return self._end(self._unfinished.rstrip("\n"))
+        if not ending.finish_line:
+            certain, self._unfinished = self._unfinished, ""
+            return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
+        if ends_paragraph:
+            certain, self._unfinished = self._unfinished[:-1], "\n"
+            return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
+        if self._n_token >= 2 * ending.length:
+            return self._end("" if self._n_paragraph else self._unfinished)
+        return ""
+
+    def _end(self, text: str) -> str:
+        self.has_ended = True
+        return self._stops.add(text) + self._stops.held
+
+    def _past_stops(self, text: str) -> str:
+        certain = self._stops.add(text)
+        self.has_ended = self._stops.found
+        return certain
+
+
+class _Stops:
+    """Cuts a text before the first of some strings. Text that may be the beginning of one is held."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self.held, self.found = "", False
+
+    def add(self, piece: str) -> str:
+        text = self.held + piece
+        places = [place for stop in self._strings if (place := text.find(stop)) >= 0]
+        begun = [n for stop in self._strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        self.found = bool(places)
+        end = min(places) if places else len(text) - max(begun, default=0)
+        self.held = "" if places else text[end:]
+        return text[:end]
