@@ -94,11 +94,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     validation = validation_of(corpus, config, context, shape, ranks)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
-    vocab = corpus.vocab.attachments()
-    background = Background() if config.async_save else None
-    writers = ranks.with_own_group(config.timeout_s) if background else ranks
-    kept = config.keep_last
-    checkpoints = CheckpointWriter(run_folder, context, writers, stream.columns, record, vocab, kept, background)
+    checkpoints = checkpoint_writer(run_folder, context, config, ranks, record, corpus.vocab)
     sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
     needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
 
@@ -200,6 +196,18 @@ def require_resources(
     n_done = checkpoint.record["step"] if checkpoint else 0
     require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
     return needed
+
+
+def checkpoint_writer(
+    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Vocab
+) -> CheckpointWriter:
+    """What writes the checkpoints of this process's streams, with --async_save in the background."""
+    background = Background() if config.async_save else None
+    ranks = ranks.with_own_group(config.timeout_s) if background else ranks
+    columns = ranks.columns(config.batch_size)
+    return CheckpointWriter(
+        run_folder, context, ranks, columns, record, vocab.attachments(), config.keep_last, background
+    )
 
 
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
