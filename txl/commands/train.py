@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -167,10 +168,6 @@ def settings(
         f"--reset {config.reset}: --attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the "
         f"documents of a row; use --attention softmax with --attn_impl auto",
     )
-    require(
-        ranks.world > 1 or not typed.get("shard"),
-        "--shard: one process has nothing to share out; start several with torchrun, or drop the flag",
-    )
     context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     require(
@@ -218,6 +215,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)}")
     if model.config.recurrence == "same" and config.eval_batch_size is None and config.reset == "never":
         print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
+    if config.shard and not model.is_sharded:
+        print_line("| --shard: one process has nothing to share out; start several with torchrun")
     print_line(describe_bytes(needed))
 
 

@@ -139,9 +139,7 @@ class TrainConfig(Checked):
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    shard: bool = option(
-        False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2); needs several"
-    )
+    shard: bool = option(False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)")
     recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
     ff_chunk: int = option(
         0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0
