@@ -76,8 +76,7 @@ class Run:
         else:
             model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
         self.state = TrainState(model, self.config, CONTEXT, self.ranks)
-        parameters = dict(model.named_parameters()) if self.config.shard else None
-        self.state.restore(load_snapshot(checkpoint, self.columns, parameters))
+        self.state.restore(load_snapshot(checkpoint, self.columns, model))
         return self
 
     @property

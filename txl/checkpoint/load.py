@@ -60,13 +60,13 @@ def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:
         raise damaged(_path_of_weights(checkpoint.folder), "holds weights that are not finite numbers")
 
 
-def load_snapshot(checkpoint: Checkpoint, streams: slice, parameters: Mapping[str, Tensor] | None = None) -> Snapshot:
+def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL | None = None) -> Snapshot:
     """The state that a run needs to resume with these streams of the global batch.
 
     It has random states only if one process computed exactly these streams before.
 
     Args:
-        parameters: of a sharded model, by name; the state of the optimizer is sharded as they are.
+        model: that is to resume; where it is sharded, so is the state of the optimizer.
     Raises:
         UsageError: if a file is missing or damaged.
     """
@@ -91,7 +91,8 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, parameters: Mapping[st
     if layers and (sorted(layers) != list(range(n_layer)) or sizes != {n_stream}):
         raise damaged(folder / "streams_*.safetensors")
     memory = Memory(tuple(torch.cat(layers[i]) for i in range(n_layer))) if layers else None
-    optimizer = _optimizer(folder, parameters or {})
+    parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
+    optimizer = _optimizer(folder, parameters)
     return Snapshot(progress_of(checkpoint), optimizer, memory, rng, folder)
 
 

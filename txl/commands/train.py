@@ -103,8 +103,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, texts)
-        parameters = dict(model.named_parameters()) if model.is_sharded else None
-        state.restore(load_snapshot(checkpoint, stream.columns, parameters))
+        state.restore(load_snapshot(checkpoint, stream.columns, model))
         prepare_resume(run_folder, checkpoint, ranks)
     else:
         start_new_run(run_folder, ranks, overwrite=config.overwrite)
