@@ -1,6 +1,7 @@
 """Sharded over ranks a training computes what it computes whole (law 7), and goes on either way (law 8)."""
 
 import resource
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ CASES: list[Case] = [  # shape, training
     (ADAPTIVE, {"recompute": True, "dropout": 0.2, "dropatt": 0.1, "varlen": True}),
     (ADAPTIVE | {"pre_lnorm": True}, {"ff_chunk": 2, "clip": 0.01}),
     ({"position": "deberta"}, {}),
-    ({"position": "floater"}, {}),
+    *([({"position": "floater"}, {})] if find_spec("torchdiffeq") else []),
     ({"position": "rotary", "attention": "performer", "n_feature": 8}, {"redraw_interval": 2}),
     *((ADAPTIVE, {"optim": name, "mom": 0.5, "weight_decay": 0.01}) for name in ("sgd", "adagrad", "lamb")),
 ]
