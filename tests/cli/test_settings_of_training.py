@@ -98,3 +98,10 @@ def test_settings_that_are_typed_are_those_of_the_run(call: Call, training: list
     asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
     same = {name: value or ["True"] for name, value in typed.items()}
     assert asked == same | {"epsilon": ["1e-06"], "lr_min": ["1e-05"]}
+
+
+def test_one_process_shards_nothing_and_says_so(call: Call, training: list[str], tmp_path: Path) -> None:
+    outcome = call("train", *training, "--shard", "--async_save")
+    assert outcome.status == 0
+    assert "| --shard: one process has nothing to share out" in outcome.out
+    assert len(list((tmp_path / "new_run").glob("step_*/model.safetensors"))) > 0

@@ -22,6 +22,8 @@ from tests.resume.runs import (
     weights,
     workers,
 )
+from txl.checkpoint import load_model
+from txl.checkpoint.record import open_folder
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +74,67 @@ def test_a_run_killed_at_20_random_moments_ends_with_the_weights_of_one_never_ki
     assert weights(run) == weights(alone)
     assert hidden(run) == []
     assert trained_steps(run) == list(range(1, N_STEP + 1))
+
+
+def whole_weights(run: Path) -> dict[str, bytes]:
+    """Of the last step, whatever files they are in."""
+    model = load_model(open_folder(run / f"step_{N_STEP:08d}"))
+    return {name: p.detach().numpy().tobytes() for name, p in model.named_parameters()}
+
+
+def test_a_run_killed_at_10_random_moments_of_writing_in_the_background_ends_with_the_same_weights(
+    starts: Starts, text: Path, alone: Path, tmp_path: Path
+) -> None:
+    dice = random.Random(10)
+    run, log = tmp_path / "run", tmp_path / "log"
+    flags = command(text, run, "--resume", "--async_save")
+    n_in_write, steps = 0, []
+    for _ in range(10):
+        before, writes, began = last_step(run), writes_under_way(run), time.time_ns()
+        n_start = len(resumed_from(run)) if before else 0
+        start = starts(flags, log, slow_flush_s=0.015)
+        wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, log)
+        time.sleep(dice.uniform(0, 0.4))
+        start.kill()
+        assert start.wait() == -signal.SIGKILL, log.read_text()
+        n_in_write += bool(writes_under_way(run) - writes)
+        steps.append(last_step(run) or 0)
+    assert steps == sorted(steps)
+    assert n_in_write >= 3
+    assert len(set(steps)) >= 4
+    assert starts([*flags, *RARELY], log).wait() == 0, log.read_text()
+    assert weights(run) == weights(alone)
+    assert hidden(run) == []
+    assert trained_steps(run) == list(range(1, N_STEP + 1))
+
+
+def test_shards_killed_at_10_random_moments_end_with_the_weights_of_a_run_never_killed(
+    starts: Starts, text: Path, tmp_path: Path
+) -> None:
+    """Both ranks at once, or one, of which the other hears; every other time written in the background."""
+    dice = random.Random(30)
+    never, run = tmp_path / "never", tmp_path / "run"
+    ranks = starts.pair(command(text, never, "--shard"), tmp_path / "never_logs")
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].log.read_text()
+    flags, logs = command(text, run, "--resume", "--shard"), tmp_path / "logs"
+    steps = []
+    for i in range(10):
+        before, began = last_step(run), time.time_ns()
+        n_start = len(resumed_from(run)) if before else 0
+        ranks = starts.pair([*flags, "--async_save" if i % 2 else "--no_async_save"], logs)
+        wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, logs / "0")
+        time.sleep(dice.uniform(0, 0.6))
+        for victim in ((0, 1), (0,), (1,))[i % 3]:
+            ranks[victim].kill()
+        assert -signal.SIGKILL in [rank.wait() for rank in ranks]
+        steps.append(last_step(run) or 0)
+    assert steps == sorted(steps)
+    assert len(set(steps)) >= 3
+    assert "Traceback" not in (logs / "0").read_text() + (logs / "1").read_text()
+    ranks = starts.pair([*flags, *RARELY], logs)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].log.read_text()
+    assert whole_weights(run) == whole_weights(never)
+    assert hidden(run) == []
 
 
 def test_a_run_killed_at_each_flush_of_a_write_loses_no_more_than_that_write(

@@ -16,14 +16,22 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.checkpoint import CheckpointWriter, last_checkpoint, load_model, load_snapshot
+from txl.checkpoint import (
+    Background,
+    CheckpointWriter,
+    last_checkpoint,
+    load_model,
+    load_snapshot,
+    load_weights,
+)
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
-from txl.runtime.distributed import Ranks, process_group
+from txl.runtime.distributed import Ranks, process_group, whole
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 from txl.training.loop import Outcome, train
 from txl.training.metrics import Metrics
+from txl.training.sharding import model_in_shards, shard
 from txl.training.step import TrainState
 
 N_TOKEN = 40
@@ -52,16 +60,23 @@ class Run:
         torch.manual_seed(self.config.seed)
         model = TransformerXL(ModelConfig(**self.shape), dropout=self.config.dropout, dropatt=self.config.dropatt)
         init_weights(model, self.config)
-        self.state = TrainState(model.to(self.dtype), self.config, CONTEXT, self.ranks)
+        model.to(self.dtype)
+        if self.config.shard:
+            shard(model, self.ranks)
+        self.state = TrainState(model, self.config, CONTEXT, self.ranks)
         torch.manual_seed(self.config.seed + self.ranks.rank)
         return self
 
     def resume(self) -> "Run":
         """From the last checkpoint in the folder."""
         checkpoint = last_checkpoint(self.folder)
-        model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
+        if self.config.shard:
+            model = model_in_shards(checkpoint.model_config, self.config, self.ranks, self.dtype)
+            load_weights(checkpoint, model)
+        else:
+            model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
         self.state = TrainState(model, self.config, CONTEXT, self.ranks)
-        self.state.restore(load_snapshot(checkpoint, self.columns))
+        self.state.restore(load_snapshot(checkpoint, self.columns, model))
         return self
 
     @property
@@ -87,7 +102,10 @@ class Run:
             roll=self.config.roll,
             seed=self.config.seed,
         )
-        checkpoints = CheckpointWriter(self.folder, CONTEXT, self.ranks, self.columns) if self.folder else None
+        background = Background() if self.config.async_save else None
+        ranks = self.ranks.with_own_group(60) if background else self.ranks
+        writer = {"columns": self.columns, "background": background}
+        checkpoints = CheckpointWriter(self.folder, CONTEXT, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
 
     def score(self, *_: object) -> Score:
@@ -95,7 +113,7 @@ class Run:
         return Score([3.0, 2.0, 2.5, 1.9, 2.4, 2.3, 2.2][self.state.progress.n_eval % 7], 1)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self.state.model.named_parameters()}
+        return {name: whole(p.detach()).clone() for name, p in self.state.model.named_parameters()}
 
 
 def config(**settings: Any) -> TrainConfig:

@@ -1,5 +1,6 @@
 """Checkpoints: one folder each, complete or not there."""
 
+from txl.checkpoint.background import Background
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
@@ -10,13 +11,14 @@ from txl.checkpoint.folder import (
     remove_checkpoints,
     set_aside,
 )
-from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, newest_whole
+from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, load_weights, newest_whole
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
 from txl.checkpoint.save import CheckpointWriter, Snapshot
 
 __all__ = [
     "OPTIMIZER",
     "PROGRESS",
+    "Background",
     "Checkpoint",
     "CheckpointWriter",
     "Snapshot",
@@ -28,6 +30,7 @@ __all__ = [
     "last_checkpoint",
     "load_model",
     "load_snapshot",
+    "load_weights",
     "newest_whole",
     "open_checkpoint",
     "point_at_best",

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from torch import Tensor
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
 from txl.checkpoint.save import Snapshot, weights_of
+from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import UsageError
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
+from txl.runtime.distributed import local
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_FLOATS = tuple(_DTYPES.values())
 Header = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each tensor in a file."""
 
@@ -29,9 +33,9 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     Raises:
         UsageError: if the weights are damaged, not finite, or do not fit the configuration.
     """
-    path = checkpoint.folder / WEIGHTS
+    path = _path_of_weights(checkpoint.folder)
     require_weights(checkpoint)
-    saved = {_current_name(name): tensor for name, tensor in _load(path).items()}
+    saved = {_current_name(name): tensor for name, tensor in _weights(checkpoint.folder).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
@@ -42,11 +46,27 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     return model.eval()
 
 
-def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
+def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:
+    """Read the weights into a model, of a sharded one this rank's rows only.
+
+    Raises:
+        UsageError: if the weights are damaged, not finite, or do not fit the model.
+    """
+    require_weights(checkpoint)
+    own = weights_of(model)
+    names = {_current_name(name): name for name in header_of_weights(checkpoint.folder)}
+    read_into({saved: own[name].detach() for name, saved in names.items()}, checkpoint.folder)
+    if not all(local(tensor).isfinite().all() for tensor in own.values()):
+        raise damaged(_path_of_weights(checkpoint.folder), "holds weights that are not finite numbers")
+
+
+def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL | None = None) -> Snapshot:
     """The state that a run needs to resume with these streams of the global batch.
 
     It has random states only if one process computed exactly these streams before.
 
+    Args:
+        model: that is to resume; where it is sharded, so is the state of the optimizer.
     Raises:
         UsageError: if a file is missing or damaged.
     """
@@ -71,7 +91,50 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice) -> Snapshot:
     if layers and (sorted(layers) != list(range(n_layer)) or sizes != {n_stream}):
         raise damaged(folder / "streams_*.safetensors")
     memory = Memory(tuple(torch.cat(layers[i]) for i in range(n_layer))) if layers else None
-    return Snapshot(progress_of(checkpoint), _load(folder / OPTIMIZER), memory, rng, folder)
+    parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
+    optimizer = _optimizer(folder, parameters)
+    return Snapshot(progress_of(checkpoint), optimizer, memory, rng, folder)
+
+
+def _optimizer(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not shards_in(folder) and not parameters:
+        return _load(folder / OPTIMIZER)
+    tensors: dict[str, Tensor] = {}
+    for name, (shape, dtype) in tensors_in(folder).items():
+        if ":" in name:
+            parameter = parameters.get(name.rpartition(":")[0])
+            if parameter is not None and parameter.shape == shape:
+                tensors[name] = torch.empty_like(parameter.detach(), dtype=dtype)
+            else:
+                tensors[name] = torch.empty(shape, dtype=dtype)
+    read_into(tensors, folder)
+    return tensors
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    if not shards_in(folder):
+        return _load(folder / WEIGHTS)
+    found = {name: value for name, value in tensors_in(folder).items() if ":" not in name}
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in found.items()}
+    read_into(tensors, folder)
+    return tensors
+
+
+def _path_of_weights(folder: Path) -> Path:
+    return folder / (SHARDS if shards_in(folder) else WEIGHTS)
+
+
+def header_of_weights(folder: Path) -> Header:
+    """Shapes and dtypes of the weights in a checkpoint.
+
+    Raises:
+        UsageError: if they are missing or damaged.
+    """
+    if not shards_in(folder):
+        return header_of(folder / WEIGHTS)
+    kinds = {getattr(torch, name): kind for name, kind in _DTYPES.items()}
+    found = tensors_in(folder).items()
+    return {name: (tuple(shape), kinds.get(dtype, "?")) for name, (shape, dtype) in found if ":" not in name}
 
 
 def checkpoint_of(run: Path, step: int) -> Checkpoint:
@@ -113,7 +176,8 @@ def require_whole(checkpoint: Checkpoint) -> None:
         UsageError: naming the file that is missing or damaged.
     """
     require_weights(checkpoint)
-    for path in (checkpoint.folder / OPTIMIZER, *_stream_files(checkpoint)):
+    in_one = [] if shards_in(checkpoint.folder) else [checkpoint.folder / OPTIMIZER]
+    for path in (*in_one, *_stream_files(checkpoint)):
         checkpoint.require_digest(path)
         header_of(path)
     progress_of(checkpoint)
@@ -127,8 +191,9 @@ def require_weights(checkpoint: Checkpoint) -> None:
     Raises:
         UsageError: if the weights are damaged or do not fit.
     """
-    path, config = checkpoint.folder / WEIGHTS, checkpoint.model_config
-    header = header_of(path)
+    path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
+    checkpoint.require_shards()
+    header = header_of_weights(checkpoint.folder)
     wrong = damaged(path, f"the weights do not fit {RECORD} beside them")
     n_element = sum(math.prod(shape) for shape, _ in header.values())
     loops = max(config.n_bucket, config.n_feature), max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
@@ -145,7 +210,8 @@ def require_weights(checkpoint: Checkpoint) -> None:
         raise wrong
     if any(kind not in _FLOATS for _, kind in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
-    checkpoint.require_digest(path)
+    if path.name == WEIGHTS:
+        checkpoint.require_digest(path)
 
 
 def _current_name(name: str) -> str:

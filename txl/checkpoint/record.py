@@ -7,6 +7,7 @@ from typing import Any
 
 from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
 from txl.checkpoint.save import FORMAT, digest_of
+from txl.checkpoint.shards import is_shard, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import sha256
 from txl.records import read_json, require_fields
@@ -39,8 +40,15 @@ class Checkpoint:
         raise damaged(self.folder / name)
 
     def fingerprint(self) -> str:
-        """Hex digest of the weights."""
-        return sha256(self.folder / WEIGHTS)
+        """Hex digest of the weights; of shards, with the optimizer state beside them."""
+        shards = shards_in(self.folder)
+        return digest_of("".join(map(sha256, shards)).encode()) if shards else sha256(self.folder / WEIGHTS)
+
+    def require_shards(self) -> None:
+        """Raise `UsageError` unless all files of the ranks are there and have their checksums."""
+        for name in {*self.record.get("files", {}), *(path.name for path in shards_in(self.folder))}:
+            if is_shard(name):
+                self.require_digest(self.folder / name)
 
     def require_digest(self, path: Path) -> None:
         """Raise `UsageError` unless a file is there and has its checksum of config.json, if there is one."""

@@ -2,6 +2,7 @@
 
 It is written to a temporary folder, flushed and renamed, so that a folder named step_* is whole; `latest` and `best`
 are updated afterwards. Memory is saved by stream, not by process, so that another number of processes can resume.
+Where the model is sharded each rank writes its rows of weights and optimizer state; see `txl.checkpoint.shards`.
 """
 
 import hashlib
@@ -9,8 +10,9 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from txl.checkpoint.background import Background, copied
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
@@ -30,6 +33,7 @@ from txl.checkpoint.folder import (
     remove_old,
     set_aside,
 )
+from txl.checkpoint.shards import write_shards
 from txl.config import Context, as_dict
 from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
@@ -68,6 +72,8 @@ class CheckpointWriter:
         record: further fields of config.json.
         attachments: text files to keep with the weights, by name.
         keep_last: number of checkpoints to keep besides the best one.
+        background: writes a copy while the training goes on; None: `save` returns when all is written. The group of
+            `ranks` must then have no other use.
     """
 
     run: Path
@@ -77,6 +83,23 @@ class CheckpointWriter:
     record: Mapping[str, Any] = field(default_factory=dict)
     attachments: Mapping[str, str] = field(default_factory=dict)
     keep_last: int = 1
+    background: Background | None = None
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Leave this context when nothing is written in the background any more; raises an error of it."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the first error counts
+                self.wait()
+            raise
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is written in the background, and raise its error."""
+        if self.background is not None:
+            self.background.wait()
 
     def save(
         self, model: TransformerXL, snapshot: Snapshot, *, step: int, best: bool, valid_nats: float | None = None
@@ -90,6 +113,7 @@ class CheckpointWriter:
         Returns:
             The checkpoint's folder.
         """
+        self.wait()
         folder = self.run / name_of(step)
         config = {
             "format": FORMAT,
@@ -106,29 +130,47 @@ class CheckpointWriter:
         if self.ranks.gathered(is_checkpoint(folder))[0]:
             if self.ranks.is_main:
                 _rewrite(folder, config, snapshot.progress)
+            self._point(folder, best=best)
+        elif self.background is None:
+            self._write(folder, weights_of(model), model.is_sharded, config, snapshot)
         else:
-            self._write(folder, model, config, snapshot)
+            weights, snapshot = copied(weights_of(model), self.ranks), self._copied(snapshot)
+            sharded = model.is_sharded
+            self.background.start(lambda: self._write(folder, weights, sharded, config, snapshot))
+        return folder
+
+    def _copied(self, snapshot: Snapshot) -> Snapshot:
+        optimizer, memory = copied(snapshot.optimizer, self.ranks), snapshot.memory
+        memory = None if memory is None else memory.to(torch.device("cpu"))  # nobody writes to a memory
+        return replace(snapshot, optimizer=optimizer, memory=memory)
+
+    def _point(self, folder: Path, *, best: bool) -> None:
         if self.ranks.is_main:
             for pointer in ("latest", "best") if best else ("latest",):
                 point(self.run / pointer, folder.name)
             remove_old(self.run, self.keep_last)
         self.ranks.barrier()  # no rank returns before the checkpoint is there
-        return folder
 
     @sigterm_raises()
-    def _write(self, folder: Path, model: TransformerXL, config: dict[str, Any], snapshot: Snapshot) -> None:
-        """A whole checkpoint. Each rank writes its streams, rank 0 the rest."""
+    def _write(
+        self, folder: Path, weights: dict[str, Tensor], sharded: bool, config: dict[str, Any], snapshot: Snapshot
+    ) -> None:
+        """A whole checkpoint. Each rank writes its streams and, if `sharded`, its rows; rank 0 writes the rest."""
         temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main
         try:
             if is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             self.ranks.barrier()
-            written = self.ranks.gathered(_write_streams(temporary, snapshot, self.columns))
+            mine = _write_streams(temporary, snapshot, self.columns)
+            if sharded:
+                mine |= dict(map(_flushed, write_shards(weights | snapshot.optimizer, temporary, self.ranks)))
+            written = self.ranks.gathered(mine)
             if is_main:
                 digests = {name: digest for files in written for name, digest in files.items()}
-                digests |= _write_tensors(weights_of(model), temporary / WEIGHTS)
-                digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
+                if not sharded:
+                    digests |= _write_tensors(weights, temporary / WEIGHTS)
+                    digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
                 texts = {RECORD: _json(config | {"files": digests}), PROGRESS: _json(snapshot.progress)}
                 for name, text in {**texts, **self.attachments}.items():
                     with errors_naming(temporary / name):
@@ -139,6 +181,7 @@ class CheckpointWriter:
                     set_aside(folder)  # not a checkpoint of ours
                 temporary.rename(folder)
                 flush(folder.parent)
+            self._point(folder, best=config["best"])
         except BaseException:
             if is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -180,5 +223,10 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
     with errors_naming(path):
         save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes files that only their owner may read
+    return dict([_flushed(path)])
+
+
+def _flushed(path: Path) -> tuple[str, str]:
+    """Wait until a file is on the disk; its name and digest."""
     flush(path)
-    return {path.name: sha256(path)}
+    return path.name, sha256(path)

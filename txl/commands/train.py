@@ -7,10 +7,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from txl.checkpoint import Checkpoint, CheckpointWriter, load_model, load_snapshot
+from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
 from txl.cli import Typed, build, read_flags, require_effect
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.pretrained import Pretrained, read_pretrained
@@ -35,6 +36,7 @@ from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
 from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
 MOST_USED = (
@@ -82,8 +84,9 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
     shape = known.model_config if known else shape_of_text(typed, corpus, ranks)
+    require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
-    model = resumed_model(checkpoint, corpus, config) if checkpoint else new_model(shape, config, start)
+    model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
     model.use_attention(config.attn_impl)
@@ -93,8 +96,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     validation = validation_of(corpus, config, context, shape, ranks)
     texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
     record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
-    vocab = corpus.vocab.attachments()
-    checkpoints = CheckpointWriter(run_folder, context, ranks, stream.columns, record, vocab, config.keep_last)
+    checkpoints = checkpoint_writer(run_folder, context, config, ranks, record, corpus.vocab)
     sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
     needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
 
@@ -102,7 +104,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     state = TrainState(model, config, context, ranks)
     if checkpoint:
         require_same_texts(checkpoint, texts)
-        state.restore(load_snapshot(checkpoint, stream.columns))
+        state.restore(load_snapshot(checkpoint, stream.columns, model))
         prepare_resume(run_folder, checkpoint, ranks)
     else:
         start_new_run(run_folder, ranks, overwrite=config.overwrite)
@@ -193,6 +195,18 @@ def require_resources(
     return needed
 
 
+def checkpoint_writer(
+    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Vocab
+) -> CheckpointWriter:
+    """What writes the checkpoints of this process's streams, with --async_save in the background."""
+    background = Background() if config.async_save else None
+    ranks = ranks.with_own_group(config.timeout_s) if background else ranks
+    columns = ranks.columns(config.batch_size)
+    return CheckpointWriter(
+        run_folder, context, ranks, columns, record, vocab.attachments(), config.keep_last, background
+    )
+
+
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
     """Print what is about to be trained."""
     model, config = state.model, state.config
@@ -201,6 +215,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)}")
     if model.config.recurrence == "same" and config.eval_batch_size is None and config.reset == "never":
         print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
+    if config.shard and not model.is_sharded:
+        print_line("| --shard: one process has nothing to share out; start several with torchrun")
     print_line(describe_bytes(needed))
 
 
@@ -243,24 +259,32 @@ def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None =
     return corpus
 
 
-def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
+    if in_shards(config, ranks) and start is None:
+        return drawn_in_shards(shape, config, ranks)
     torch.manual_seed(config.seed)
     model = TransformerXL(shape, dropout=config.dropout, dropatt=config.dropatt)
     if start is None:
         init_weights(model, config)
     else:
         model.load_state_dict(start.model.state_dict())
+    if in_shards(config, ranks):
+        shard(model, ranks)
     return model
 
 
-def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig) -> TransformerXL:
+def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
     require(
         all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items()),
         f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
         f"back, or start a new run in another --work_dir",
     )
+    if in_shards(config, ranks):
+        model = model_in_shards(checkpoint.model_config, config, ranks)
+        load_weights(checkpoint, model)
+        return model
     return load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
 
 

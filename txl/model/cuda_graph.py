@@ -164,8 +164,8 @@ class CudaGraphModel:
 
 
 def with_cuda_graphs(model: TransformerXL) -> "TransformerXL | CudaGraphModel":
-    """The model, on a GPU as a `CudaGraphModel`."""
-    return CudaGraphModel(model) if model.device.type == "cuda" else model
+    """The model, on a GPU as a `CudaGraphModel` unless it is sharded."""
+    return CudaGraphModel(model) if model.device.type == "cuda" and not model.is_sharded else model
 
 
 def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:

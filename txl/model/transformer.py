@@ -115,6 +115,8 @@ class TransformerXL(nn.Module):
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
         self.recompute = False
         """Recompute each layer's activations in the backward pass (activation checkpointing)."""
+        self.is_sharded = False
+        """A layer's weights are there while it runs only; see `txl.training.sharding`."""
 
     @property
     def device(self) -> torch.device:
@@ -253,6 +255,9 @@ class TransformerXL(nn.Module):
 
         If gradients are needed it acts like `None`.
         """
+        if self.is_sharded:  # keys are projected between layers, whose weights are not there
+            dtype = next(self.parameters()).dtype
+            return self.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=self.device))
         if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
             return self.empty_memory(batch_size)
         n_head, d_head, weight = self.config.n_head, self.config.d_head, self.layers[0].attn.k_net.weight

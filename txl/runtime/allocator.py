@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of mallopt(3), malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # of mallopt(3), malloc.h
 
 
 def keep_freed_memory() -> None:
@@ -12,10 +12,20 @@ def keep_freed_memory() -> None:
     By default glibc maps each block of more than 32 MiB separately, so that every use causes page faults; a training
     step with a large vocabulary allocates gigabytes. The process never shrinks. Without glibc nothing changes.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20})
+
+
+def return_freed_memory() -> None:
+    """Return the memory of freed tensors to the system at once; undoes `keep_freed_memory`.
+
+    Weights that are gathered for one layer at a time would otherwise leave holes that nothing else fits into. Without
+    glibc nothing changes.
+    """
+    _set({_M_MMAP_MAX: 2**16, _M_MMAP_THRESHOLD: 2**16, _M_TRIM_THRESHOLD: 2**17, _M_TOP_PAD: 2**17})
+
+
+def _set(options: dict[int, int]) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_TOP_PAD, 64 * 2**20)
+        for option, value in options.items():
+            mallopt(option, value)

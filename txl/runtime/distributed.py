@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -58,6 +58,14 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.gathered(None)
+
+    def with_own_group(self, timeout_s: float) -> "Ranks":
+        """These ranks with a control group of their own, for a thread. All ranks call it together."""
+        if self.world == 1:
+            return self
+        with lost_contact_errors(self.rank):
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        return replace(self, control=cast(dist.ProcessGroup, group))
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0, then on the others, which find the files that it has written.
@@ -209,6 +217,22 @@ def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
     if ranks.world == 1:
         return module
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def is_in_shards(tensor: Tensor) -> bool:
+    """True if each rank has a part of a tensor, a DTensor. Importing that class takes half a second, so that only what
+    makes one imports it."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor in shards, without gradient; any other as it is."""
+    return tensor.to_local().detach() if is_in_shards(tensor) else tensor.detach()  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor in shards, whole on each rank; any other as it is. All ranks call it together."""
+    return tensor.full_tensor() if is_in_shards(tensor) else tensor  # type: ignore[attr-defined]
 
 
 class Vote:

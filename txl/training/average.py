@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import is_in_shards, local
 
 
 class WeightAverage:
@@ -19,7 +20,9 @@ class WeightAverage:
 
     def trained(self) -> dict[str, Tensor]:
         """The current weights, which go into the optimizer's state when a checkpoint's model is their average."""
-        return {f"{name}:trained": p.detach() for name, p in self._model.named_parameters() if self._average}
+        named = self._model.named_parameters() if self._average else ()
+        # `in_use` replaces the tensors of whole weights and writes into shards
+        return {f"{name}:trained": p.detach().clone() if is_in_shards(p) else p.detach() for name, p in named}
 
     def take_trained(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Put these weights back into the model and return the rest of the state. Raises `ValueError` if they are not
@@ -52,4 +55,10 @@ class WeightAverage:
     def _exchange(self) -> None:
         if self._average:
             for i, p in enumerate(self._model.parameters()):
-                p.data, self._average[i] = self._average[i], p.data
+                if is_in_shards(p):  # all-gathers read the memory that the shard has had from the beginning
+                    mine, average = local(p), local(self._average[i])
+                    trained = mine.clone()
+                    mine.copy_(average)
+                    average.copy_(trained)
+                else:
+                    p.data, self._average[i] = self._average[i], p.data

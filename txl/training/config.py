@@ -29,6 +29,7 @@ class TrainConfig(Checked):
     max_hours: float | None = option(None, "save and stop this many hours after this start", above=0)
     log_interval: int = option(200, "updates between two log lines", minimum=1)
     save_interval: int | None = option(None, "updates between two checkpoints (not given: --eval_interval)", minimum=1)
+    async_save: bool = option(False, "write checkpoints in the background, from a copy in host RAM")
     keep_last: int = option(1, "checkpoints kept besides the best one", minimum=1)
     target_perplexity: float | None = option(
         None, "exit with status 1 if the best valid perplexity is above this", above=0
@@ -138,6 +139,7 @@ class TrainConfig(Checked):
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    shard: bool = option(False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)")
     recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
     ff_chunk: int = option(
         0, "tokens of a segment that the feed-forward net computes at a time, to save memory (0: all)", minimum=0

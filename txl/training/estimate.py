@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 from txl.model.autocast import autocast
-from txl.model.transformer import TransformerXL
+from txl.model.transformer import Layer, TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
+from txl.positions import build_position_encodings
 from txl.runtime.distributed import Ranks
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
@@ -34,14 +35,26 @@ def training_bytes(
     needed = lasting_bytes(model, config, context, ranks.world)
     if ranks.device.type == "cpu":
         needed["program"] = max(0, resident_bytes() - needed["weights"]) + _LIBRARIES
+    if config.async_save and ranks.device.type == "cpu":
+        copied = lasting_bytes(model, dataclasses.replace(config, swap_mem=False), context, ranks.world)
+        needed["copy for a checkpoint"] = copied["weights"] + copied["optimizer"] + copied["memory"] // 2
     require_memory(needed, ranks)  # before layers are run below
     needed["activations and gradients"] = sum(passing_bytes(model, config, context, ranks, dtype))
+    if config.shard and ranks.world > 1:
+        needed["gathered"] = gathered_bytes(model)
     return needed
+
+
+def gathered_bytes(model: TransformerXL) -> int:
+    """Of a model in shards, what is whole at a time: a layer, the one that is fetched meanwhile, and the root, with
+    their gradients."""
+    in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
+    return 2 * (weight_bytes(model) - in_layers + min(2, model.config.n_layer) * in_layers // model.config.n_layer)
 
 
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
-    n_stream, weights = config.batch_size // world, weight_bytes(model)
+    n_stream, weights = config.batch_size // world, _held_bytes(model, config, world)
     memory = n_stream * context.mem_len * model.config.d_model * model.config.n_layer * 4
     needed = {
         "weights": weights,
@@ -57,7 +70,7 @@ def passing_bytes(
     """Bytes of the activations at their peak, and of the gradients that are there besides them."""
     shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
-    weights = weight_bytes(model)
+    weights = _held_bytes(model, config, ranks.world)
     table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
     layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
     state = n_token * shape.d_model * dtype.itemsize
@@ -78,13 +91,18 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
     """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
     with torch.device("meta"):
         one, two = (weight_bytes(TransformerXL(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
-    weights = one + (shape.n_layer - 1) * (two - one)
+    weights = (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
     require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
 
 
 def optimizer_copies(config: TrainConfig) -> int:
     """Values that the optimizer keeps per weight."""
     return _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
+
+
+def _held_bytes(model: TransformerXL, config: TrainConfig, world: int) -> int:
+    """Bytes of the parameters that a process holds."""
+    return weight_bytes(model) // (world if config.shard else 1)
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -103,39 +121,47 @@ def _kept_bytes(
 
 
 def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
-    layer: Any = model.layers[0]
+    layer: Any = _layer_like(model, config) if model.is_sharded else model.layers[0]
     layer.ff.chunk = config.ff_chunk
     device, kept = layer.attn.v_net.weight.device, dict[int, int]()
-    own = {_storage(p) for p in model.parameters()}
+    own = {_storage(p) for p in layer.parameters()}
 
     def count(x: Tensor) -> Tensor:
         kept[_storage(x)] = x.untyped_storage().nbytes()
         return x
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        memory = run_layer(model, context, n_stream)
+        memory = run_layer(layer, model.config, context, n_stream)
     return sum(n for storage, n in kept.items() if storage not in own | {_storage(memory)})
 
 
-def run_layer(model: TransformerXL, context: Context, n_stream: int) -> Tensor:
+def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int) -> Tensor:
     """Run the forward pass of a layer as in training, over a full memory, which is returned."""
-    layer: Any = model.layers[0]
     weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
-    width = model.config.d_model
-    h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if model.config.reversible else width, requires_grad=True)
+    width = shape.d_model
+    h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if shape.reversible else width, requires_grad=True)
     mem_BMD = weight.new_zeros(n_stream, context.mem_len, width)
-    span, was_training = Span.of(context, n_mem=context.mem_len, n_new=n_new), model.training
-    model.train()
+    span, was_training = Span.of(context, n_mem=context.mem_len, n_new=n_new), layer.training
+    layer.train()
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
-    model.train(was_training)
+    layer.train(was_training)
     return mem_BMD
 
 
 def _storage(x: Tensor) -> int:
     """Identifies the memory of a tensor, a fake one too."""
     return x.untyped_storage()._cdata
+
+
+def _layer_like(model: TransformerXL, config: TrainConfig) -> nn.Module:
+    """A whole layer of a sharded model, with other weights."""
+    with torch.random.fork_rng([]):
+        pos = build_position_encodings(dataclasses.replace(model.config, n_layer=1), dropout=config.dropout)[0]
+        layer = Layer(model.config, pos, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
+    layer.attn.rule.impl = model.layers[0].attn.rule.impl
+    return layer
 
 
 def require_memory(needed: dict[str, int], ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from txl.memory import Memory
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, local
 
 
 class NonFiniteError(RuntimeError):
@@ -15,7 +15,8 @@ class NonFiniteError(RuntimeError):
 
 def require_finite_weights(model: nn.Module, ranks: Ranks, step: int) -> None:
     """Raise `NonFiniteError` on all ranks if a weight of any rank is not finite."""
-    largest = torch.nn.utils.get_total_norm(model.parameters(), norm_type=math.inf)
+    mine = [weight for p in model.parameters() if (weight := local(p)).numel()]
+    largest = torch.nn.utils.get_total_norm(mine, norm_type=math.inf)
     if any(ranks.gathered(not bool(largest.isfinite()))):
         raise NonFiniteError(
             f"step {step}: a weight is not finite; not saved; continue from the last checkpoint with --resume, or "

@@ -6,9 +6,11 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,6 +25,7 @@ from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopp
 from txl.training.finite import require_finite_weights
 from txl.training.meter import Measurement, Meter
 from txl.training.metrics import Metrics
+from txl.training.sharding import reshard
 from txl.training.step import TrainState
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
@@ -57,10 +60,22 @@ class Validation:
         n_segment = sum(map(len, self.streams))
         limit = self.max_segments if self.max_segments > 0 else n_segment
         numbered = ((i, segment) for i, stream in enumerate(self.streams) for segment in stream)
-        read = until_stopped(itertools.islice(numbered, limit), request, ranks)
+        blanks = self._blanks(model, min(limit, n_segment), ranks)
+        segments: Iterator[tuple[int, Batch]] = itertools.chain(itertools.islice(numbered, limit), blanks)
+        read = until_stopped(segments, request, ranks)
         by_stream = itertools.groupby(read, key=operator.itemgetter(0))
         score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
         return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
+
+    def _blanks(
+        self, model: TransformerXL, n_own: int, ranks: Ranks
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+        """Segments of which nothing counts: where the model is sharded all ranks must read equally many."""
+        if not model.is_sharded:
+            return iter(())
+        nothing = torch.zeros(1, 1, dtype=torch.int64)
+        n_blank = max(ranks.gathered(n_own)) - n_own
+        return itertools.repeat((-1, (nothing, nothing, nothing.bool())), n_blank)
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,8 @@ def train(
     no_bar = None if ranks.is_main else True  # None: a bar if there is a terminal
     bar = tqdm(total=config.max_step, initial=progress.step, desc="training", unit="step", disable=no_bar)
     state.model.train()
-    with StopRequest(config.max_hours) as request, bar:
+    finished = nullcontext() if checkpoints is None else checkpoints.finished()
+    with StopRequest(config.max_hours) as request, bar, finished:
         if progress.owes_evaluation:  # the run was stopped during an evaluation
             asked = _evaluate(state, validation, metrics, request, sample)
             saved_in = _save(state, checkpoints)
@@ -197,10 +213,12 @@ def _evaluate(
             return stop.args[0]
         finally:
             state.model.train()
+            reshard(state.model)
         nats, seconds = score.nats_per_token, time.perf_counter() - start
-        if sample is not None and state.ranks.is_main and math.isfinite(nats):
+        if sample is not None and (state.ranks.is_main or state.model.is_sharded) and math.isfinite(nats):
             metrics.add_text("sample", progress.step, sample())
             state.model.train()
+            reshard(state.model)
     progress.owes_evaluation = False
     progress.n_eval += 1
     progress.best_nats = min(progress.best_nats, nats)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
 
 
@@ -85,7 +86,8 @@ class Optimizers:
     @property
     def can_skip_on_device(self) -> bool:
         """True if a flag on the device can make `step` change nothing."""
-        return all(isinstance(o, Lamb) or o.defaults.get("fused") for o in self._all)
+        in_shards = any(is_in_shards(p) for p in self._names)
+        return all(o.defaults.get("fused") or (isinstance(o, Lamb) and not in_shards) for o in self._all)
 
     def step(self, *, skip: Tensor | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update all weights; change nothing if `skip`, a number on the device, is 1."""
@@ -155,7 +157,8 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "adamw":
             yield torch.optim.AdamW(every, lr=lr, weight_decay=decay, fused=True, **adam)
         case "sgd":
-            yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=True)
+            in_shards = any(is_in_shards(p) for p in every)  # they have no fused SGD
+            yield torch.optim.SGD(every, lr=lr, momentum=config.mom, weight_decay=decay, fused=not in_shards)
         case "adagrad":
             yield torch.optim.Adagrad(every, lr=lr, weight_decay=decay)
         case "lamb":

@@ -16,6 +16,7 @@ from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import (
     flops_per_token,
+    gathered_bytes,
     lasting_bytes,
     layer_parameters,
     passing_bytes,
@@ -110,16 +111,11 @@ def memory_plan(
     model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype, *, shard: bool
 ) -> dict[str, int]:
     """Bytes of a process at its peak by purpose, with DistributedDataParallel or in shards."""
+    config = dataclasses.replace(config, shard=shard)
     needed = lasting_bytes(model, config, context, ranks.world)
     activations, gradients = passing_bytes(model, config, context, ranks, dtype)
-    needed["gradients"] = gradients
-    if shard:
-        for name in needed.keys() & {"weights", "gradients", "optimizer", "average"}:
-            needed[name] = -(-needed[name] // ranks.world)
-        layer, rest = _unit_bytes(model)
-        # this layer, the next, and the gradient of this
-        needed["gathered"] = rest + min(2, model.config.n_layer) * layer + layer
-    return needed | {"activations": activations}
+    gathered = {"gathered": gathered_bytes(model)} if shard and ranks.world > 1 else {}
+    return {**needed, "gradients": gradients, **gathered, "activations": activations}
 
 
 def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: bool) -> int:
@@ -131,14 +127,14 @@ def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: 
     weights = weight_bytes(model)
     if not shard:
         return 2 * (world - 1) * weights // world
-    layer, rest = _unit_bytes(model)
-    moved = 2 * layer * model.config.n_layer + rest + weights
+    in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
+    moved = in_layers + weights + weights
     return config.batch_chunk * moved * (world - 1) // world
 
 
 def checkpoint_bytes(model: TransformerXL, config: TrainConfig, context: Context) -> int:
     """Bytes of a checkpoint: weights, optimizer, average, and the memory of all streams."""
-    lasting = lasting_bytes(model, dataclasses.replace(config, swap_mem=False), context, 1)
+    lasting = lasting_bytes(model, dataclasses.replace(config, swap_mem=False, shard=False), context, 1)
     return sum(lasting.values()) - lasting["memory"] // 2
 
 
@@ -177,14 +173,8 @@ def operators(model: TransformerXL, context: Context) -> int:
     """Operators of the forward pass of a layer that start a kernel."""
     counter = _Counter()
     with counter:
-        run_layer(model, context, 1)
+        run_layer(model.layers[0], model.config, context, 1)
     return counter.n
-
-
-def _unit_bytes(model: TransformerXL) -> tuple[int, int]:
-    """Bytes of a layer's weights, and of all weights outside layers."""
-    layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
-    return layers // model.config.n_layer, weight_bytes(model) - layers
 
 
 class _Counter(TorchDispatchMode):

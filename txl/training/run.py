@@ -21,7 +21,8 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
         needed: see `training_bytes`.
         n_step: updates left.
     """
-    one = needed["weights"] + needed["optimizer"] + needed.get("average", 0) + needed["memory"] // 2 * ranks.world
+    state = needed["weights"] + needed["optimizer"] + needed.get("average", 0)
+    one = state * (ranks.world if config.shard else 1) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
     n = min(config.keep_last + 2, -(-n_step // interval))  # with the best one and the one being written
     message = ""

@@ -17,7 +17,7 @@ from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
-from txl.runtime.distributed import Ranks, parallel
+from txl.runtime.distributed import Ranks, parallel, whole
 from txl.runtime.log import print_line
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
@@ -71,8 +71,9 @@ class TrainState:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
-        self.nats = parallel(Nats(model, config.label_smoothing), ranks)
-        if ranks.world > 1:
+        nats = Nats(model, config.label_smoothing)
+        self.nats = nats if model.is_sharded else parallel(nats, ranks)
+        if isinstance(self.nats, DistributedDataParallel):
             self._fix_gradient_buckets()
         self.optimizers = Optimizers(model.named_parameters(), config)
         self.average = WeightAverage(model, config.ema)
@@ -115,7 +116,7 @@ class TrainState:
         nll_BT = self._backward(input_BT, target_BT, since_BT)
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        self.grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         if self.checks_later:
             self._record_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())

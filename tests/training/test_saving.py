@@ -1,0 +1,155 @@
+"""Checkpoints in shards and in the background. One process is the only rank of a group here."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config
+from txl import ModelConfig, TransformerXL
+from txl.checkpoint import Background, CheckpointWriter, checkpoint_of, last_checkpoint, load_model
+from txl.config import UsageError
+from txl.runtime.distributed import Ranks, whole
+from txl.training.init import init_weights
+from txl.training.sharding import drawn_in_shards
+
+
+@pytest.fixture
+def only_rank() -> Iterator[Ranks]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks(0, 1, torch.device("cpu"), dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("position", ["rel_sinusoid", "t5"])
+def test_weights_drawn_in_shards_are_those_drawn_whole(only_rank: Ranks, position: str) -> None:
+    """T5 has a buffer, whose values are not drawn."""
+    shape, settings = ModelConfig(**SHAPE | ADAPTIVE | {"position": position}), config(shard=True)
+    drawn = drawn_in_shards(shape, settings, only_rank)
+    after = torch.get_rng_state()
+    torch.manual_seed(settings.seed)
+    model = TransformerXL(shape)
+    init_weights(model, settings)
+    assert torch.equal(after, torch.get_rng_state())
+    assert all(torch.equal(whole(p), q) for p, q in zip(drawn.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(drawn.buffers(), model.buffers(), strict=True))
+
+
+def test_a_checkpoint_in_shards_holds_the_average_and_the_trained_weights(only_rank: Ranks, tmp_path: Path) -> None:
+    settings = {"ema": 0.5, "max_step": 3}
+    both = [Run(config(shard=shard, **settings), only_rank, folder=tmp_path / str(shard)) for shard in (False, True)]
+    for run in both:
+        run.begin().train()
+    saved = [dict(load_model(last_checkpoint(run.folder)).named_parameters()) for run in both]
+    assert saved[0].keys() == saved[1].keys()
+    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
+    again = Run(config(**settings), folder=tmp_path / "True").resume()
+    assert all(torch.equal(weight, again.weights()[name]) for name, weight in both[0].weights().items())
+    theirs, states = again.state.optimizers.state(), both[0].state.optimizers.state()
+    assert all(torch.equal(value, theirs[name]) for name, value in states.items())
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [remove, cut, change])
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_damaged_shards_are_refused_by_name(
+    only_rank: Ranks, tmp_path: Path, damage: Callable[[Path], None], with_checksums: bool
+) -> None:
+    Run(config(shard=True, max_step=2), only_rank, folder=tmp_path).begin().train()
+    folder = tmp_path / "step_00000002"
+    (shard,) = folder.glob("shard-*")
+    assert not (folder / "model.safetensors").exists()
+    if not with_checksums:
+        record = json.loads((folder / "config.json").read_text())
+        del record["files"]
+        (folder / "config.json").write_text(json.dumps(record))
+        if damage is change:
+            pytest.skip("a checksum alone knows")
+    damage(shard)
+    for read in (lambda: load_model(last_checkpoint(tmp_path)), lambda: checkpoint_of(tmp_path, 2)):
+        with pytest.raises(UsageError, match=r"(shard-|model\.safetensors).*use another checkpoint") as error:
+            read()
+        assert len(str(error.value).splitlines()) == 1
+
+
+class Held(Background):
+    """Work begins only when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def start(self, work: Callable[[], object]) -> None:
+        self.go.clear()
+        super().start(lambda: self.go.wait() and work())
+
+    def wait(self) -> None:
+        self.go.set()
+        super().wait()
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_what_is_written_in_the_background_is_the_state_when_it_was_saved(
+    only_rank: Ranks, tmp_path: Path, shard: bool
+) -> None:
+    run = Run(config(shard=shard, max_step=2, dropout=0.1), only_rank).begin()
+    run.train()
+    writer = CheckpointWriter(tmp_path, run.state.context, only_rank, run.columns, background=Held())
+    weights = run.weights()
+    states = {name: whole(value).clone() for name, value in run.state.optimizers.state().items()}
+    with writer.finished():
+        folder = writer.save(run.state.model, run.state.snapshot(), step=2, best=True)
+        assert not folder.exists()
+        run.config = run.state.config = config(shard=shard, max_step=4, dropout=0.1)
+        run.train()
+        assert not torch.equal(run.weights()["softmax.biases.0"], weights["softmax.biases.0"])
+    assert (tmp_path / "best").read_text().strip() == folder.name
+    again = Run(config(max_step=2), folder=tmp_path).resume()
+    assert all(torch.equal(weight, again.weights()[name]) for name, weight in weights.items())
+    theirs = again.state.optimizers.state()
+    assert all(torch.equal(value, theirs[name]) for name, value in states.items())
+
+
+def test_an_error_of_the_background_ends_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(config(max_step=1), ALONE).begin()
+    run.train()
+    writer = CheckpointWriter(tmp_path, run.state.context, ALONE, run.columns, background=Background())
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("txl.checkpoint.save.flush", full)
+    writer.save(run.state.model, run.state.snapshot(), step=1, best=False)
+    with pytest.raises(OSError, match="No space left"):
+        writer.save(run.state.model, run.state.snapshot(), step=2, best=False)
+    assert list(tmp_path.iterdir()) == []
+    writer.wait()  # it is raised once
+
+
+def test_a_training_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
+    settings = {"async_save": True, "save_interval": 1, "eval_interval": 3, "dropout": 0.1}
+    never = Run(config(dropout=0.1, eval_interval=3)).begin()
+    never.train()
+    Run(config(**settings, max_step=3), folder=tmp_path).begin().train()
+    second = Run(config(**settings), folder=tmp_path).resume()
+    second.train()
+    assert [path.name for path in sorted(tmp_path.glob("step_*"))][-1] == "step_00000006"
+    assert all(torch.equal(weight, second.weights()[name]) for name, weight in never.weights().items())
