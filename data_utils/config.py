@@ -9,6 +9,8 @@ from .files import DataError
 
 RUNNING = ("text", "bpe", "bytes", "characters")
 """Data sets whose text may come in any files; their documents are found, and valid and test split off."""
+BYTES = ("enwik8", "text8")
+"""Data sets of bytes that are split by their length."""
 _VOCABULARY_OF_TEXT = ("min_freq", "max_size")
 
 
@@ -21,10 +23,12 @@ class DataConfig(Checked):
         "folder of train.txt, valid.txt and test.txt (ids: of .npy files); or any folder, files or glob of text, also "
         "gzip, xz, zstd, jsonl and parquet, see docs/data.md; pydoc writes its text itself",
     )
-    dataset: Literal["wt103", "wt2", "text", "pydoc", "bpe", "bytes", "characters", "ids"] = option(
+    dataset: Literal[
+        "wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text", "pydoc", "bpe", "bytes", "characters", "ids"
+    ] = option(
         "wt103",
-        "WikiText-103, WikiText-2, words of any text, the documentation of this Python; any text in subwords, bytes or "
-        "characters; streams of integers",
+        "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any text, the "
+        "documentation of this Python; any text in subwords, bytes or characters; streams of integers",
     )
     cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache beside the text)")
     min_freq: int = option(0, "words seen less often become <unk>", needs=("dataset", "text"), minimum=0)
@@ -53,6 +57,12 @@ class DataConfig(Checked):
         needs=("dataset", *RUNNING),
         above=0,
         below=0.5,
+    )
+    data_convention: Literal["txl", "original"] = option(
+        "txl",
+        "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, of text8, without "
+        "the spaces around a split",
+        needs=("dataset", *BYTES),
     )
     split_seed: int = option(0, "seed of that choice", needs=("dataset", *RUNNING), **SEED)
 

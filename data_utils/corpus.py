@@ -3,7 +3,6 @@
 Stale or damaged token files are rewritten from the text.
 """
 
-import json
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,22 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from txl.files import sha256, written_whole
+from txl.files import sha256
 
-from .config import RUNNING, DataConfig
+from .byte_splits import byte_splits
+from .config import BYTES, RUNNING, DataConfig
 from .documents import SPLITS, documents_in, is_plain, prepared, rule_of
 from .files import DataError, one_at_a_time, read_lines, reading, require_text
-from .id_streams import document_offsets, open_stream, range_of
+from .id_streams import document_offsets, largest_id, open_checked, open_stream
 from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
 from .running import Bytes, Characters, Integers, RunningVocab
+from .saved_vocabulary import read_saved, write_saved
+from .sentences import VOCABULARY, digest_of, encoded_shards, read_vocabulary, sentence_starts, shards_of
 from .sources import home_of
 from .spelling import pieces, sizes_of
 from .subwords import DEFAULT_SIZE, Subwords
+from .symbols import Symbols
 from .token_file import checked, fault, mapped_ids, read_header, write_tokens
-from .vocabulary import EOS, UNK, Vocab
+from .vocabulary import EOS, UNK, SentenceVocab, Vocab
 from .wikitext import article_starts
-from .words import Block, Counted, encoded, n_word_token
+from .words import Block, Counted, encoded, n_word_token, with_words
 
 VERSION = 2
 _LOG = logging.getLogger(__name__)
@@ -58,10 +61,11 @@ class Corpus:
             if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
                 with self._writing():
                     write_pydoc_corpus(self.folder)
-            self._is_prepared = config.dataset in RUNNING and not is_plain(config.data)
+            prepare = byte_splits if config.dataset in BYTES else prepared
+            self._is_prepared = config.dataset in BYTES or (config.dataset in RUNNING and not is_plain(config.data))
             if self._is_prepared:
                 with self._writing():
-                    self.folder, self.said = prepared(config, self.cache, self._digest)
+                    self.folder, self.said = prepare(config, self.cache, self._digest)
             self.require_splits(*self.recipe.counted if vocab is None else (), *needed)
             self.vocab = vocab or self._load_vocab()
         if type(self.vocab) is not self.recipe.vocab:
@@ -70,7 +74,8 @@ class Corpus:
     @property
     def defines_vocabulary(self) -> bool:
         """True if the text that the vocabulary is made of is there."""
-        return all(self._text(split).is_file() for split in self.recipe.counted)
+        files = [self.folder / VOCABULARY] if self.config.dataset == "lm1b" else map(self._text, self.recipe.counted)
+        return all(path.is_file() for path in files)
 
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
@@ -95,7 +100,11 @@ class Corpus:
             n_end = 0 if self.vocab.end_id is None else 1  # stands for nothing of the text
             return {what: np.concatenate([np.pad(part[what], (0, n_end)) for part in parts]) for what in parts[0]}
         lines = read_lines(self._text(name), task="measuring")
-        return sizes_of((piece for line in lines for piece in pieces(line, line.split())), self.split(name), self.vocab)
+        written = (piece for line in lines for piece in pieces(line, line.split()))
+        if not isinstance(self.vocab, SentenceVocab):
+            return sizes_of(written, self.split(name), self.vocab)
+        sizes = sizes_of(written, self.split(name)[1:], self.vocab)
+        return {what: np.append(0, each_N) for what, each_N in sizes.items()}  # the first <S> stands before the text
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order."""
@@ -109,6 +118,11 @@ class Corpus:
             for n_byte in np.diff(offsets).tolist():
                 yield file.read(n_byte)
 
+    def file_starts(self, name: str) -> list[int]:
+        """Indices into the ids of a split where its files begin."""
+        self.split(name)
+        return (read_header(self._token_path(name), self._made_from(name, self.vocab)) or {}).get("starts", [0])
+
     def document_starts(self, name: str) -> np.ndarray:
         """Indices into the ids of a split where documents begin.
 
@@ -117,6 +131,10 @@ class Corpus:
         """
         if isinstance(self.vocab, Integers):
             return document_offsets(self._text(name), len(self.split(name)))
+        if isinstance(self.vocab, SentenceVocab):
+            return sentence_starts(self.split(name), self.vocab.eos_id)
+        if isinstance(self.vocab, Symbols):
+            raise DataError(f"--reset document: {self.config.dataset} is one text without documents; leave it out")
         if isinstance(self.vocab, RunningVocab):
             if self.vocab.end_id is not None:
                 return np.append(0, np.flatnonzero(self.split(name) == self.vocab.end_id)[:-1] + 1)
@@ -130,13 +148,12 @@ class Corpus:
     def _open(self, name: str) -> np.ndarray:
         text = self._text(name)
         if isinstance(self.vocab, Integers):
-            self._require_ids_below(text, len(self.vocab))
-            return open_stream(text)
+            return open_checked(self.cache, text, len(self.vocab))
         path, fingerprint = self._token_path(name), self._made_from(name, self.vocab)
         header = self._header(path, fingerprint)
         if header is None:
-            blocks = self._blocks(name) if isinstance(self.vocab, RunningVocab) else encoded(text, self.vocab)
-            self._write(name, blocks, self.vocab)
+            starts: list[int] = []
+            self._write(name, self._blocks(name, starts), self.vocab, starts)
             header = self._header(path, fingerprint)
             if header is None:
                 raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
@@ -155,8 +172,14 @@ class Corpus:
         ends_documents = isinstance(vocab, Subwords)
         return {**made, "documents": self.config.documents} if ends_documents and not self._is_prepared else made
 
-    def _blocks(self, name: str) -> Iterator[Block]:
-        assert isinstance(self.vocab, RunningVocab)
+    def _blocks(self, name: str, starts: list[int]) -> Iterator[Block]:
+        """The ids of a split; where its files begin is appended to `starts`, if there are several."""
+        if isinstance(self.vocab, SentenceVocab):
+            yield from encoded_shards(self._texts(name), self.vocab, starts)
+            return
+        if not isinstance(self.vocab, RunningVocab):
+            yield from encoded(self._text(name), self.vocab)
+            return
         unk = self.vocab.index.get(UNK, -1) if isinstance(self.vocab, Characters) else -1
         for ids in self.vocab.encoded(self.documents(name)):
             yield Block(ids, int((ids == unk).sum()))
@@ -164,9 +187,10 @@ class Corpus:
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
         if name not in self._fingerprints:
-            path = self._text(name)
-            require_text(path)
-            self._fingerprints[name] = self._digest(path)
+            paths = self._texts(name)
+            for path in paths:
+                require_text(path)
+            self._fingerprints[name] = digest_of(paths, self._digest)
         return self._fingerprints[name]
 
     def _digest(self, path: Path) -> str:
@@ -186,7 +210,8 @@ class Corpus:
             if self.config.dataset == "ids":
                 open_stream(self._text(name))
             else:
-                require_text(self._text(name))
+                for path in self._texts(name):
+                    require_text(path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -202,6 +227,9 @@ class Corpus:
     def _text(self, split: str) -> Path:
         return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"
 
+    def _texts(self, split: str) -> list[Path]:
+        return shards_of(self.folder, split) if self.config.dataset == "lm1b" else [self._text(split)]
+
     def _token_path(self, split: str) -> Path:
         folder = self.folder if self._is_prepared else self.cache
         return folder / f"{self.config.dataset}.{split}.tokens"
@@ -211,7 +239,10 @@ class Corpus:
         if config.dataset == "bytes":
             return Bytes()
         if config.dataset == "ids":
-            return Integers(config.vocab_size or 1 + max(self._range(self._text(split))[1] for split in self._there()))
+            there = [text for text in map(self._text, SPLITS) if text.is_file()]
+            return Integers(config.vocab_size or 1 + max(largest_id(self.cache, text) for text in there))
+        if config.dataset == "lm1b":
+            return read_vocabulary(self.folder)
         if config.tokenizer is not None:
             return Subwords.read(Path(config.tokenizer))
         fingerprint = {
@@ -223,27 +254,20 @@ class Corpus:
             **({"vocab_size": config.vocab_size} if config.dataset == "bpe" else {}),
         }
         path = self._token_path("vocab").with_suffix(".json")
-        if path.is_file():
-            try:
-                saved = json.loads(path.read_text(encoding="utf-8"))
-                if saved["fingerprint"] == fingerprint:
-                    vocab = self.recipe.vocab(saved["words"])
-                    if vocab.fingerprint() == saved["checksum"]:
-                        return vocab
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                pass
-            _LOG.warning("%s: stale or damaged, rewritten", path)
+        known = read_saved(path, fingerprint, self.recipe.vocab)
+        if known is not None:
+            return known
         vocab, content = self._new_vocab()
-        with self._writing(), written_whole(path) as temporary:
-            content = {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": content}
-            temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        with self._writing():
+            write_saved(path, fingerprint, vocab, content)
         return vocab
 
     def _new_vocab(self) -> tuple[Vocab, object]:
         """The vocabulary of the counted splits, and what the cache keeps of it."""
-        if self.config.dataset == "characters":
-            characters = Characters.of(self.documents("train"))
-            return characters, characters.words
+        kind = self.recipe.vocab
+        if issubclass(kind, Characters | Symbols):
+            symbols = kind.of(text for split in self.recipe.counted for text in self.documents(split))
+            return symbols, symbols.words
         if self.config.dataset == "bpe":
             subwords = Subwords.trained(self.documents("train"), self.config.vocab_size or DEFAULT_SIZE)
             return subwords, subwords.content
@@ -261,40 +285,16 @@ class Corpus:
             for split, file in files.items():
                 n_eos[split] = counted.add(self._text(split), file)
             limits = {"min_freq": self.config.min_freq, "max_size": self.config.max_size}
-            vocab = Vocab.build(counted.counts(sum(n_eos.values())), special=self.recipe.special, **limits)
+            vocab = self.recipe.vocab.build(counted.counts(sum(n_eos.values())), special=self.recipe.special, **limits)
             for split, file in files.items():
                 file.seek(0)
                 self._write(split, counted.encoded(file, vocab, n_eos[split]), vocab)
         return vocab
 
-    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab) -> None:
+    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> None:
         path, text = self._token_path(name), self._text(name)
         if path.is_file():
             _LOG.warning("%s: stale or damaged, rewritten", path)
         with self._writing():
-            write_tokens(path, self._made_from(name, vocab), len(vocab), _with_words(blocks, text, vocab.eos_id))
-
-    def _there(self) -> list[str]:
-        return [split for split in SPLITS if self._text(split).is_file()]
-
-    def _range(self, path: Path) -> list[int]:
-        return [int(n) for n in checked(self.cache, path, lambda: range_of(path)).split()]
-
-    def _require_ids_below(self, path: Path, n_token: int) -> None:
-        open_stream(path)
-        least, largest = self._range(path)
-        if least < 0 or largest >= n_token:
-            raise DataError(
-                f"{path}: holds ids from {least} to {largest}, outside the vocabulary of {n_token}; give a larger "
-                f"--vocab_size, or other ids"
-            )
-
-
-def _with_words(blocks: Iterable[Block], text: Path, eos_id: int) -> Iterator[Block]:
-    """The blocks. Raises `DataError` if they hold nothing but ends of lines."""
-    has_words = False
-    for block in blocks:
-        has_words = has_words or bool((block.ids != eos_id).any())
-        yield block
-    if not has_words:
-        raise DataError(f"{text}: holds white space only; every split needs some words")
+            blocks = with_words(blocks, text, vocab.eos_id)
+            write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)

@@ -92,4 +92,4 @@ def decoder(vocab: Vocab, *, tokenised: bool) -> Callable[[int], str]:
     if tokenised and isinstance(vocab, RunningVocab):
         return vocab.decoder()
     spelled = Detokeniser() if tokenised else _Spaced()
-    return lambda token: spelled(vocab.words[token])
+    return lambda token: spelled(vocab.decode([token])[0])

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from .files import DataError, reading
+from .token_file import checked
 
 
 def open_stream(path: Path) -> np.ndarray:
@@ -29,10 +30,29 @@ def open_stream(path: Path) -> np.ndarray:
     return ids
 
 
-def range_of(path: Path) -> str:
-    """The least and the largest integer of a file, as text."""
+def open_checked(cache: Path, path: Path, n_token: int) -> np.ndarray:
+    """The integers of a .npy file. Raises `DataError` also if some are outside a vocabulary of `n_token`."""
     ids = open_stream(path)
-    return f"{ids.min()} {ids.max()}"
+    least, largest = _range(cache, path)
+    if least < 0 or largest >= n_token:
+        raise DataError(
+            f"{path}: holds ids from {least} to {largest}, outside the vocabulary of {n_token}; give a larger "
+            f"--vocab_size, or other ids"
+        )
+    return ids
+
+
+def largest_id(cache: Path, path: Path) -> int:
+    """The largest integer of a file; `cache` keeps it."""
+    return _range(cache, path)[1]
+
+
+def _range(cache: Path, path: Path) -> list[int]:
+    def found() -> str:
+        ids = open_stream(path)
+        return f"{ids.min()} {ids.max()}"
+
+    return [int(n) for n in checked(cache, path, found).split()]
 
 
 def document_offsets(path: Path, n_token: int) -> np.ndarray:

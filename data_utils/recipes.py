@@ -6,7 +6,8 @@ from typing import NamedTuple
 from .documents import SPLITS
 from .running import Bytes, Characters, Integers
 from .subwords import Subwords
-from .vocabulary import EOS, UNK, Vocab
+from .symbols import Enwik8Symbols, Text8Symbols
+from .vocabulary import EOS, UNK, LowerVocab, SentenceVocab, Vocab
 
 
 class Recipe(NamedTuple):
@@ -20,6 +21,10 @@ class Recipe(NamedTuple):
 RECIPES = {
     "wt103": Recipe(counted=("train",), special=(EOS,)),
     "wt2": Recipe(counted=SPLITS, special=(EOS,)),
+    "ptb": Recipe(counted=SPLITS, special=(EOS,), vocab=LowerVocab),
+    "enwik8": Recipe(counted=SPLITS, special=(), vocab=Enwik8Symbols),
+    "text8": Recipe(counted=SPLITS, special=(), vocab=Text8Symbols),
+    "lm1b": Recipe(counted=(), special=(), vocab=SentenceVocab),
     "text": Recipe(counted=("train",), special=(EOS, UNK)),
     "pydoc": Recipe(counted=("train",), special=(EOS, UNK)),
     "characters": Recipe(counted=("train",), special=(), vocab=Characters),
@@ -44,4 +49,5 @@ def vocabulary_of(dataset: str, attachment: Callable[[str], str]) -> Vocab:
     text = attachment("vocab.txt")
     if dataset == "ids":
         return Integers(text.count("\n"))
-    return Characters.from_text(text) if dataset == "characters" else Vocab.from_text(text)
+    kind = RECIPES[dataset].vocab if dataset in RECIPES else Vocab  # what is wrong with the name is said elsewhere
+    return kind.from_text(text)

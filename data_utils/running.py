@@ -90,6 +90,16 @@ def _escaped(word: str) -> str:
     return json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"')
 
 
+def ends_of_bytes(text: str) -> np.ndarray:
+    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends with its last."""
+    if text.isascii():
+        return np.arange(1, len(text) + 1)
+    lengths_C = np.array([len(c.encode("utf-8", "surrogateescape")) for c in text], dtype=np.int64)
+    last_N = np.zeros(lengths_C.sum(), dtype=bool)
+    last_N[np.cumsum(lengths_C) - 1] = True
+    return np.cumsum(last_N)
+
+
 class Bytes(RunningVocab):
     """The 256 bytes. Any file is text; what is not UTF-8 is shown as U+FFFD."""
 
@@ -101,20 +111,10 @@ class Bytes(RunningVocab):
         return 10
 
     def tokens(self, text: str) -> Tokens:
-        byte_N = np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
-        # a character ends with its last byte: before the next that continues none
-        lengths_C = [len(c.encode("utf-8", "surrogateescape")) for c in text] if len(byte_N) != len(text) else None
-        if lengths_C is None:
-            return Tokens(byte_N, np.arange(1, len(text) + 1))
-        last_N = np.zeros(len(byte_N), dtype=bool)
-        last_N[np.cumsum(lengths_C) - 1] = True
-        return Tokens(byte_N, np.cumsum(last_N))
+        return Tokens(np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8), ends_of_bytes(text))
 
     def text_of(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
-
-    end_id: int | None = None
-    """The token that ends each document of a corpus, if there is one."""
 
     def encoded(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         return (np.frombuffer(document, dtype=np.uint8) for document in documents)

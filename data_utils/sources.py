@@ -103,7 +103,7 @@ def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
     Raises:
         DataError: if it cannot be read, or has no such field of text.
     """
-    rows = _parquet(path, field, task) if _kind(path) == "parquet" else _json_lines(path, field, task)
+    rows = parquet_rows(path, field, task) if _kind(path) == "parquet" else _json_lines(path, field, task)
     for n, text in rows:
         if not isinstance(text, str | None):
             raise DataError(f"{path}, row {n}: the field {field!r} holds no text; name another with --text_field")
@@ -128,7 +128,8 @@ def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
         yield n, record[field]
 
 
-def _parquet(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+    """The values of a column of a parquet file, with their numbers from 1 on."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile

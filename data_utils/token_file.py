@@ -7,7 +7,7 @@ each check that reads a whole file, with the size and times of the file: it is r
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,10 @@ def checked(cache: Path, path: Path, find: Callable[[], str]) -> str:
     return answer
 
 
-def write_tokens(path: Path, fingerprint: dict[str, Any], n_word: int, blocks: Iterable[Block]) -> None:
-    """Write a token file with ids below `n_word`."""
+def write_tokens(
+    path: Path, fingerprint: dict[str, Any], n_word: int, blocks: Iterable[Block], starts: Sequence[int] = ()
+) -> None:
+    """Write a token file with ids below `n_word`. `starts` is where the files of the text begin, read at the end."""
     dtype = np.uint32 if n_word > 2**16 else np.uint16
     n_token = n_unknown = n_eos = 0
     checksum = hashlib.sha256()
@@ -63,6 +65,7 @@ def write_tokens(path: Path, fingerprint: dict[str, Any], n_word: int, blocks: I
             "n_unknown": n_unknown,
             "n_eos": n_eos,
             "checksum": checksum.hexdigest(),
+            **({"starts": starts} if starts else {}),
         }
         file.seek(0)
         file.write(json.dumps(header).encode())

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 EOS, UNK = "<eos>", "<unk>"
 
@@ -83,3 +84,41 @@ class Vocab:
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Words of ids."""
         return [self.words[i] for i in ids]
+
+
+class LowerVocab(Vocab):
+    """Words in lower case, as in the 2019 code's Penn Treebank."""
+
+    @classmethod
+    def build(
+        cls, counts: Counter[str], *, special: Sequence[str] = (EOS,), min_freq: int = 0, max_size: int | None = None
+    ) -> "Vocab":
+        lower: Counter[str] = Counter()
+        for word, n in counts.items():
+            lower[word.lower()] += n
+        return super().build(lower, special=special, min_freq=min_freq, max_size=max_size)
+
+    def __contains__(self, word: str) -> bool:
+        return word.lower() in self.index
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        return super().encode(word.lower() for word in words)
+
+
+class SentenceVocab(Vocab):
+    """The words of One Billion Word's vocabulary file: `<S>` stands between sentences, `<UNK>` for unknown words.
+
+    They are encoded from `<eos>` and `<unk>`, and decoded to them.
+    """
+
+    _NAMES: ClassVar = {"<S>": EOS, "<UNK>": UNK}
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words)
+        for there, name in self._NAMES.items():
+            if there not in self.index:
+                raise ValueError(f"has no {there}")
+            self.index.setdefault(name, self.index[there])
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self._NAMES.get(word, word) for word in super().decode(ids)]

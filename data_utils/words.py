@@ -7,7 +7,7 @@ import sys
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -143,3 +143,13 @@ def n_word_token(text: str) -> int:
     """The number of tokens of a text: its words and lines, which end at \\n, \\r and \\r\\n only."""
     n_end = text.count("\n") + text.count("\r") - text.count("\r\n")
     return len(text.split()) + n_end + bool(text and not text.endswith(("\n", "\r")))
+
+
+def with_words(blocks: Iterable[Block], text: Path, eos_id: int) -> Iterator[Block]:
+    """The blocks. Raises `DataError` if they hold nothing but ends of lines."""
+    has_words = False
+    for block in blocks:
+        has_words = has_words or bool((block.ids != eos_id).any())
+        yield block
+    if not has_words:
+        raise DataError(f"{text}: holds white space only; every split needs some words")

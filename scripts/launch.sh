@@ -7,10 +7,11 @@ source "$root/scripts/environment.sh"
 
 usage() {
     cat >&2 <<USAGE
-usage: ${first_line:-}$script train|eval|generate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
+usage: ${first_line:-}$script data                     [flags of data_utils.download]
+       $script train|eval|generate  $(tr ' ' '|' <<<"${sizes[*]}")  [flags of train.py|eval.py|generate.py]
 
 Flags at the end override these configurations. The text is read from ${data[1]#"$root/"}$text_is
-(another folder with --data), the run is saved in runs/${name}_SIZE.
+(another folder with --data); data downloads it there. The run is saved in runs/${name}_SIZE.
 
 train uses all GPUs of the machine, or NPROC processes. On several hosts, start the same command on each with
   NNODES (how many hosts)   NODE_RANK (0 on the first)   MASTER_ADDR (the first one's name)   MASTER_PORT (29500)
@@ -59,11 +60,16 @@ launch() {
         --max_restarts "${MAX_RESTARTS:-3}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
 }
 
-# txl_run train|eval|generate SIZE FLAG...
+# txl_run data FLAG... | train|eval|generate SIZE FLAG...
 txl_run() {
     local what=${1:-} size=${2:-}
     case $what in
     -h | --help | help) usage 0 2>&1 ;;
+    data)
+        shift
+        txl_python "$root" requirements.txt
+        PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m data_utils.download "$name" --out "${data[1]}" "$@"
+        ;;
     train | eval | generate) ;;
     *) usage ;;
     esac

@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError, require
-from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_dataset, supported_optimizer
+from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
@@ -197,7 +197,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        type_ = {"dataset": supported_dataset, "optim": supported_optimizer}.get(f.name, str)
+        type_ = supported_optimizer if f.name == "optim" else str
         group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)

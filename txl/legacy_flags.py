@@ -80,15 +80,6 @@ _ATTN_TYPE = {"0": "rel_sinusoid", "1": "learned_relative", "2": "sinusoid_input
 """Values of --position for the numbers of --attn_type."""
 
 
-def supported_dataset(name: str) -> str:
-    """The value of --dataset. Names the data sets of the 2019 code that are not supported."""
-    if name in ("enwik8", "text8", "lm1b"):
-        raise argparse.ArgumentTypeError(
-            f"{name} is not supported yet; --dataset text, bpe, characters and bytes take any text, see docs/data.md"
-        )
-    return name
-
-
 def supported_optimizer(name: str) -> str:
     """The value of --optim."""
     return "lamb" if name == "jitlamb" else name

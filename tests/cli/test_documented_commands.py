@@ -76,7 +76,7 @@ COMMANDS = {f"{page.stem}: {line}": line for page in PAGES for line in commands(
 IN_PROCESS = {key: line for key, line in COMMANDS.items() if re.search(r"\b(train|eval|generate)\.py\b", line)}
 CONVERSIONS = {key: line for key, line in COMMANDS.items() if line.startswith("python -m txl.convert ")}
 MODULES = {key: line for key, line in COMMANDS.items() if line.startswith("python -m ") and key not in CONVERSIONS}
-SCRIPTS = {key: line for key, line in COMMANDS.items() if "run_wt103.sh" in line or line.startswith("sbatch ")}
+SCRIPTS = {key: line for key, line in COMMANDS.items() if re.search(r"\brun_\w+\d\w*\.sh|^sbatch ", line)}
 TESTS = {key: line for key, line in COMMANDS.items() if "run_tests.sh" in line}
 CONSOLE = {key: line for key, line in COMMANDS.items() if line.startswith("txl ")}
 INSTALLED = {key: line for key, line in COMMANDS.items() if line.startswith("pip ")}
@@ -131,6 +131,8 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "articles.parquet")
+    for name in ("enwik8", "text8"):
+        (tmp_path / f"{name}.prefix").write_bytes(b"some letters and\nmore " * 500)
     (tmp_path / "my_ids").mkdir()
     for split in ("train", "valid", "test"):
         np.save(tmp_path / "my_ids" / f"{split}.npy", np.arange(300) % 512)
@@ -191,8 +193,11 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
     words = shlex.split(line)
     environment = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
     words = words[len(environment) :]
-    asked = words[3:] if "run_wt103.sh" in words[0] else []
+    asked = words[3:] if re.search(r"run_\w+\.sh", words[0]) else []
     calls = recorded(tmp_path, [*words, *["base"] * (words[-1] == "train")], **environment)
+    if "data" in words:
+        assert [call[:2] for call in calls] == [["-m", "data_utils.download"]]
+        return
     programs = ["train", "eval", "generate"] if "demo" in words else ["train" if "sbatch" in words else words[1]]
     assert len(calls) == len(programs)
     for program, call in zip(programs, calls, strict=True):

@@ -1,7 +1,9 @@
 """The flags: those of 2019 as published, how they are spelt, and which value wins."""
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +19,7 @@ from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnCon
 from txl.generation.config import GenerateConfig
 from txl.training.config import TrainConfig
 
+ROOT = Path(__file__).parents[2]
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
     "eval": (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig),
@@ -105,7 +108,6 @@ EVAL_2019 = {
         "--split test --same_length"
     ),
 }
-NOT_BUILT = sorted(set(TRAIN_2019) - {"wt103_base", "wt103_large"})
 
 # every flag of train.py and eval.py of 2019, with its default; switches have none
 ALL_2019 = {
@@ -218,13 +220,34 @@ def test_a_published_evaluation_arrives_in_the_configuration(
     }
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
-@pytest.mark.parametrize(("entry", "lines"), [("train", TRAIN_2019), ("eval", EVAL_2019)], ids=["train", "eval"])
-def test_a_published_line_for_a_data_set_that_is_not_built_is_refused_by_name(
-    refused: Callable[..., str], entry: str, lines: dict[str, str], name: str
-) -> None:
-    line = refused(entry, *lines[name].split())
-    assert f"--dataset: {name.partition('_')[0]} is not supported yet; --dataset text, bpe, " in line
+@pytest.mark.parametrize("name", TRAIN_2019)
+def test_the_scripts_have_the_published_settings(tmp_path: Path, name: str) -> None:
+    """scripts/run_*.sh and run_wt103.sh against the lines of 2019, but for their folders of text."""
+    dataset, _, size = name.partition("_")
+    script = "run_wt103.sh" if dataset == "wt103" else f"scripts/run_{dataset}.sh"
+    for entry, lines in {"train": TRAIN_2019, "eval": EVAL_2019}.items():
+        line = script_line(tmp_path, script, entry, size)
+        asked, expected = arrived(entry, line), arrived(entry, lines[name])
+        for values in (asked, expected):
+            for place in ("data", "dataset", "work_dir"):
+                values.pop(place, None)
+        assert asked == expected
+    assert f"--dataset {dataset}" in script_line(tmp_path, script, "train", size)
+
+
+@pytest.mark.parametrize(("dataset", "size"), [("enwik8", "base18"), ("wt2", "base"), ("ptb", "base")])
+def test_the_scripts_of_ours_have_flags_that_there_are(tmp_path: Path, dataset: str, size: str) -> None:
+    for entry in ("train", "eval", "generate"):
+        assert arrived(entry, script_line(tmp_path, f"scripts/run_{dataset}.sh", entry, size))
+
+
+def script_line(folder: Path, script: str, *words: str) -> str:
+    """The flags that a script hands to a program."""
+    python, calls = folder / "python", folder / "calls"
+    python.write_text(f'#!/usr/bin/env bash\n[[ $2 != *count* ]] || echo 0\n[[ $1 = -c ]] || echo "$*" >{calls}\n')
+    python.chmod(0o755)
+    subprocess.run(["bash", ROOT / script, *words], check=True, env=os.environ | {"PYTHON": str(python)})
+    return calls.read_text().partition(".py ")[2]
 
 
 def refusal(entry: str, *argv: str) -> str:

@@ -64,3 +64,16 @@ def test_help_runs_nothing(tmp_path: Path, words: list[str]) -> None:
 def test_torchrun_passes_on_the_signals_that_a_run_understands(tmp_path: Path) -> None:
     _, _, (call,) = run(tmp_path, "train", "base", NPROC="2")
     assert "SIGUSR1" in call.partition("--signals_to_handle ")[2].split()[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "folder"),
+    [("run_wt103.sh", "wt103", "wikitext-103"), ("scripts/run_lm1b.sh", "lm1b", "one-billion-words")],
+)
+def test_data_loads_the_text_to_where_it_is_read(tmp_path: Path, script: str, name: str, folder: str) -> None:
+    python, calls, root = tmp_path / "python", tmp_path / "calls", SCRIPT.parent
+    python.write_text(f'#!/usr/bin/env bash\n[[ $1 = -c ]] || echo "$*" >{calls}\n')
+    python.chmod(0o755)
+    words = ["bash", root / script, "data", "--mirror", "m"]
+    subprocess.run(words, check=True, env=os.environ | {"PYTHON": str(python)})
+    assert calls.read_text() == f"-m data_utils.download {name} --out {root}/data/{folder} --mirror m\n"

@@ -78,6 +78,7 @@ def test_every_registered_part_is_named_by_the_configuration() -> None:
         "scripts/test_with_transformers.sh",
         ".ci/run",
         "benchmarks/gpu.sh",
+        *(f"scripts/run_{name}.sh" for name in ("enwik8", "text8", "lm1b", "wt2", "ptb")),
     ],
 )
 def test_scripts_are_valid_bash(script: str) -> None:

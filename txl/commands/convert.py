@@ -20,7 +20,7 @@ from txl.commands.pretrained import is_ours, vocabulary_of_converted
 from txl.commands.trained import vocabulary_of
 from txl.config import Checked, option, require
 from txl.convert import convert
-from txl.data_utils.corpus import DataConfig
+from txl.data_utils.config import BYTES, DataConfig
 from txl.files import folder_written_whole
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
@@ -37,7 +37,7 @@ class ConvertConfig(Checked):
     )
     vocab: str | None = option(None, "file of its words (not given: the one inside or beside the weights)")
     data: str = option("data/wikitext-103", "folder of the text it was trained on, which eval.py reads by default")
-    dataset: Literal["wt103", "wt2", "text"] = option("wt103", "kind of that text")
+    dataset: Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"] = option("wt103", "kind of that text")
     explain: bool = option(False, "print the model, and each tensor that was read")
 
 
@@ -88,9 +88,11 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Exporte
         names = tuple(name for name, _ in model.named_parameters())
         return Exported("txl", model, checkpoint.context, vocab, names, checkpoint.record)
     found = convert(source, Path(config.vocab) if config.vocab else None)
-    vocab = vocabulary_of_converted(found, source, "--vocab")
+    vocab = vocabulary_of_converted(found, source, "--vocab", config.dataset)
     data = DataConfig(data=config.data, dataset=config.dataset)
     settings = {"data": data.data, "dataset": data.dataset}
+    if config.dataset in BYTES:
+        settings["data_convention"] = "original"
     record = {"data": settings, "converted_from": {"kind": found.kind, "source": source.name}}
     return Exported(found.kind, found.model, found.context, vocab, found.tensors, record)
 

@@ -7,6 +7,8 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.trained import vocabulary_of
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert import Converted, convert
+from txl.data_utils.recipes import RECIPES
+from txl.data_utils.running import RunningVocab
 from txl.data_utils.vocabulary import EOS, Vocab
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
@@ -49,10 +51,11 @@ def read_pretrained(source: Path, vocabulary: Path | None = None, *, vocabulary_
     return Pretrained(found.model, found.context, vocabulary_of_converted(found, source, vocabulary_by))
 
 
-def vocabulary_of_converted(converted: Converted, source: object, named_by: str) -> Vocab:
+def vocabulary_of_converted(converted: Converted, source: object, named_by: str, dataset: str = "text") -> Vocab:
     """The words of the model.
 
     Args:
+        dataset: kind of the text it was trained on.
         source: where it comes from, for errors.
         named_by: the flag or argument that names another vocabulary, for errors.
     Raises:
@@ -64,14 +67,17 @@ def vocabulary_of_converted(converted: Converted, source: object, named_by: str)
         f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
     )
     try:
-        vocab = Vocab(converted.words)
+        vocab = RECIPES[dataset].vocab(converted.words)
     except ValueError as error:
         raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
     require(
         len(vocab) == n_token,
         f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
     )
-    require(EOS in vocab, f"{named_by}: has no {EOS}; models of characters are not supported yet")
+    require(
+        EOS in vocab or isinstance(vocab, RunningVocab),
+        f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name",
+    )
     return vocab
 
 

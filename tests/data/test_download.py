@@ -1,0 +1,293 @@
+"""Downloads from a server of this machine that behaves badly."""
+
+import hashlib
+import io
+import re
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txl.data_utils import download, hub, transfer
+from txl.data_utils.archives import unpack
+from txl.data_utils.download import SETS, DataSet
+from txl.data_utils.files import DataError
+from txl.data_utils.transfer import Remote, load
+
+CONTENT = bytes(range(256)) * 400
+
+
+class Server(ThreadingHTTPServer):
+    """What it does is in the path: /cut/NAME sends half of what is asked, and so on."""
+
+    daemon_threads = True
+    asked: list[tuple[str, str | None]]
+    content = CONTENT
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        how = self.path.split("/")[1]
+        wanted = self.headers.get("Range")
+        self.server.asked.append((how, wanted))
+        whole = self.server.content
+        if how == "missing":
+            return self.send_error(404)
+        if how == "moved":
+            self.send_response(302)
+            self.send_header("Location", self.path.replace("moved", "good"))
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        if how == "wrong":
+            whole = whole[::-1]
+        begin = int(wanted[6:-1]) if wanted and how != "no_range" else 0
+        body = whole[begin:]
+        if wanted and begin >= len(whole):
+            return self.send_error(416)
+        self.send_response(206 if begin else 200)
+        if begin:
+            shown = begin + 1 if how == "other_range" else begin
+            self.send_header("Content-Range", f"bytes {shown}-{len(whole) - 1}/{len(whole)}")
+        n_said = len(body) + {"says_more": 1000, "says_less": -1000}.get(how, 0)
+        self.send_header("Content-Length", str(n_said))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        n_sent = len(body)
+        if how in ("cut", "no_range", "stalls") and len(self.server.asked) < 3:
+            n_sent //= 2
+        self.wfile.write(body[:n_sent])
+        self.wfile.flush()
+        if how == "stalls" and n_sent < len(body):
+            threading.Event().wait(1)
+        self.close_connection = True
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def remote(server: Server, *ways: str, digest: str = "") -> Remote:
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    known = digest or f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    return Remote("file.bin", [f"{address}/{how}/file.bin" for how in ways], known)
+
+
+@pytest.mark.parametrize(
+    ("ways", "ranges"),
+    [
+        (["good"], [None]),
+        (["cut"], [None, "bytes=51200-", "bytes=76800-"]),
+        (["no_range"], [None, "bytes=51200-", "bytes=51200-"]),
+        (["moved"], [None, None]),
+        (["missing", "good"], [None, None]),
+        (["wrong", "good"], [None, None]),
+        (["says_less", "good"], [None, None]),
+        (["says_more"], [None, "bytes=102400-"]),
+    ],
+)
+def test_the_whole_file_comes_however_the_server_behaves(
+    tmp_path: Path, server: Server, ways: list[str], ranges: list[str | None]
+) -> None:
+    assert load(remote(server, *ways), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert [asked for _, asked in server.asked] == ranges
+    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
+    assert not load(remote(server, "missing"), tmp_path)  # it is there
+
+
+def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
+    assert load(remote(server, "stalls"), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert len(server.asked) > 1
+    assert [asked for _, asked in server.asked][-1] is not None
+
+
+@pytest.mark.parametrize(("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")])
+def test_without_a_good_mirror_one_line_says_what_to_put_where(
+    tmp_path: Path, server: Server, how: str, reason: str
+) -> None:
+    said = rf"file.bin: .*{reason}.*put it \(sha256:\w+\) into {re.escape(str(tmp_path))}"
+    with pytest.raises(DataError, match=said):
+        load(remote(server, how), tmp_path)
+    assert not (tmp_path / "file.bin").exists()
+
+
+def test_a_beginning_of_another_file_is_thrown_away(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "file.bin.part").write_bytes(b"not the beginning")
+    assert load(remote(server, "good"), tmp_path)
+    assert [asked for _, asked in server.asked] == ["bytes=17-", None]
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_an_answer_with_another_range_is_not_appended(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:100])
+    assert load(remote(server, "other_range", "good"), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_another_file_under_the_name_is_left_alone(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"file.bin: is not the file of the data set"):
+        load(remote(server, "good"), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == b"mine"
+
+
+def zipped(files: dict[str, bytes], link: str = "") -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        if link:
+            one = zipfile.ZipInfo(link)
+            one.external_attr = 0o120777 << 16
+            archive.writestr(one, "/etc/passwd")
+    return out.getvalue()
+
+
+def tarred(files: dict[str, bytes], link: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, content in files.items():
+            one = tarfile.TarInfo(name)
+            one.size = len(content)
+            archive.addfile(one, io.BytesIO(content))
+        if link:
+            one = tarfile.TarInfo(link)
+            one.type, one.linkname = tarfile.SYMTYPE, "/etc"
+            archive.addfile(one)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("bad", ["../out", "/out", "a/../../out", "C:\\out", "..\\out", "link"])
+def test_an_archive_that_climbs_out_is_refused_whole(tmp_path: Path, pack: Any, bad: str) -> None:
+    content = pack({"good": b"1"}, "link") if bad == "link" else pack({"good": b"1", bad: b"2"})
+    archive, folder = tmp_path / "archive", tmp_path / "a" / "folder"
+    archive.write_bytes(content)
+    with pytest.raises(DataError, match="is a link or leaves the folder"):
+        unpack(archive, folder, lambda name: (name,))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["archive"]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_a_damaged_archive_is_named(tmp_path: Path, pack: Any) -> None:
+    archive = tmp_path / "archive"
+    content = bytearray(pack({"good": bytes(range(256)) * 50}))
+    content[60:80] = bytes(20)
+    archive.write_bytes(bytes(content) if pack is zipped else bytes(content[:100]))
+    with pytest.raises(DataError, match="archive: damaged"):
+        unpack(archive, tmp_path / "folder", lambda name: (name,))
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "files"),
+    [
+        ("wt2", {f"wikitext-2/wiki.{s}.tokens": s for s in ("train", "valid", "test")}, ["test.txt", "train.txt"]),
+        ("enwik8", {"enwik8": "bytes"}, ["enwik8"]),
+        (
+            "lm1b",
+            {
+                "1-billion-word-language-modeling-benchmark-r13output/.svn/x": "-",
+                **{
+                    f"1-billion-word-language-modeling-benchmark-r13output/{k}-monolingual.tokenized.shuffled/{name}": k
+                    for k, name in [
+                        ("training", "news.en-00001-of-00100"),
+                        ("heldout", "news.en.heldout-00000-of-00050"),
+                        ("heldout", "news.en.heldout-00001-of-00050"),
+                    ]
+                },
+            },
+            ["1b_word_vocab.txt", "news.en-00001-of-00100", "test.txt", "valid.txt"],
+        ),
+    ],
+)
+def test_a_data_set_ends_up_where_the_scripts_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: dict[str, str], files: list[str]
+) -> None:
+    known = SETS[name]
+    content = (tarred if name == "lm1b" else zipped)({k: v.encode() for k, v in members.items()})
+    bare = known._replace(remotes=tuple(one._replace(digest="", urls=[]) for one in known.remotes))
+    for one in bare.remotes:  # as a user puts them there
+        (tmp_path / one.name).write_bytes(content if one.name not in known.files else b"<S> 1\n")
+    monkeypatch.setitem(download.SETS, name, bare)
+    assert download.main([name, "--out", str(tmp_path)]) == 0
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found >= set(files)
+    assert found <= {*files, "valid.txt", *(one.name for one in bare.remotes)}
+    assert download.main([name, "--out", str(tmp_path)]) == 0
+
+
+def test_a_mirror_of_ones_own_is_asked_first(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.content = zipped({"text8": b"a b c"})
+    digest = f"sha256:{hashlib.sha256(server.content).hexdigest()}"
+    known = SETS["text8"]._replace(remotes=(Remote("text8.zip", ["http://127.0.0.1:1/"], digest),))
+    monkeypatch.setitem(download.SETS, "text8", known)
+    address = f"http://127.0.0.1:{server.server_address[1]}/good/"
+    assert download.main(["text8", "--out", str(tmp_path), "--mirror", address]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text8"]
+    assert download.main(["text8", "--out", str(tmp_path / "other")]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("text8.zip: cannot be loaded (http://127.0.0.1:1/: ")
+    assert line.endswith(f"put it ({digest}) into {tmp_path / 'other'} and start again")
+
+
+def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lines = [" \n", " = Title = \n", " \n", " Ünï <unk> text . \n"]
+    rows = [{"text": "" if line == " \n" else line} for line in lines]
+
+    def fetched(name: str) -> Path:
+        path = tmp_path / name.replace("/", "-")
+        part = rows[:2] if "00000-of-00002" in name else rows[2:] if "of-00002" in name else rows
+        parquet.write_table(pyarrow.Table.from_pylist(part), path)
+        return path
+
+    monkeypatch.setattr(hub, "_fetcher", lambda: fetched)
+    text = "".join(lines).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    fallback = partial(hub.from_hub, "wikitext-2-v1", {"train": 2, "valid": 1, "test": 1})
+    known = {"train": digest, "valid": digest, "test": "4"}
+    texts = ("train.txt", "valid.txt", "test.txt")
+    wanted = DataSet("", (Remote("x.zip", []),), texts, fallback=partial(fallback, known))
+    assert download.download(wanted, tmp_path / "out")
+    assert (tmp_path / "out" / "train.txt").read_bytes() == text
+    other = partial(fallback, {**known, "test": "5"})
+    with pytest.raises(DataError, match=r"the hub: .* its test split is not .*x.zip: cannot be loaded"):
+        download.download(wanted._replace(fallback=other), tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_without_the_libraries_of_the_hub_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="pip install huggingface_hub pyarrow"):
+        hub.from_hub("wikitext-2-v1", {}, {}, Path())
+
+
+def test_every_data_set_has_a_checksum_or_says_why_not() -> None:
+    bare = {(name, one.name) for name, known in SETS.items() for one in known.remotes if not one.digest}
+    assert bare == {("lm1b", "1b_word_vocab.txt")}  # none is published
