@@ -42,7 +42,7 @@ def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folde
 
 def _fetcher() -> Callable[[str], Path]:
     try:
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportMissingImports] (an extra)
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import logging
     except ImportError as error:

@@ -131,8 +131,8 @@ def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
 def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
     """The values of a column of a parquet file, with their numbers from 1 on."""
     try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
+        import pyarrow  # pyright: ignore[reportMissingImports] (an extra)
+        from pyarrow.parquet import ParquetFile  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
     n = 0
