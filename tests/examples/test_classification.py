@@ -1,13 +1,12 @@
 """Fine-tuning a trained model to classify texts."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import txl
+from examples.classification.__main__ import main
 from examples.classification.classifier import Classifier, batches, padded
 from examples.classification.texts import docstrings, is_held_out, read_tsv
 from tests.cli.conftest import Trained
@@ -42,18 +41,14 @@ def test_every_text_is_in_one_batch() -> None:
 
 
 def test_a_model_learns_to_tell_texts_apart(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = next(trained.run.glob("step_*/vocab.txt")).read_text().split()[2:]
     texts = [f"{label}\t{label} {words[i % 40]} {words[(7 * i) % 40]}\n" for i in range(60) for label in words[40:42]]
     (tmp_path / "texts.tsv").write_text("".join(texts))
     flags = ["--data", str(tmp_path / "texts.tsv"), "--lr", "0.003", "--n_epoch", "6"]
-    monkeypatch.setattr(sys, "argv", ["classification", "--init_from", str(trained.run), *flags])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("examples.classification", run_name="__main__")
-    out = capsys.readouterr().out
-    assert not stop.value.code
-    assert out.splitlines()[-1].endswith("100.0% right")
+    main(["--init_from", str(trained.run), *flags])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("100.0% right")
 
 
 @pytest.mark.parametrize("content", ["no tab\n", "label\t\n"])
