@@ -1,6 +1,5 @@
 """enwik8 and text8 as train, valid and test: from the raw file, or from the files that the 2019 scripts write."""
 
-import json
 import re
 import zipfile
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import numpy as np
 from txl.files import written_whole
 
 from .config import DataConfig
-from .documents import SPLITS
+from .documents import SPLITS, kept
 from .files import DataError, reading, require_text
 
 VERSION = 1
@@ -34,12 +33,8 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
     files = _files(config)
     target = cache / f"{config.dataset}-{config.data_convention}"
     fingerprint = [VERSION, *(digest(path) for path in files)]
-    record = target / "prepared.json"
-    try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
+
+    def write(_: bool) -> dict[str, str]:
         parts, said = _parts(config.dataset, files)
         for split, part in zip(SPLITS, parts, strict=True):
             if config.data_convention == "original":
@@ -48,10 +43,9 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
             if not part:
                 raise DataError(f"{files[0]}: too short for a {split} split; it needs some 20 bytes of text")
             _write(target, split, part)
-        known = {"fingerprint": fingerprint, "said": said}
-        with written_whole(record) as temporary:
-            temporary.write_text(json.dumps(known), encoding="utf-8")
-    return target, known["said"]
+        return {"said": said}
+
+    return target, kept(target, fingerprint, write)
 
 
 def _files(config: DataConfig) -> list[Path]:

@@ -148,18 +148,32 @@ def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> 
         "files": named,
         "digests": [digest(path) for paths in splits.values() for path in paths],
     }
+
+    def write(is_stale: bool) -> dict[str, Any]:
+        if is_stale:
+            _LOG.warning("%s: stale, rewritten", target)
+        return _prepare(config, splits, target)
+
+    return target, kept(target, fingerprint, write)
+
+
+def kept(target: Path, fingerprint: object, write: Callable[[bool], dict[str, Any]]) -> str:
+    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint.
+
+    Args:
+        write: makes them anew, where they are missing or made from something else (True), and returns what is kept in
+            prepared.json, with "said" in it.
+    """
     record = target / "prepared.json"
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
-        if known:
-            _LOG.warning("%s: stale, rewritten", target)
-        known = {"fingerprint": fingerprint, **_prepare(config, splits, target)}
+        known = {"fingerprint": fingerprint, **write(bool(known))}
         with written_whole(record) as temporary:
             temporary.write_text(json.dumps(known), encoding="utf-8")
-    return target, known["said"]
+    return known["said"]
 
 
 def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) -> dict[str, Any]:

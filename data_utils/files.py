@@ -1,6 +1,7 @@
 """Reading text files that may be missing, empty or not UTF-8."""
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -13,7 +14,6 @@ from txl.files import lock
 
 NUL = "a NUL character: UTF-16, or no text"
 _PART, _BLOCK = 1 << 23, 1 << 15
-_MARK = b"\xef\xbb\xbf"
 
 
 class DataError(UsageError):
@@ -97,7 +97,7 @@ def blocks_of(path: Path, begin: int, end: int) -> Iterator[str]:
         part = file.read(end - begin)
     if b"\0" in part:
         raise UnicodeDecodeError("utf-8", b"\0", 0, 1, NUL)
-    at = 0 if begin or not part.startswith(_MARK) else len(_MARK)
+    at = 0 if begin or not part.startswith(BOM_UTF8) else len(BOM_UTF8)
     while at < len(part):
         stop = part.find(b"\n", at + _BLOCK, at + 2 * _BLOCK) + 1
         stop = stop or part.find(b" ", at + _BLOCK) + 1 or len(part)  # a long line

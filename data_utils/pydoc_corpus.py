@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from txl.files import written_whole
 
+from .documents import SPLITS
 from .files import DataError
 from .vocabulary import UNK
 from .wikitext import tokenise
 
-SPLITS = ("train", "valid", "test")
 MIN_COUNT = 3
 # tests, programs, installed packages, and modules that newer Pythons lack
 _LEFT_OUT = {

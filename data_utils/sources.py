@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -38,7 +39,7 @@ def files_of(data: tuple[str, ...] | str) -> list[Path]:
             shown = (p for p in below if not any(part.startswith(".") or part == "txl-cache" for part in p.parts))
             found += [path / p for p in shown]
         else:
-            found += [path] if path.exists() else [Path(one) for one in sorted(glob(name, recursive=True))]
+            found += _matching(name)
     if not found:
         known = " ".join((*_TEXT, *_LINES_OF_JSON[:1], ".parquet"))
         names = data if isinstance(data, str) else " ".join(data)
@@ -48,12 +49,17 @@ def files_of(data: tuple[str, ...] | str) -> list[Path]:
     return found
 
 
+def _matching(name: str) -> list[Path]:
+    """The file of this name, or those that a glob matches."""
+    return [Path(name)] if Path(name).exists() else [Path(one) for one in sorted(glob(name, recursive=True))]
+
+
 def home_of(data: tuple[str, ...] | str) -> Path:
     """The folder that --data names or whose files it names."""
     first = data if isinstance(data, str) else data[0]
     if Path(first).is_dir():
         return Path(first)
-    found = [Path(first)] if Path(first).exists() else [Path(one) for one in sorted(glob(first, recursive=True))]
+    found = _matching(first)
     return found[0].parent if found else Path(first)
 
 
@@ -94,7 +100,7 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
         for n, line in enumerate(file):
             if n % 4096 == 0:
                 tick()
-            yield line if n else line.removeprefix(b"\xef\xbb\xbf")
+            yield line if n else line.removeprefix(BOM_UTF8)
 
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from txl.api import LanguageModel, load
 from txl.config import UsageError
-from txl.data_utils.free_text import encode_text
 from txl.runtime.log import print_error
 
 try:
@@ -116,9 +115,7 @@ class TransformerXLForHarness(LM):
                 yield model.log_prob(hidden_1TD[0, -n_scored:]).cpu(), target_N
 
     def _ids(self, text: str) -> list[int]:
-        if not text.strip(" "):
-            return []
-        return encode_text(text, self.lm.vocab, name="text", running=self.lm.is_tokenised).ids
+        return self.lm.encode(text) if text.strip(" ") else []
 
 
 def main() -> None:

@@ -112,11 +112,20 @@ class Starts:
 @contextlib.contextmanager
 def torchrun(*words: str, run: Path, log: Path, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
     """torchrun in the background; at the end it and the processes of this run are killed."""
+    with in_background([*prefix, sys.executable, "-m", "torch.distributed.run", *words], run=run, log=log) as agent:
+        yield agent
+
+
+@contextlib.contextmanager
+def in_background(
+    words: list[str], *, run: Path, log: Path, environment: dict[str, str] = ENVIRONMENT, kills_workers: bool = True
+) -> Iterator[subprocess.Popen]:
+    """A program that starts processes; at the end it is killed and, unless told otherwise, those of this run."""
     with log.open("a") as out:
         agent = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "torch.distributed.run", *words],
+            words,
             cwd=ROOT,
-            env=ENVIRONMENT,
+            env=environment,
             stdout=out,
             stderr=out,
             stdin=subprocess.DEVNULL,
@@ -126,7 +135,7 @@ def torchrun(*words: str, run: Path, log: Path, prefix: tuple[str, ...] = ()) ->
         yield agent
     finally:
         agent.kill()
-        for pid in workers(run).values():
+        for pid in workers(run).values() if kills_workers else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         agent.wait()

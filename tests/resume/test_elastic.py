@@ -1,7 +1,6 @@
 """Two hosts, of which one leaves and comes back: the run goes on with those that are there."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import ENVIRONMENT, ROOT, Starts, command, last_step, records, wait_until, workers
+from tests.resume.runs import ENVIRONMENT, ROOT, Starts, command, in_background, last_step, records, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,23 +28,9 @@ def host(on: list[str], rank: int, flags: list[str], run: Path, log: Path) -> It
         "RDZV_CONF": "keep_alive_interval=1,last_call_timeout=2",
         "PET_LOCAL_ADDR": f"10.77.0.{rank + 1}",  # both have the name of this machine
     }
-    with log.open("a") as out:
-        agent = subprocess.Popen(
-            [*on, str(ROOT / "run_wt103.sh"), "train", "base", *flags],
-            env=ENVIRONMENT | own,
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    try:
+    words = [*on, str(ROOT / "run_wt103.sh"), "train", "base", *flags]
+    with in_background(words, run=run, log=log, environment=ENVIRONMENT | own, kills_workers=not rank) as agent:
         yield agent
-    finally:
-        agent.kill()
-        for pid in () if rank else workers(run).values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        agent.wait()
 
 
 def test_a_host_leaves_and_comes_back(

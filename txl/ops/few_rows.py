@@ -18,7 +18,8 @@ FEW = 4
 
 def _is_amd() -> bool:
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+        with Path("/proc/cpuinfo").open() as file:
+            return "AuthenticAMD" in file.read(1024)  # of the first core: the whole takes long where there are many
     except OSError:
         return False
 

@@ -83,12 +83,11 @@ def _figures(study: Study, seed: int, path: Path, rows: dict[str, dict[str, Any]
         seconds += (record["step"] - before) * record["speed/ms_per_step"] / 1000
         before = record["step"]
     valid = [record for record in records if record["kind"] == "valid"]
-    last = (train + valid)[-1] if train + valid else {}
     peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
     return RunFigures(
         seed,
         parameters=next(record["parameters"] for record in records if record["kind"] == "start"),
-        tokens=max((record.get("tokens", 0) for record in train + valid), default=last.get("tokens", 0)),
+        tokens=max((record.get("tokens", 0) for record in train + valid), default=0),
         seconds=seconds,
         peak_gib=max(peaks, default=None),
         values={name: row[study.metric] for name, row in rows.items()},
