@@ -39,12 +39,12 @@ ROOT = Path(__file__).parents[2]
 def test_a_study_of_the_repository_has_flags_that_there_are(path: Path) -> None:
     study = read_study(path)
     for flags in study.variants.values():
-        typed = read("train", *words(flags))
+        typed = read("train", *words(flags, Path("runs/one")))
         sizes = {"n_token": 20_001, "tie_projs": (False, True, True)}
         TransformerXL(build(ModelConfig, typed, **sizes, n_position=128))
         build(TrainConfig, typed)
     for flags in study.evaluations.values():
-        build(EvalConfig, read("eval", *words(flags)))
+        build(EvalConfig, read("eval", *words(flags, Path("runs/one"))))
 
 
 def written(folder: Path, text: str) -> Path:
@@ -59,9 +59,10 @@ def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:
     todo = tasks(study, tmp_path)
     assert [task.seed for task in todo] == [3] * 4 + [5] * 4
     assert len({task.folder for task in todo}) == 8
-    assert words(todo[2].flags) == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
-    assert words({"split": "test", "mem_len": [0, 8], "same_length": False}) == (
-        "--split test --mem_len 0 8 --no_same_length".split()
+    assert words(todo[2].flags, tmp_path) == "--n_layer 3 --adaptive --mem_len 8 --lr 0.1 --seed 3".split()
+    flags = {"split": "test", "mem_len": [0, 8], "same_length": False, "knn_store": "{run}/store"}
+    assert words(flags, Path("runs/one")) == (
+        "--split test --mem_len 0 8 --no_same_length --knn_store runs/one/store".split()
     )
 
 

@@ -195,8 +195,8 @@ def test_a_killed_study_goes_on_with_the_same_figures(write_text: Callable[..., 
     together = [begin("killed"), begin("killed")]
     assert [program.wait() for program in (whole, *together)] == [0, 0, 0]
     study: Study = read_study(path)
-    first, second = (figures(study, tmp_path / name) for name in ("whole", "killed"))
+    first, second = (figures(study, tmp_path / name / "runs") for name in ("whole", "killed"))
     for name in ("a", "b"):
         assert [run.nats for run in first[name]] == [run.nats for run in second[name]]
         assert len(first[name]) == 1
-    assert run_study(study, tmp_path / "killed", jobs=1) == {}
+    assert run_study(study, tmp_path / "killed" / "runs", jobs=1) == {}

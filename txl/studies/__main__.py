@@ -22,6 +22,7 @@ class StudiesConfig(Checked):
     """Where a study is kept and how it is run."""
 
     folder: str | None = option(None, "folder of runs and results (not given: runs/studies/NAME of the file)")
+    runs: str | None = option(None, "folder of trainings that several studies may share (not given: FOLDER/runs)")
     jobs: int = option(1, "runs at once, each with its share of the cores", minimum=1)
     report_only: bool = option(False, "train nothing: report what is done so far")
 
@@ -39,8 +40,9 @@ def main(argv: Sequence[str]) -> int:
         "a study with several seeds needs scipy for its test; pip install scipy",
     )
     folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
-    failed = {} if config.report_only else run_study(study, folder, jobs=config.jobs)
-    found = figures(study, folder)
+    runs = Path(config.runs) if config.runs else folder / "runs"
+    failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs)
+    found = figures(study, runs)
     print_line("\n" + markdown(*table(study, found)) + "\n")
     for path in write_report(study, found, failed, folder):
         print_line(f"| written: {path}")

@@ -52,7 +52,7 @@ def read_study(path: Path) -> Study:
         [train]                   flags of train.py that all runs have
         [runs."memory 64"]        flags of one variant, over those of [train]
         [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
-        [evaluations.test]        flags of eval.py
+        [evaluations.test]        flags of eval.py; {run} in one is the run directory
 
     Raises:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
@@ -98,10 +98,13 @@ def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
     return variants
 
 
-def tasks(study: Study, folder: Path) -> list[Task]:
-    """All trainings, seed by seed, so that an unfinished study compares like with like."""
+def tasks(study: Study, runs: Path) -> list[Task]:
+    """All trainings, seed by seed, so that an unfinished study compares like with like.
+
+    Studies that share the folder `runs` share the trainings that have the same name and the same flags.
+    """
     return [
-        Task(name, seed, {**flags, "seed": seed}, folder / "runs" / slug(name) / f"seed_{seed}")
+        Task(name, seed, {**flags, "seed": seed}, runs / slug(name) / f"seed_{seed}")
         for seed in study.seeds
         for name, flags in study.variants.items()
     ]
@@ -112,12 +115,13 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-+._" else "_" for c in name)
 
 
-def words(flags: Flags) -> list[str]:
-    """Flags as words of a command line."""
+def words(flags: Flags, run: Path) -> list[str]:
+    """Flags as words of a command line; {run} in them is the run directory."""
     line: list[str] = []
     for name, value in flags.items():
         if isinstance(value, bool):
             line.append(f"--{name}" if value else f"--no_{name}")
         else:
-            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            values = value if isinstance(value, list) else [value]
+            line += [f"--{name}", *(str(v).replace("{run}", str(run)) for v in values)]
     return line

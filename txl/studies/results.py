@@ -53,10 +53,10 @@ class Comparison:
         return "within noise" if self.p >= 0.05 else "better" if self.difference < 0 else "worse"
 
 
-def figures(study: Study, folder: Path) -> dict[str, list[RunFigures]]:
+def figures(study: Study, runs: Path) -> dict[str, list[RunFigures]]:
     """The figures of all finished runs, by variant."""
     found: dict[str, list[RunFigures]] = {name: [] for name in study.variants}
-    for task in tasks(study, folder):
+    for task in tasks(study, runs):
         done = finished(task)
         if done.get("train") == task.flags and set(study.evaluations) <= set(done.get("evaluations", {})):
             rows = _columns({name: done["evaluations"][name]["rows"] for name in study.evaluations})

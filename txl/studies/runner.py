@@ -27,13 +27,13 @@ class TaskError(Exception):
     """A task has failed; the message is the last line of its program."""
 
 
-def run_study(study: Study, folder: Path, *, jobs: int) -> dict[str, str]:
+def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
     """Train and evaluate what is not yet done. Returns the errors of failed tasks by "variant, seed N".
 
-    Several runners may share a folder: each task is locked while it is worked on.
+    Several runners may share the folder `runs`: each task is locked while it is worked on.
     """
     failed: dict[str, str] = {}
-    todo = tasks(study, folder)
+    todo = tasks(study, runs)
     n_thread = max(1, (os.cpu_count() or 1) // jobs)
     with tqdm(total=len(todo), desc=study.name, unit="run", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
 
@@ -70,12 +70,12 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
         program = partial(_program, task, n_thread=n_thread, lock=lock)
         run = task.folder / "run"
         if "train" not in done:
-            program(["train", "--work_dir", str(run), "--resume", *words(task.flags)])
+            program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
             done = {"train": task.flags, "evaluations": {}}
             _note(task, done)
         for name, flags in left.items():
             path = task.folder / f"{slug(name)}.json"
-            program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags)])
+            program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags, run)])
             done["evaluations"][name] = {"flags": flags, "rows": read_json(path)["rows"]}
             _note(task, done)
         return True
