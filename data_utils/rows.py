@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from .files import DataError
 from .stream import Segment, as_tensor, require_streams
 
 
+@dataclass(eq=False)
 class RowStream:
     """Rows of a text, read side by side in segments. Rows that end earlier than others are padded.
 
@@ -18,30 +20,18 @@ class RowStream:
     its segment `n_warmup_B[b]` on. A negative index counts from the end of the text.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        *,
-        first_B: np.ndarray,
-        last_B: np.ndarray,
-        n_warmup_B: np.ndarray,
-        tgt_len: int,
-        ext_len: int = 0,
-    ) -> None:
-        self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
-        self.first_B, self.last_B, self.n_warmup_B = first_B, last_B, n_warmup_B
+    ids: np.ndarray
+    first_B: np.ndarray
+    last_B: np.ndarray
+    n_warmup_B: np.ndarray
+    tgt_len: int
+    ext_len: int = 0
 
     def share(self, rank: int, world: int) -> "RowStream":
         """The rows of one of `world` processes."""
         rows = np.array_split(np.arange(len(self.first_B)), world)[rank]
-        return RowStream(
-            self.ids,
-            first_B=self.first_B[rows],
-            last_B=self.last_B[rows],
-            n_warmup_B=self.n_warmup_B[rows],
-            tgt_len=self.tgt_len,
-            ext_len=self.ext_len,
-        )
+        mine = {name: getattr(self, name)[rows] for name in ("first_B", "last_B", "n_warmup_B")}
+        return replace(self, **mine)
 
     def __len__(self) -> int:
         return -(-int(max(self.last_B - self.first_B, default=0)) // self.tgt_len)
@@ -73,7 +63,7 @@ def total_sums(streams: Sequence[RowStream], sizes: Mapping[str, np.ndarray]) ->
     return sum((stream.sums(sizes) for stream in streams), Counter())
 
 
-class ScoringStream(RowStream):
+def scoring_stream(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> RowStream:
     """The text cut so that every token but the first counts exactly once, whatever the batch size.
 
     The text is one row of segments. Each of the B streams reads the same number of consecutive segments. The first
@@ -86,27 +76,18 @@ class ScoringStream(RowStream):
     Raises:
         DataError: if there is no token to predict.
     """
-
-    def __init__(self, ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> None:
-        _require_a_target(ids)
-        last = len(ids) - 1
-        n_segment = -(-last // tgt_len)
-        # B streams of L segments that overlap by n_warmup cover n_segment = B (L - n_warmup) + n_warmup of them
-        length = -(-(n_segment + (batch_size - 1) * n_warmup) // batch_size)
-        stride = length - n_warmup
-        if stride < 1:
-            length = stride = n_segment
-        self.batch_size = 1 + max(0, -(-(n_segment - length) // stride))
-        row_B = np.arange(self.batch_size)
-        first_B = row_B * stride * tgt_len
-        super().__init__(
-            ids,
-            first_B=first_B,
-            last_B=np.minimum(last, first_B + length * tgt_len),
-            n_warmup_B=np.where(row_B > 0, n_warmup, 0),
-            tgt_len=tgt_len,
-            ext_len=ext_len,
-        )
+    _require_a_target(ids)
+    last = len(ids) - 1
+    n_segment = -(-last // tgt_len)
+    # B streams of L segments that overlap by n_warmup cover n_segment = B (L - n_warmup) + n_warmup of them
+    length = -(-(n_segment + (batch_size - 1) * n_warmup) // batch_size)
+    stride = length - n_warmup
+    if stride < 1:
+        length = stride = n_segment
+    row_B = np.arange(1 + max(0, -(-(n_segment - length) // stride)))
+    first_B = row_B * stride * tgt_len
+    last_B = np.minimum(last, first_B + length * tgt_len)
+    return RowStream(ids, first_B, last_B, np.where(row_B > 0, n_warmup, 0), tgt_len, ext_len)
 
 
 def equal_streams(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> RowStream:
@@ -126,14 +107,8 @@ def equal_streams(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: in
             f"tokens of the stream before; use fewer streams or a smaller --mem_len"
         )
     row_B = np.arange(batch_size)
-    return RowStream(
-        ids[: batch_size * n_step],
-        first_B=row_B * n_step - n_warmup * tgt_len,
-        last_B=(row_B + 1) * n_step - 1,
-        n_warmup_B=np.full(batch_size, n_warmup),
-        tgt_len=tgt_len,
-        ext_len=ext_len,
-    )
+    first_B, last_B = row_B * n_step - n_warmup * tgt_len, (row_B + 1) * n_step - 1
+    return RowStream(ids[: batch_size * n_step], first_B, last_B, np.full(batch_size, n_warmup), tgt_len, ext_len)
 
 
 def document_streams(
@@ -172,11 +147,8 @@ def _in_groups(
     ids: np.ndarray, first_R: np.ndarray, last_R: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int
 ) -> list[RowStream]:
     """Rows whose targets all count, batch_size of them side by side, in their order."""
-    rows = [(first_R[i : i + batch_size], last_R[i : i + batch_size]) for i in range(0, len(first_R), batch_size)]
-    return [
-        RowStream(ids, first_B=first, last_B=last, n_warmup_B=np.zeros_like(first), tgt_len=tgt_len, ext_len=ext_len)
-        for first, last in rows
-    ]
+    rows = (slice(i, i + batch_size) for i in range(0, len(first_R), batch_size))
+    return [RowStream(ids, first_R[row], last_R[row], np.zeros_like(first_R[row]), tgt_len, ext_len) for row in rows]
 
 
 def _require_a_target(ids: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from txl.data_utils.files import DataError
-from txl.data_utils.rows import ScoringStream, window_streams
+from txl.data_utils.rows import scoring_stream, window_streams
 from txl.data_utils.stream import SegmentStream
 
 
@@ -74,7 +74,7 @@ WARMUPS = [0, 1, 3, 40]
 @pytest.mark.parametrize("n", LENGTHS)
 def test_every_token_but_the_first_counts_once(n: int) -> None:
     for batch_size, tgt_len, n_warmup in itertools.product([1, 2, 7, 16, 200], [1, 4, 64], WARMUPS):
-        stream = ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
+        stream = scoring_stream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
         segments = list(stream)
         assert len(stream) == len(segments)
         counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
@@ -87,7 +87,7 @@ def test_what_counts_is_read_after_its_warmup(n: int, n_warmup: int) -> None:
     """Every counted token has n_warmup whole segments of the text before its own, or all of the text before it."""
     for batch_size in (2, 5):
         read = [0] * 200
-        for segment in ScoringStream(np.arange(n), batch_size=batch_size, tgt_len=3, n_warmup=n_warmup):
+        for segment in scoring_stream(np.arange(n), batch_size=batch_size, tgt_len=3, n_warmup=n_warmup):
             for row in range(len(segment.input_BT)):
                 counted = segment.counted_BT[row]
                 if counted.any():
@@ -101,7 +101,7 @@ def test_what_counts_is_read_after_its_warmup(n: int, n_warmup: int) -> None:
 @pytest.mark.parametrize("ext_len", [1, 3, 9])
 @pytest.mark.parametrize("n_warmup", [0, 2])
 def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) -> None:
-    segments = list(ScoringStream(np.arange(40), batch_size=3, tgt_len=4, ext_len=ext_len, n_warmup=n_warmup))
+    segments = list(scoring_stream(np.arange(40), batch_size=3, tgt_len=4, ext_len=ext_len, n_warmup=n_warmup))
     for k, segment in enumerate(segments):
         extra = segment.input_BT.shape[1] - segment.target_BT.shape[1]
         assert extra == min(ext_len, 4 * k)
@@ -112,12 +112,12 @@ def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) ->
 
 def test_a_text_of_one_token_has_nothing_to_predict() -> None:
     with pytest.raises(DataError, match="nothing to predict"):
-        ScoringStream(np.arange(1), batch_size=1, tgt_len=4)
+        scoring_stream(np.arange(1), batch_size=1, tgt_len=4)
 
 
 def test_more_streams_than_are_faster_are_not_made() -> None:
-    stream = ScoringStream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
-    assert (stream.batch_size, len(stream)) == (1, 10)
+    stream = scoring_stream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
+    assert (len(stream.first_B), len(stream)) == (1, 10)
 
 
 @pytest.mark.parametrize("every", [1, 3, 7])

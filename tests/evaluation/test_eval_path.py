@@ -11,7 +11,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context
 from txl.commands import eval as eval_command
-from txl.commands import evaluations
+from txl.commands import evaluations, scoring
 from txl.config import ModelConfig
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 from txl.data_utils.wikitext import article_starts
@@ -54,8 +54,7 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     config = EvalConfig(**flags)
     ranks = [OneOfMany(rank, world, torch.device("cpu")) for rank in range(world)]
     return Score.total(
-        eval_command.score(MODEL, eval_command.Split("test", IDS, SIZES, lambda: STARTS), context, config, r).score
-        for r in ranks
+        scoring.score(MODEL, scoring.Split("test", IDS, SIZES, lambda: STARTS), context, config, r).score for r in ranks
     )
 
 
@@ -107,9 +106,9 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
     ends = [*starts[1:], len(IDS)]
     alone = [
-        eval_command.score(
+        scoring.score(
             MODEL,
-            eval_command.Split("test", IDS[a - 1 : b], {}, lambda: STARTS),
+            scoring.Split("test", IDS[a - 1 : b], {}, lambda: STARTS),
             context,
             EvalConfig(),
             Ranks(0, 1, torch.device("cpu")),
@@ -129,9 +128,12 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
         for convention in ("txl", "original")
     }
     assert streams == {"txl": 16, "original": 10}
-    corpus = SimpleNamespace(split=lambda name: np.arange(10_000))
+    split = scoring.Split("valid", np.arange(10_000), {}, lambda: STARTS)
     for n, expected in ((None, 16), (4, 4)):
-        asked = TrainConfig(eval_batch_size=n), Context(), checkpoint.model_config
+        config = TrainConfig(eval_batch_size=n)
         ranks = [OneOfMany(rank, 16, torch.device("cpu")) for rank in range(16)]
-        shares = [s for rank in ranks for s in evaluations.scoring_streams(corpus, "valid", *asked, rank)]
+        asked = [evaluations.evaluation_of(config, checkpoint.model_config, rank) for rank in ranks]
+        shares = [
+            s for r in zip(asked, ranks, strict=True) for s in scoring.streams_of(split, Context(), *r, n_warmup=0)
+        ]
         assert sum(len(share.first_B) for share in shares) == expected

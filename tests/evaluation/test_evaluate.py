@@ -11,7 +11,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
 
@@ -22,7 +22,7 @@ def score(model: TransformerXL, context: Context, batch_size: int, world: int = 
     """With the shares of all ranks one after another."""
     lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     n_warmup = warmup_segments(model.config.n_layer, context)
-    streams = [ScoringStream(IDS, **lengths, n_warmup=n_warmup).share(rank, world) for rank in range(world)]
+    streams = [scoring_stream(IDS, **lengths, n_warmup=n_warmup).share(rank, world) for rank in range(world)]
     return Score.total(evaluate(model, stream, context) for stream in streams)
 
 
@@ -96,7 +96,8 @@ def test_counts_are_summed_over_the_targets_that_count() -> None:
     sizes = {"words": IDS, "unknown": IDS == 3}
     for batch_size, world in ((1, 1), (7, 1), (7, 2)):
         streams = [
-            ScoringStream(IDS, batch_size=batch_size, tgt_len=7, n_warmup=4).share(rank, world) for rank in range(world)
+            scoring_stream(IDS, batch_size=batch_size, tgt_len=7, n_warmup=4).share(rank, world)
+            for rank in range(world)
         ]
         total = sum((stream.sums(sizes) for stream in streams), Counter())
         assert total == {"words": IDS[1:].sum(), "unknown": (IDS[1:] == 3).sum()}

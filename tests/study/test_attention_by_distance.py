@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.evaluation.conventions import predictor_of
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Memory, Span
@@ -28,7 +28,7 @@ def model(request: pytest.FixtureRequest, seeded: None) -> TransformerXL:
 
 
 def measured(model: TransformerXL, context: Context, batch_size: int = 2) -> AttentionByDistance:
-    stream = ScoringStream(IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2)
+    stream = scoring_stream(IDS, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=2)
     return attention_by_distance(model, [stream], context)
 
 
@@ -112,7 +112,7 @@ def test_the_json_leaves_out_bins_that_no_key_fell_in() -> None:
 
 def test_shares_of_a_text_add_up() -> None:
     model, context = build("plain"), Context(tgt_len=4)
-    halves = [ScoringStream(IDS, batch_size=4, tgt_len=4).share(rank, 2) for rank in (0, 1)]
+    halves = [scoring_stream(IDS, batch_size=4, tgt_len=4).share(rank, 2) for rank in (0, 1)]
     first, second = (attention_by_distance(model, [half], context) for half in halves)
     both, whole = first + second, measured(model, context, 1)
     assert both.n_query == whole.n_query
@@ -130,7 +130,7 @@ def test_the_reading_of_others_is_what_is_measured() -> None:
     """Hugging Face's memory of zeros is attended to from the first token on; ours has none there."""
     model, context = build("plain"), Context(tgt_len=4, mem_len=6)
     predictor = predictor_of("huggingface", model, context)
-    stream = ScoringStream(IDS[:5], batch_size=1, tgt_len=4)
+    stream = scoring_stream(IDS[:5], batch_size=1, tgt_len=4)
     ours, theirs = (attention_by_distance(model, [stream], context, predictor=p) for p in (None, predictor))
     assert ours.pairs_K.sum() == 4 * 5 // 2
     assert theirs.pairs_K.sum() == 4 * 5 // 2 + 4 * 6

@@ -8,7 +8,7 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate
 from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
@@ -28,7 +28,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 def measured(
     model: TransformerXL, context: Context, *, batch_size: int, starts: np.ndarray | None = STARTS
 ) -> tuple[Score, dict[str, BinnedLoss]]:
-    stream = ScoringStream(
+    stream = scoring_stream(
         IDS,
         batch_size=batch_size,
         tgt_len=context.tgt_len,
@@ -83,7 +83,7 @@ def test_a_text_without_documents_has_no_table_by_distance() -> None:
 
 def test_watching_changes_no_loss() -> None:
     model, context = build("plain"), CONTEXTS[0]
-    stream = ScoringStream(IDS, batch_size=2, tgt_len=4, n_warmup=6)
+    stream = scoring_stream(IDS, batch_size=2, tgt_len=4, n_warmup=6)
     assert measured(model, context, batch_size=2)[0].nats == evaluate(model, stream, context).nats
 
 
@@ -107,7 +107,7 @@ class BothRanks(Ranks):
 def test_the_shares_of_two_ranks_add_up() -> None:
     model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
     for rank in (0, 1):
-        stream = ScoringStream(IDS, batch_size=3, tgt_len=4, n_warmup=4).share(rank, 2)
+        stream = scoring_stream(IDS, batch_size=3, tgt_len=4, n_warmup=4).share(rank, 2)
         watch = LossByPosition(context, n_token=len(IDS), starts=STARTS)
         evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
         tables = watch.over(BothRanks(rank, 2, torch.device("cpu")))

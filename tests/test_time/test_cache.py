@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.evaluation.config import CacheConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate
@@ -116,8 +116,8 @@ def test_nats_do_not_depend_on_the_batch_size() -> None:
     def score(batch_size: int) -> Score:
         additions = Additions(cache=CONFIG)
         n_warmup = warmup_segments(2, CONTEXT) + additions.warmup_segments(CONTEXT)
-        stream = ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
-        assert stream.batch_size == batch_size
+        stream = scoring_stream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
+        assert len(stream.first_B) == batch_size
         return evaluate(model, stream, CONTEXT, predictor=Mixture(model, [ContinuousCache(model, CONFIG)]))
 
     one = score(1)

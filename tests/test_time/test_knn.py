@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate
@@ -28,9 +28,9 @@ TEXT = np.random.default_rng(2).integers(0, 8, 30)
 SOURCE = {"checkpoint": "c", "text": "t", "tokens": 60}
 
 
-def stream(ids: np.ndarray, batch_size: int = 1) -> ScoringStream:
+def stream(ids: np.ndarray, batch_size: int = 1) -> RowStream:
     n_warmup = warmup_segments(2, CONTEXT)
-    return ScoringStream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
+    return scoring_stream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
 
 
 def opened_store(folder: Path, source: dict[str, object]) -> Store | None:

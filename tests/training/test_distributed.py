@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.training.runs import CONTEXT, IDS, N_TOKEN, SHAPE, Run, config, on_ranks
 from txl import TransformerXL
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.runtime.distributed import Ranks, Vote
@@ -120,7 +120,7 @@ def other_duties(ranks: Ranks) -> dict[str, Any]:
     """Evaluation, agreement and bad steps, in one start."""
     run = Run(config(max_step=2), ranks=ranks, dtype=torch.float64).begin()
     n_warmup = warmup_segments(SHAPE["n_layer"], CONTEXT)
-    whole = [ScoringStream(IDS, batch_size=b, tgt_len=4, n_warmup=n_warmup) for b in (1, 2, 5)]
+    whole = [scoring_stream(IDS, batch_size=b, tgt_len=4, n_warmup=n_warmup) for b in (1, 2, 5)]
     shares = [stream.share(ranks.rank, ranks.world) for stream in whole]
     nats = [evaluate(run.state.model, share, CONTEXT).over(ranks) for share in shares]
     vote, agreed = Vote(ranks), []
@@ -150,7 +150,7 @@ def test_two_ranks_evaluate_agree_and_stop_together() -> None:
     assert results[0] == results[1]
     run = Run(config(), dtype=torch.float64).begin()
     n_warmup = warmup_segments(SHAPE["n_layer"], CONTEXT)
-    alone = evaluate(run.state.model, ScoringStream(IDS, batch_size=1, tgt_len=4, n_warmup=n_warmup), CONTEXT)
+    alone = evaluate(run.state.model, scoring_stream(IDS, batch_size=1, tgt_len=4, n_warmup=n_warmup), CONTEXT)
     for nats, tokens in results[0]["nats"]:
         assert tokens == len(IDS) - 1
         assert nats == pytest.approx(alone.nats, rel=1e-9)

@@ -5,11 +5,10 @@ python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
 python eval.py --recl RUN RUN ... --split test
 """
 
-import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +17,13 @@ import numpy as np
 from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import Typed, build, read_flags
 from txl.commands.recl import compare_context_lengths
+from txl.commands.scoring import Split, score
 from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_of
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.rows import RowStream, ScoringStream, document_streams, equal_streams, total_sums
 from txl.data_utils.vocabulary import UNK
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
-from txl.evaluation.conventions import reading_of
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import (
@@ -38,17 +35,14 @@ from txl.evaluation.report import (
     write_results,
     write_tokens,
 )
-from txl.evaluation.rows import Row, row_of_split, row_of_text
-from txl.evaluation.study.loss_by_position import LossByPosition
+from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read
-from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
 
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
-PLAIN, NO_STUDY = Additions(), StudyConfig()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,16 +65,6 @@ class Setup(NamedTuple):
     checkpoint: Checkpoint
     contexts: list[Context]
     ranks: Ranks
-
-
-class Split(NamedTuple):
-    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts` gives where
-    documents begin."""
-
-    name: str
-    ids: np.ndarray
-    sizes: Mapping[str, np.ndarray]
-    starts: Callable[[], np.ndarray]
 
 
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
@@ -146,8 +130,8 @@ def score_splits(setup: Setup) -> None:
             return prepared(additions, model, checkpoint, text, context, batch_size=config.batch_size, ranks=ranks)
 
         for name in names:
-            ids = ranks.main_first(lambda name=name: corpus.split(name))
-            split = Split(name, ids, corpus.sizes(name), functools.partial(corpus.document_starts, name))
+            ranks.main_first(lambda name=name: corpus.split(name))
+            split = Split.of(corpus, name)
             for context in contexts:
                 added = None
                 if additions.name:  # before the text is read: a store that does not fit is refused first
@@ -164,55 +148,6 @@ def score_splits(setup: Setup) -> None:
         write_results(rows, config, checkpoint=str(checkpoint.folder))
         write_pictures(rows, pictures)
         show_pictures(Path(config.work_dir), pictures)
-
-
-def score(
-    model: TransformerXL,
-    split: Split,
-    context: Context,
-    config: EvalConfig,
-    ranks: Ranks,
-    study: StudyConfig = NO_STUDY,
-    *,
-    additions: Additions = PLAIN,
-    predictor: Predictor | None = None,
-) -> Row:
-    """Score a split with one context: how the convention reads it, its streams, the row of the report.
-
-    Args:
-        predictor: the model with `additions`; None: the model.
-    """
-    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
-    if predictor is not None:
-        n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
-        reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
-    watch = None
-    if study.loss_by_position:
-        starts = None
-        with contextlib.suppress(DataError):  # there are no documents
-            starts = split.starts()
-        watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
-    streams = streams_of(split, reading, config, ranks)
-    return row_of_split(
-        split.name,
-        streams,
-        reading,
-        model,
-        ranks,
-        counts=total_sums(streams, split.sizes),
-        watch=watch,
-        with_attention=study.attention_by_distance,
-    )
-
-
-def streams_of(split: Split, reading: Reading, config: EvalConfig, ranks: Ranks) -> list[RowStream]:
-    """This process's share of a split; each stream is read with its own memory."""
-    context = reading.context
-    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
-    if config.reset == "document":
-        return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
-    cut = ScoringStream if config.convention == "txl" else equal_streams
-    return [cut(split.ids, n_warmup=reading.n_warmup, **lengths).share(ranks.rank, ranks.world)]
 
 
 def score_file(setup: Setup, name: str) -> None:

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
+from txl.commands.scoring import Split, score, streams_of
 from txl.commands.text_generation import TextGenerator
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.rows import RowStream, ScoringStream, document_streams, total_sums
-from txl.evaluation.conventions import reading_of
+from txl.data_utils.rows import total_sums
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
-from txl.evaluation.rows import row_of_split
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.model.transformer import TransformerXL
@@ -21,29 +21,21 @@ from txl.training.loop import Validation
 from txl.training.metrics import Metrics
 
 
-def scoring_streams(
-    corpus: Corpus, split: str, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
-) -> list[RowStream]:
-    """This process's share of a split; each stream is read with its own memory."""
-    ids, lengths = corpus.split(split), {"tgt_len": context.tgt_len, "ext_len": context.ext_len}
-    if config.reset == "document":
-        batch_size = config.eval_batch_size or max(10, ranks.world)
-        starts = corpus.document_starts(split)
-        return document_streams(ids, starts, batch_size=batch_size, **lengths)[ranks.rank :: ranks.world]
-    by_default = 1 if shape.recurrence == "same" else max(10, ranks.world)
-    n_warmup = warmup_segments(shape.n_layer, context)
-    whole = ScoringStream(ids, batch_size=config.eval_batch_size or by_default, n_warmup=n_warmup, **lengths)
-    return [whole.share(ranks.rank, ranks.world)]
+def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:
+    """How the splits are scored: with full context, by default in as many streams as results do not depend on."""
+    by_default = 1 if shape.recurrence == "same" and config.reset == "never" else max(10, ranks.world)
+    return EvalConfig(batch_size=config.eval_batch_size or by_default, reset=config.reset)
 
 
 def validation_of(
     corpus: Corpus, config: TrainConfig, context: Context, shape: ModelConfig, ranks: Ranks
 ) -> Validation:
     """How this process scores the valid split."""
-    wanted = evaluation_context(context, config.eval_tgt_len or context.tgt_len)
-    here = within(wanted, len(corpus.split("valid")))
-    streams = scoring_streams(corpus, "valid", config, here, shape, ranks)
-    return Validation(streams, here, total_sums(streams, corpus.sizes("valid")), config.max_eval_steps)
+    split = Split.of(corpus, "valid")
+    here = within(evaluation_context(context, config.eval_tgt_len or context.tgt_len), len(split.ids))
+    n_warmup = warmup_segments(shape.n_layer, here)
+    streams = streams_of(split, here, evaluation_of(config, shape, ranks), ranks, n_warmup=n_warmup)
+    return Validation(streams, here, total_sums(streams, split.sizes), config.max_eval_steps)
 
 
 def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: TrainConfig) -> str:
@@ -68,14 +60,9 @@ def evaluate_best(
     checkpoint = open_checkpoint(run_folder)
     model = load_model(checkpoint).to(ranks.device)
     model.use_attention(config.attn_impl)
-    rows = []
-    for split in ("valid", "test"):
-        here = within(context, len(corpus.split(split)))
-        streams = scoring_streams(corpus, split, config, here, model.config, ranks)
-        reading = reading_of("txl", model, here, n_token=len(corpus.split(split)))
-        rows.append(
-            row_of_split(split, streams, reading, model, ranks, counts=total_sums(streams, corpus.sizes(split)))
-        )
+    asked, rows = evaluation_of(config, model.config, ranks), []
+    for split in (Split.of(corpus, name) for name in ("valid", "test")):
+        rows.append(score(model, split, within(context, len(split.ids)), asked, ranks))
     if ranks.is_main:
         print_table(rows)
         nats = rows[-1].score.nats_per_token

@@ -1,21 +1,28 @@
 """eval.py --recl: the relative effective context length of several runs."""
 
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from txl.checkpoint import Checkpoint
+from txl.checkpoint import Checkpoint, open_checkpoint
 from txl.cli import Typed, build
 from txl.commands.trained import loaded, open_corpus
-from txl.data_utils.rows import window_streams
-from txl.evaluation.config import EvalConfig, StudyConfig
+from txl.config import Context, UsageError, require
+from txl.data_utils.rows import RowStream, window_streams
+from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
+from txl.evaluation.score import require_finite
 from txl.evaluation.study import recl
-from txl.evaluation.study.comparison import comparable, losses_of, require_long_enough
+from txl.model.autocast import require_in_range
 from txl.model.settings import require_read_by_one
+from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
-from txl.runtime.log import print_line
+from txl.runtime.log import print_line, progress, ticking
 
 
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
@@ -25,7 +32,12 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
     ids = ranks.main_first(lambda: corpus.split(config.split))
-    require_long_enough(len(ids), config, study)
+    longest = study.context_lengths[-1]
+    require(
+        len(ids) > longest,
+        f"--recl_longest {study.recl_longest}: no token of the {config.split} split ({len(ids)} tokens) has {longest} "
+        f"before it; use at most {len(ids) - 1}, or a longer text",
+    )
     pictures = []
     if ranks.is_main:
         require_outputs(config)
@@ -40,6 +52,43 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
         if config.json:
             content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
             write_json(Path(config.json), content)
+
+
+def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
+    """The runs of --recl.
+
+    Args:
+        typed: the flags on the command line.
+    Raises:
+        UsageError: if they cannot be compared, or a flag does not go with --recl.
+    """
+    _require_nothing_else(typed, config)
+    try:
+        checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
+    except UsageError as error:
+        raise UsageError(str(error).replace("--work_dir", "--recl")) from None
+    first, *others = checkpoints
+    for other in others:
+        require(
+            other.attachment("vocab.txt") == first.attachment("vocab.txt"),
+            f"--recl {other.folder}: its vocabulary is not that of {first.folder}; losses of the same tokens are "
+            f"compared, so leave out one of the two",
+        )
+    return checkpoints
+
+
+def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
+    require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
+    require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
+    additions = [f.name for cls in (DynamicConfig, CacheConfig, KnnConfig) for f in fields(cls)]
+    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
+        require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
+    for name in ("tgt_len", "mem_len"):
+        lengths = " ".join(map(str, getattr(config, name)))
+        require(
+            len(getattr(config, name)) < 2,
+            f"--{name} {lengths}: --recl tries contexts of its own lengths; give one value at most",
+        )
 
 
 def context_losses(
@@ -57,3 +106,35 @@ def context_losses(
     )[ranks.rank :: ranks.world]
     with loaded(checkpoint, config, ranks.device) as model:
         return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
+
+
+def losses_of(
+    name: str,
+    model: TransformerXL,
+    windows: Sequence[RowStream],
+    context: Context,
+    study: StudyConfig,
+    ranks: Ranks,
+    *,
+    n_token: int,
+) -> np.ndarray:
+    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes.
+
+    Args:
+        windows: those of this process; all together cover every position.
+    Raises:
+        UsageError: on all processes, if one of them has a loss that is not finite.
+    """
+    with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
+        nats_CP = recl.losses_by_context(
+            model,
+            ((stream.first_B, ticking(stream, bar)) for stream in windows),
+            context,
+            lengths=study.context_lengths,
+            every=study.recl_every,
+            n_token=n_token,
+        )
+    nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # positions of other processes are NaN
+    require_in_range(torch.from_numpy(nats_CP), ranks.device)  # after `gathered`, or other processes would hang
+    require_finite(float(nats_CP.sum(dtype=np.float64)), name)
+    return nats_CP

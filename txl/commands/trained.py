@@ -13,7 +13,7 @@ from txl.config import ModelUse, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
 from txl.data_utils.recipes import vocabulary_of as read_vocabulary
-from txl.data_utils.rows import ScoringStream
+from txl.data_utils.rows import scoring_stream
 from txl.data_utils.running import RunningVocab
 from txl.data_utils.sources import home_of
 from txl.data_utils.vocabulary import EOS, Vocab
@@ -99,4 +99,4 @@ def training_text(corpus: Corpus, ranks: Ranks) -> TrainingText:
     """The training text, for test-time adaptation."""
     ids = ranks.main_first(lambda: corpus.split("train"))
     names = {"training_text": corpus.fingerprint("train"), "vocabulary": corpus.vocab.fingerprint()}
-    return TrainingText(ids, names, ScoringStream)
+    return TrainingText(ids, names, scoring_stream)

@@ -1,0 +1,86 @@
+"""Scoring a split of a corpus: how its convention reads it, its streams, the row of the report."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from txl.config import Context
+from txl.data_utils.corpus import Corpus
+from txl.data_utils.files import DataError
+from txl.data_utils.rows import RowStream, document_streams, equal_streams, scoring_stream, total_sums
+from txl.evaluation.config import EvalConfig, StudyConfig
+from txl.evaluation.conventions import reading_of
+from txl.evaluation.reading import Predictor
+from txl.evaluation.rows import Row, row_of_split
+from txl.evaluation.study.loss_by_position import LossByPosition
+from txl.evaluation.test_time import Additions
+from txl.model.transformer import TransformerXL
+from txl.runtime.distributed import Ranks
+
+PLAIN, NO_STUDY = Additions(), StudyConfig()
+
+
+class Split(NamedTuple):
+    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts` gives where
+    documents begin."""
+
+    name: str
+    ids: np.ndarray
+    sizes: Mapping[str, np.ndarray]
+    starts: Callable[[], np.ndarray]
+
+    @classmethod
+    def of(cls, corpus: Corpus, name: str) -> "Split":
+        return cls(name, corpus.split(name), corpus.sizes(name), functools.partial(corpus.document_starts, name))
+
+
+def score(
+    model: TransformerXL,
+    split: Split,
+    context: Context,
+    config: EvalConfig,
+    ranks: Ranks,
+    study: StudyConfig = NO_STUDY,
+    *,
+    additions: Additions = PLAIN,
+    predictor: Predictor | None = None,
+) -> Row:
+    """Score a split with one context.
+
+    Args:
+        predictor: the model with `additions`; None: the model.
+    """
+    reading = reading_of(config.convention, model, context, n_token=len(split.ids))
+    if predictor is not None:
+        n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
+        reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
+    watch = None
+    if study.loss_by_position:
+        starts = None
+        with contextlib.suppress(DataError):  # there are no documents
+            starts = split.starts()
+        watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
+    streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
+    return row_of_split(
+        split.name,
+        streams,
+        reading,
+        model,
+        ranks,
+        counts=total_sums(streams, split.sizes),
+        watch=watch,
+        with_attention=study.attention_by_distance,
+    )
+
+
+def streams_of(split: Split, context: Context, config: EvalConfig, ranks: Ranks, *, n_warmup: int) -> list[RowStream]:
+    """This process's share of a split; each stream is read with its own memory."""
+    lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    if config.reset == "document":
+        return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
+    cut = scoring_stream if config.convention == "txl" else equal_streams
+    return [cut(split.ids, n_warmup=n_warmup, **lengths).share(ranks.rank, ranks.world)]
