@@ -27,6 +27,7 @@ from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
+from txl.runtime.log import perplexity
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,7 @@ class TextScore:
     @property
     def perplexity(self) -> float:
         """Per token; infinity beyond a float."""
-        try:
-            return math.exp(self.total_nats / len(self.nats))
-        except OverflowError:
-            return math.inf
+        return perplexity(self.total_nats / len(self.nats))
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,8 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
         require(str(source).count("/") == 1, f"{source}: no such file or folder, and no name on the hub (owner/name)")
         path = _downloaded(str(source))
     found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
-    return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, found.dataset != "text")
+    is_tokenised = found.record.get("data", {}).get("dataset") != "text"
+    return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, is_tokenised)
 
 
 def _downloaded(name: str) -> Path:

@@ -14,8 +14,9 @@ import txl
 from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
 from txl.checkpoint import open_checkpoint
-from txl.commands.export import Exported, write_original
+from txl.commands.export import write_original
 from txl.commands.model_card import training_command
+from txl.commands.pretrained import Pretrained
 from txl.config import ModelConfig, UsageError
 from txl.convert import convert
 from txl.convert.huggingface import (
@@ -75,7 +76,7 @@ def test_the_files_are_those_of_transformers(run_folder: Path, tmp_path: Path, c
 def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Path) -> None:
     model, context = Golden(name).model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
-    write_original(Exported("txl", model, context, vocab, (), {}), tmp_path)
+    write_original(Pretrained("txl", model, context, vocab, (), {}), tmp_path)
     back = convert(tmp_path)
     weights = back.model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
@@ -97,7 +98,7 @@ def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Pat
 def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: str) -> None:
     model, context = Golden("xl").model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
-    write_original(Exported("txl", model, context, vocab, (), {}), tmp_path)
+    write_original(Pretrained("txl", model, context, vocab, (), {}), tmp_path)
     held = torch.load(tmp_path / "model.pt")
     whole = held["arguments"] | arguments if isinstance(arguments, dict) else arguments
     torch.save({"arguments": whole, "state_dict": held["state_dict"]}, tmp_path / "model.pt")

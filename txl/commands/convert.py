@@ -12,15 +12,13 @@ from typing import Literal
 
 import torch
 
-from txl.checkpoint import CheckpointWriter, Snapshot, load_model, open_checkpoint
+from txl.checkpoint import CheckpointWriter, Snapshot
 from txl.cli import build, read_flags
-from txl.commands.export import Exported, write_huggingface, write_original
+from txl.commands.export import write_huggingface, write_original
 from txl.commands.model_card import model_card
-from txl.commands.pretrained import is_ours, vocabulary_of_converted
-from txl.commands.trained import vocabulary_of
+from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
 from txl.config import Checked, option, require
-from txl.convert import convert
-from txl.data_utils.config import BYTES, DataConfig
+from txl.data_utils.config import BYTES
 from txl.files import folder_written_whole
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
@@ -72,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     print_line(f"| written to {folder}")
 
 
-def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Exported:
+def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrained:
     """The model with all that is known of it.
 
     Args:
@@ -80,24 +78,18 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Exporte
     Raises:
         UsageError: if it is damaged, of no known kind, or has no vocabulary.
     """
-    if is_ours(source):
-        for name in ("vocab", "data", "dataset"):
-            require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
-        checkpoint = open_checkpoint(source)
-        model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)
-        names = tuple(name for name, _ in model.named_parameters())
-        return Exported("txl", model, checkpoint.context, vocab, names, checkpoint.record)
-    found = convert(source, Path(config.vocab) if config.vocab else None)
-    vocab = vocabulary_of_converted(found, source, "--vocab", config.dataset)
-    data = DataConfig(data=config.data, dataset=config.dataset)
-    settings = {"data": data.data, "dataset": data.dataset}
-    if config.dataset in BYTES:
-        settings["data_convention"] = "original"
-    record = {"data": settings, "converted_from": {"kind": found.kind, "source": source.name}}
-    return Exported(found.kind, found.model, found.context, vocab, found.tensors, record)
+    ours = is_ours(source)
+    for name in ("vocab", "data", "dataset") if ours else ():
+        require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
+    vocab = Path(config.vocab) if config.vocab else None
+    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=config.dataset)
+    if not ours:
+        convention = {"data_convention": "original"} if config.dataset in BYTES else {}
+        found.record["data"] = {"data": config.data, "dataset": config.dataset, **convention}
+    return found
 
 
-def write_run(found: Exported, folder: Path) -> None:
+def write_run(found: Pretrained, folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
     ranks = Ranks(0, 1, torch.device("cpu"))

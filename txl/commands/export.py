@@ -1,39 +1,20 @@
 """Writing a trained model as the files of another program."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from txl.config import Context, require
+from txl.commands.pretrained import Pretrained
+from txl.config import require
 from txl.convert.huggingface import config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.model.transformer import TransformerXL
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A model that is written in another way.
-
-    Attributes:
-        kind: whose it was.
-        tensors: the names of the tensors that were read.
-        record: what is known besides, as in a checkpoint's config.json.
-    """
-
-    kind: str
-    model: TransformerXL
-    context: Context
-    vocab: Vocab
-    tensors: tuple[str, ...]
-    record: dict[str, Any]
-
-
-def write_huggingface(found: Exported, folder: Path) -> None:
+def write_huggingface(found: Pretrained, folder: Path) -> None:
     """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`.
 
     Raises:
@@ -52,7 +33,7 @@ def write_huggingface(found: Exported, folder: Path) -> None:
         _write_json(folder / "tokenizer_config.json", names | {"additional_special_tokens": formula})
 
 
-def write_original(found: Exported, folder: Path) -> None:
+def write_original(found: Pretrained, folder: Path) -> None:
     """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`.
 
     Raises:

@@ -5,7 +5,7 @@ import math
 import shlex
 from typing import Any
 
-from txl.commands.export import Exported
+from txl.commands.pretrained import Pretrained
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
 from txl.training.config import TrainConfig
@@ -31,7 +31,7 @@ model.load_state_dict(held["state_dict"])""",
 }
 
 
-def model_card(found: Exported, kind: str, name: str) -> str:
+def model_card(found: Pretrained, kind: str, name: str) -> str:
     """What the model is, what it was trained on and how, its figures, how it is used.
 
     Args:

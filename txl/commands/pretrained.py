@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.trained import vocabulary_of
@@ -19,48 +20,50 @@ class Pretrained:
     """A trained model.
 
     Attributes:
+        kind: whose it was.
         context: of its training.
-        dataset: kind of the text it was trained on; empty: unknown.
+        tensors: the names of the tensors that were read.
+        record: what is known besides, as in a checkpoint's config.json.
     """
 
+    kind: str
     model: TransformerXL
     context: Context
     vocab: Vocab
-    dataset: str = ""
+    tensors: tuple[str, ...]
+    record: dict[str, Any]
 
     @property
     def model_config(self) -> ModelConfig:
         return self.model.config
 
 
-def read_pretrained(source: Path, vocabulary: Path | None = None, *, vocabulary_by: str) -> Pretrained:
+def read_pretrained(
+    source: Path, vocabulary: Path | None = None, *, vocabulary_by: str, dataset: str = "wt103"
+) -> Pretrained:
     """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads.
 
     Args:
         vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
         vocabulary_by: how a user names that file, for errors.
+        dataset: kind of the text that such a checkpoint was trained on.
     Raises:
         UsageError: if there is no such thing, it is damaged, or has no vocabulary.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
     if is_ours(source):
         checkpoint = open_checkpoint(source)
-        dataset = checkpoint.record.get("data", {}).get("dataset", "")
-        return Pretrained(load_model(checkpoint), checkpoint.context, vocabulary_of(checkpoint), dataset)
+        model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)
+        names = tuple(name for name, _ in model.named_parameters())
+        return Pretrained("txl", model, checkpoint.context, vocab, names, checkpoint.record)
     found = convert(source, vocabulary)
-    return Pretrained(found.model, found.context, vocabulary_of_converted(found, source, vocabulary_by))
+    vocab = _vocabulary_of_converted(found, source, vocabulary_by, dataset)
+    record = {"converted_from": {"kind": found.kind, "source": source.name}}
+    return Pretrained(found.kind, found.model, found.context, vocab, found.tensors, record)
 
 
-def vocabulary_of_converted(converted: Converted, source: object, named_by: str, dataset: str = "text") -> Vocab:
-    """The words of the model.
-
-    Args:
-        dataset: kind of the text it was trained on.
-        source: where it comes from, for errors.
-        named_by: the flag or argument that names another vocabulary, for errors.
-    Raises:
-        UsageError: if there are none, or not as many as the model has, or none ends a line.
-    """
+def _vocabulary_of_converted(converted: Converted, source: Path, named_by: str, dataset: str) -> Vocab:
+    """The words of the model. Raises `UsageError` if there are none, or not as many as it has, or none ends a line."""
     n_token = converted.model.config.n_token
     require(
         bool(converted.words),
