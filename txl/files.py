@@ -53,12 +53,15 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, which may be there if empty; renamed at the end, removed on errors."""
+    """Yields a temporary folder beside `folder`, which may be there if empty; flushed with its files and renamed at the
+    end, removed on errors and SIGTERM."""
     with errors_naming(folder), sigterm_raises():
         temporary = folder.with_name(f".tmp.{os.getpid()}.{folder.name}")
         temporary.mkdir(parents=True)
         try:
             yield temporary
+            for path in (*temporary.iterdir(), temporary):
+                flush(path)
             temporary.replace(folder)
             _fsync(folder.parent)
         except BaseException:

@@ -40,11 +40,6 @@ def checkpoints(run: Path) -> list[Path]:
     return [path for _, path in sorted(named) if path.is_dir() and not path.is_symlink() and is_checkpoint(path)]
 
 
-def has_checkpoint(run: Path) -> bool:
-    """True if the folder holds a checkpoint of a run."""
-    return bool(checkpoints(run))
-
-
 def remove_checkpoints(run: Path) -> None:
     """Remove all checkpoints of a run, also those set aside, and the leftovers of killed writes."""
     for pointer in ("latest", "best"):

@@ -21,10 +21,9 @@ from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import local
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_FLOATS = tuple(_DTYPES.values())
-Header = dict[str, tuple[tuple[int, ...], str]]
-"""Shape and dtype of each tensor in a file."""
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Header = dict[str, tuple[tuple[int, ...], bool]]
+"""Of each tensor in a file its shape, and whether it holds floating-point numbers."""
 
 
 def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
@@ -35,7 +34,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     """
     path = _path_of_weights(checkpoint.folder)
     require_weights(checkpoint)
-    saved = {_current_name(name): tensor for name, tensor in _weights(checkpoint.folder).items()}
+    saved = {_current_name(name): tensor for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
@@ -92,30 +91,23 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
         raise damaged(folder / "streams_*.safetensors")
     memory = Memory(tuple(torch.cat(layers[i]) for i in range(n_layer))) if layers else None
     parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
-    optimizer = _optimizer(folder, parameters)
-    return Snapshot(progress_of(checkpoint), optimizer, memory, rng, folder)
+    return Snapshot(progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder)
 
 
-def _optimizer(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _tensors(folder: Path, file: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `file` holds where there are no shards: weights, or the state of the optimizer, whose names have a colon.
+
+    Args:
+        parameters: of a sharded model, whose state comes in shards too.
+    """
     if not shards_in(folder) and not parameters:
-        return _load(folder / OPTIMIZER)
+        return _load(folder / file)
     tensors: dict[str, Tensor] = {}
     for name, (shape, dtype) in tensors_in(folder).items():
-        if ":" in name:
-            parameter = parameters.get(name.rpartition(":")[0])
-            if parameter is not None and parameter.shape == shape:
-                tensors[name] = torch.empty_like(parameter.detach(), dtype=dtype)
-            else:
-                tensors[name] = torch.empty(shape, dtype=dtype)
-    read_into(tensors, folder)
-    return tensors
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    if not shards_in(folder):
-        return _load(folder / WEIGHTS)
-    found = {name: value for name, value in tensors_in(folder).items() if ":" not in name}
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in found.items()}
+        if (":" in name) == (file == OPTIMIZER):
+            like = parameters.get(name.rpartition(":")[0])
+            shard = like is not None and like.shape == shape
+            tensors[name] = torch.empty_like(like.detach(), dtype=dtype) if shard else torch.empty(shape, dtype=dtype)
     read_into(tensors, folder)
     return tensors
 
@@ -125,16 +117,11 @@ def _path_of_weights(folder: Path) -> Path:
 
 
 def header_of_weights(folder: Path) -> Header:
-    """Shapes and dtypes of the weights in a checkpoint.
-
-    Raises:
-        UsageError: if they are missing or damaged.
-    """
+    """`header_of` the weights in a checkpoint. Raises `UsageError` if they are missing or damaged."""
     if not shards_in(folder):
         return header_of(folder / WEIGHTS)
-    kinds = {getattr(torch, name): kind for name, kind in _DTYPES.items()}
     found = tensors_in(folder).items()
-    return {name: (tuple(shape), kinds.get(dtype, "?")) for name, (shape, dtype) in found if ":" not in name}
+    return {name: (tuple(shape), dtype in _FLOATS.values()) for name, (shape, dtype) in found if ":" not in name}
 
 
 def checkpoint_of(run: Path, step: int) -> Checkpoint:
@@ -208,7 +195,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
         raise damaged(checkpoint.folder / RECORD, error) from None
     if expected != {_current_name(name): shape for name, (shape, _) in header.items()}:
         raise wrong
-    if any(kind not in _FLOATS for _, kind in header.values()):
+    if not all(is_float for _, is_float in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
     if path.name == WEIGHTS:
         checkpoint.require_digest(path)
@@ -236,15 +223,11 @@ def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def header_of(path: Path) -> Header:
-    """Shapes and dtypes in a file of tensors, without reading the tensors.
-
-    Raises:
-        UsageError: if it is missing or damaged.
-    """
+    """The header of a file of tensors. Raises `UsageError` if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+            return {name: (tuple(s.get_shape()), s.get_dtype() in _FLOATS) for name, s in slices.items()}
     except (OSError, SafetensorError):
         raise damaged(path) from None
 

@@ -1,5 +1,6 @@
 """Opening a checkpoint: its folder and its config.json."""
 
+import fnmatch
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
 from txl.checkpoint.save import FORMAT, digest_of
-from txl.checkpoint.shards import is_shard, shards_in
+from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import sha256
 from txl.records import read_json, require_fields
@@ -46,9 +47,9 @@ class Checkpoint:
 
     def require_shards(self) -> None:
         """Raise `UsageError` unless all files of the ranks are there and have their checksums."""
-        for name in {*self.record.get("files", {}), *(path.name for path in shards_in(self.folder))}:
-            if is_shard(name):
-                self.require_digest(self.folder / name)
+        noted = fnmatch.filter(self.record.get("files", {}), SHARDS)
+        for path in {*(self.folder / name for name in noted), *shards_in(self.folder)}:
+            self.require_digest(path)
 
     def require_digest(self, path: Path) -> None:
         """Raise `UsageError` unless a file is there and has its checksum of config.json, if there is one."""

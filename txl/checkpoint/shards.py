@@ -7,7 +7,6 @@ checkpoint in one file is read the same way. The library is imported where shard
 import math
 import warnings
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -24,11 +23,6 @@ SHARDS = "shard-*.safetensors"
 def shards_in(folder: Path) -> list[Path]:
     """The files of the ranks in a checkpoint; none if its tensors are in one file."""
     return sorted(folder.glob(SHARDS))
-
-
-def is_shard(name: str) -> bool:
-    """True if a file of this name is that of a rank."""
-    return fnmatch(name, SHARDS)
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> list[Path]:

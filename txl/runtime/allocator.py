@@ -24,8 +24,17 @@ def return_freed_memory() -> None:
     _set({_M_MMAP_MAX: 2**16, _M_MMAP_THRESHOLD: 2**16, _M_TRIM_THRESHOLD: 2**17, _M_TOP_PAD: 2**17})
 
 
+def trim_freed_memory() -> None:
+    """Return what is freed by now to the system, this once. Without glibc nothing changes."""
+    _call("malloc_trim", 0)
+
+
 def _set(options: dict[int, int]) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is not None:
-        for option, value in options.items():
-            mallopt(option, value)
+    for option, value in options.items():
+        _call("mallopt", option, value)
+
+
+def _call(name: str, *values: int) -> None:
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+    if function is not None:
+        function(*values)

@@ -33,9 +33,9 @@ def available_bytes(device: torch.device) -> int | None:
     return min(known) if known else None
 
 
-def resident_bytes() -> int:
-    """RAM of this process, in bytes; 0 if unknown."""
-    return 1024 * (_number(r"^VmRSS:\s+(\d+) kB$", Path("/proc/self/status")) or 0)
+def resident_bytes(*, peak: bool = False) -> int:
+    """RAM of this process, now or at its peak, in bytes; 0 if unknown."""
+    return 1024 * (_number(rf"^{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB$", Path("/proc/self/status")) or 0)
 
 
 def _number(pattern: str, path: Path) -> int | None:

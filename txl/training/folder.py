@@ -13,7 +13,6 @@ from txl.checkpoint import (
     checkpoint_of,
     checkpoints,
     damaged,
-    has_checkpoint,
     is_checkpoint,
     newest_whole,
     open_checkpoint,
@@ -104,7 +103,7 @@ def _decide(folder: Path, typed: dict[str, Any], *, restarted: bool) -> str | No
     if not (restarted or resume):
         _require_free(folder, overwrite=bool(typed.get("overwrite")))
         return None
-    if step is None and not has_checkpoint(folder):
+    if step is None and not checkpoints(folder):
         return None
     # a restarted run resumes from its newest checkpoint, not again from the step of the command line
     checkpoint, errors = newest_whole(folder) if step is None or restarted else (checkpoint_of(folder, step), [])
@@ -172,7 +171,7 @@ def _note_begun(folder: Path) -> None:
 
 def _require_free(folder: Path, *, overwrite: bool) -> None:
     require(
-        overwrite or not has_checkpoint(folder),
+        overwrite or not checkpoints(folder),
         f"--work_dir {folder}: already holds the checkpoints of a run; continue with --resume, name another folder, "
         f"or delete them with --overwrite",
     )

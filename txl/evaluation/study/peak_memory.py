@@ -1,14 +1,13 @@
 """Peak memory of a computation."""
 
-import ctypes
-import re
-import sys
 from pathlib import Path
 
 import torch
 
+from txl.runtime.allocator import trim_freed_memory
+from txl.runtime.resources import resident_bytes
+
 _CLEAR = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
 
 
 class PeakMemory:
@@ -24,7 +23,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            _give_back_freed()
+            trim_freed_memory()
         self._measures = device.type == "cuda" or _forget_peak()
 
     def bytes(self) -> int | None:
@@ -33,25 +32,14 @@ class PeakMemory:
             return None
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        return _resident("VmHWM")
+        return resident_bytes(peak=True)
 
 
 def _forget_peak() -> bool:
     try:
         _CLEAR.write_text("5")
-        peak, now = _resident("VmHWM"), _resident("VmRSS")
     except OSError:
         return False
     # some containers accept the write and ignore it: then the peak stays above the current size
-    return peak is not None and now is not None and peak - now < 2**24
-
-
-def _resident(name: str) -> int | None:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
-def _give_back_freed() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    peak = resident_bytes(peak=True)
+    return 0 < peak < resident_bytes() + 2**24

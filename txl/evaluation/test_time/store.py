@@ -8,7 +8,6 @@ A store is written under a hidden name, flushed and renamed, so it is complete o
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.reading import Segments
-from txl.files import errors_naming, flush, sigterm_raises
+from txl.files import errors_naming, folder_written_whole
 from txl.model.transformer import TransformerXL
+from txl.records import read_json
 
 FORMAT = 1
 _KEYS, _VALUES, _RECORD = "keys.npy", "values.npy", "store.json"
@@ -56,9 +56,9 @@ def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n
     if not folder.exists():
         return None
     try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / _RECORD)
         theirs = {**record["source"], "format": record["format"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"--knn_store {folder}: no store of hidden states; name a new folder") from None
     ours = {**json.loads(json.dumps(source)), "format": FORMAT}
     other = [name for name in ours if theirs.get(name) != ours[name]]
@@ -88,7 +88,6 @@ def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair
     return None if all(np.isfinite(block).all() for block in blocks) else "holds keys that are not finite"
 
 
-@sigterm_raises()
 def build_store(
     folder: Path, model: TransformerXL, segments: Segments, context: Context, *, n_pair: int, source: Mapping[str, Any]
 ) -> None:
@@ -101,10 +100,7 @@ def build_store(
     Raises:
         UsageError: if the disk has too little space; checked before the text is read.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        with errors_naming(temporary):
-            temporary.mkdir(parents=True)
+    with folder_written_whole(folder) as temporary:
         _require_room(temporary, n_pair * (model.config.d_model * _KEY.itemsize + _VALUE.itemsize))
         with (
             _array(temporary / _KEYS, _KEY, (n_pair, model.config.d_model)) as keys,
@@ -116,13 +112,6 @@ def build_store(
         record = temporary / _RECORD
         with errors_naming(record):
             record.write_text(json.dumps({"format": FORMAT, "source": source}, indent=1) + "\n", encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            flush(path)
-        with errors_naming(folder):
-            temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
