@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .documents import SPLITS
 from .running import Bytes, Characters, Integers
 from .subwords import Subwords
-from .symbols import Enwik8Symbols, Text8Symbols
+from .symbols import Symbols, Text8Symbols
 from .vocabulary import EOS, UNK, LowerVocab, SentenceVocab, Vocab
 
 
@@ -22,7 +22,7 @@ RECIPES = {
     "wt103": Recipe(counted=("train",), special=(EOS,)),
     "wt2": Recipe(counted=SPLITS, special=(EOS,)),
     "ptb": Recipe(counted=SPLITS, special=(EOS,), vocab=LowerVocab),
-    "enwik8": Recipe(counted=SPLITS, special=(), vocab=Enwik8Symbols),
+    "enwik8": Recipe(counted=SPLITS, special=(), vocab=Symbols),
     "text8": Recipe(counted=SPLITS, special=(), vocab=Text8Symbols),
     "lm1b": Recipe(counted=(), special=(), vocab=SentenceVocab),
     "text": Recipe(counted=("train",), special=(EOS, UNK)),

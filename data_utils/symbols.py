@@ -9,7 +9,8 @@ from .running import RunningVocab, Tokens, ends_of_bytes
 
 
 class Symbols(RunningVocab):
-    """Bytes, the most frequent first, ties by first occurrence. A text begins after a line end or a space."""
+    """Bytes by their number, `32` is a space, the most frequent first, ties by first occurrence. A text begins after a
+    line end or a space."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
@@ -47,13 +48,13 @@ class Symbols(RunningVocab):
     def eos_id(self) -> int:
         return next((int(self.id_of_byte[byte]) for byte in (10, 32) if self.id_of_byte[byte] >= 0), 0)
 
-    def ids(self, content: bytes, name: str = "the text") -> np.ndarray:
+    def ids(self, content: bytes) -> np.ndarray:
         """The ids of bytes. Raises `DataError` at a byte that is not in the vocabulary."""
         id_N = self.id_of_byte[np.frombuffer(content, dtype=np.uint8)]
         if (id_N < 0).any():
             at = int(np.argmax(id_N < 0))
             raise DataError(
-                f"{name}: byte {content[at]} (offset {at}) is not in the vocabulary of {len(self)}; take it out"
+                f"the text: byte {content[at]} (offset {at}) is not in the vocabulary of {len(self)}; take it out"
             )
         return id_N
 
@@ -65,10 +66,6 @@ class Symbols(RunningVocab):
 
     def encoded(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         return (self.ids(document) for document in documents)
-
-
-class Enwik8Symbols(Symbols):
-    """Bytes by their number: `32` is a space."""
 
 
 class Text8Symbols(Symbols):

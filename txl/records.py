@@ -17,16 +17,15 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bool = False) -> dict[str, Any]:
+def require_fields(record: Any, hints: Mapping[str, Any] | type) -> dict[str, Any]:
     """The record, if it is an object whose fields are in `hints` and have their types.
 
     A bool is not an int, an int is also a float, a list is also a tuple, and floats are finite.
 
     Args:
         hints: types by name, or a class whose annotations they are.
-        required: every field must be there.
     Raises:
-        ValueError: naming the field that is unknown, missing or of another type.
+        ValueError: naming the field that is unknown or of another type.
     """
     if not isinstance(record, dict):
         raise ValueError("holds no JSON object where one belongs")
@@ -37,9 +36,6 @@ def require_fields(record: Any, hints: Mapping[str, Any] | type, *, required: bo
         if not fits(value, hints[name]):
             shown = getattr(hints[name], "__name__", str(hints[name]))
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of type {shown}")
-    missing = [name for name in hints if name not in record] if required else []
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
     return record
 
 

@@ -106,8 +106,10 @@ def _tensors(folder: Path, file: str, parameters: Mapping[str, Tensor]) -> dict[
     for name, (shape, dtype) in tensors_in(folder).items():
         if (":" in name) == (file == OPTIMIZER):
             like = parameters.get(name.rpartition(":")[0])
-            shard = like is not None and like.shape == shape
-            tensors[name] = torch.empty_like(like.detach(), dtype=dtype) if shard else torch.empty(shape, dtype=dtype)
+            if like is not None and like.shape == shape:
+                tensors[name] = torch.empty_like(like.detach(), dtype=dtype)
+            else:
+                tensors[name] = torch.empty(shape, dtype=dtype)
     read_into(tensors, folder)
     return tensors
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from txl.cli import Typed, build
 from txl.config import Context, ModelConfig, UsageError, require
+from txl.convert.kimiyoung_arguments import CUTOFFS
 from txl.data_utils.corpus import Corpus
 from txl.model.cutoffs import best_cutoffs, products_per_token
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
 AUTO = "auto"
-PUBLISHED_CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000)}
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 _AT_A_TIME = 1 << 24
 
@@ -49,7 +49,7 @@ def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
     n_position = context.tgt_len + context.ext_len + context.mem_len
     decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
     if typed.get("adaptive") and "cutoffs" not in typed:
-        published = PUBLISHED_CUTOFFS.get(dataset, (n_token,))
+        published = CUTOFFS.get(dataset, (n_token,))
         shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
         decided["cutoffs"] = published if published[-1] < n_token else shares
         if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:

@@ -20,7 +20,7 @@ _TRAIN_PY = (
     "varlen multi_gpu log_interval eval_interval work_dir restart restart_dir debug eta_min gpu0_bsz max_eval_steps "
     "patience finetune_v2 finetune_v3 fp16 static_loss_scale dynamic_loss_scale n_all_param n_nonemb_param"
 ).split()
-_CUTOFFS = {"wt103": [20_000, 40_000, 200_000], "lm1b": [60_000, 100_000, 640_000]}
+CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000)}
 """What the 2019 train.py takes for `--adaptive`; it ties projections for wt103 only."""
 
 
@@ -61,7 +61,7 @@ def _of_constructor(given: Mapping[str, Any]) -> dict[str, Any]:
         arguments["tie_weight"] = next(iter(says_tied.values()))
     if "adaptive" in given and arguments.get("cutoffs") is None:
         dataset = given.get("dataset", "wt103")  # train.py's default
-        cutoffs = _CUTOFFS.get(dataset, []) if given["adaptive"] else []
+        cutoffs = list(CUTOFFS.get(dataset, ())) if given["adaptive"] else []
         arguments["cutoffs"] = cutoffs
         if arguments.get("tie_projs") is None:
             arguments["tie_projs"] = [False] + [dataset == "wt103"] * len(cutoffs)

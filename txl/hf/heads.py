@@ -1,5 +1,6 @@
 """`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by our model."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,31 +80,22 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         Args:
             labels: (B, T), the ids of the segment itself, which are shifted here; -100: not scored.
         """
-        out = self.transformer(
-            input_ids,
-            mems=mems,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        asked = output_attentions, output_hidden_states
+        out = self.transformer(input_ids, mems, inputs_embeds, *asked, return_dict=True)
         hidden_BTD = out.last_hidden_state
         weights = {f"crit.{name}": tensor for name, tensor in self.crit.named_parameters(remove_duplicate=False)}
+        read = functools.partial(call_with, weights, self.transformer.ours, ("softmax.",))
         scores, losses, loss = (), None, None
         if labels is None:
-            scores = call_with(weights, self.transformer.ours, ("softmax.",), lambda model: model.log_prob(hidden_BTD))
+            scores = read(lambda model: model.log_prob(hidden_BTD))
         else:
             target_BT = labels[:, 1:]
             is_scored_BT = target_BT != IGNORED
-            losses = call_with(
-                weights,
-                self.transformer.ours,
-                ("softmax.",),
-                lambda model: model.softmax.nll(hidden_BTD[:, :-1], target_BT.where(is_scored_BT, 0)),
-            ).where(is_scored_BT, 0.0)
+            known_BT = target_BT.where(is_scored_BT, 0)
+            losses = read(lambda model: model.softmax.nll(hidden_BTD[:, :-1], known_BT)).where(is_scored_BT, 0.0)
             loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
         output = TransfoXLLMHeadModelOutput(losses, scores, out.mems, out.hidden_states, out.attentions, loss)
-        if return_dict or (return_dict is None and self.config.return_dict):
+        if self._asked(return_dict, "return_dict"):
             return output
         rest = tuple(v for v in (output.mems, output.hidden_states, output.attentions) if v is not None)
         if losses is None:
@@ -182,14 +174,8 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         Raises:
             ValueError: if there are several texts and no `pad_token_id` that says where each ends.
         """
-        out = self.transformer(
-            input_ids,
-            mems=mems,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        asked = output_attentions, output_hidden_states
+        out = self.transformer(input_ids, mems, inputs_embeds, *asked, return_dict=True)
         hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
         if pad is None and len(hidden_BTD) > 1:
             raise ValueError("several texts at once need config.pad_token_id")
@@ -200,8 +186,7 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         logits = self.score(hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), last_B])
         loss = None if labels is None else self._loss(logits, labels)
         output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)
-        as_dict = return_dict or (return_dict is None and self.config.return_dict)
-        return output if as_dict else output.to_tuple()
+        return output if self._asked(return_dict, "return_dict") else output.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         kind = self.config.problem_type

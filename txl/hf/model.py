@@ -65,6 +65,10 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
             if name == "inv_freq":
                 initialization.copy_(buffer, inv_freq(config.d_model).to(buffer))
 
+    def _asked(self, value: bool | None, name: str) -> bool:
+        """An argument of a call, by default that of the configuration."""
+        return bool(getattr(self.config, name, False) if value is None else value)
+
     def _ties(self) -> dict[str, str]:
         """Second names of tensors, each with the first."""
         return {}
@@ -146,21 +150,18 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         def run(model: TransformerXL) -> tuple[Tensor, Any]:
             h_BTD = model.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
             memory = None if mems is None else Memory(tuple(mem_MBD.transpose(0, 1) for mem_MBD in mems))
-            with _recorded(model, hids, attentions if asked(output_attentions, "output_attentions") else None):
+            with _recorded(model, hids, attentions if self._asked(output_attentions, "output_attentions") else None):
                 return model.train(self.training).read(h_BTD, memory, context)
-
-        def asked(value: bool | None, name: str) -> bool:
-            return bool(getattr(self.config, name, False) if value is None else value)
 
         weights = dict(self.named_parameters(remove_duplicate=False))
         hidden_BTD, memory = call_with(weights, self.ours, ("word_emb.", "layers."), run)
         output = TransfoXLModelOutput(
             last_hidden_state=hidden_BTD,
             mems=None if mems is None else [mem_BMD.transpose(0, 1) for mem_BMD in memory.layers],
-            hidden_states=(*hids, hidden_BTD) if asked(output_hidden_states, "output_hidden_states") else None,
+            hidden_states=(*hids, hidden_BTD) if self._asked(output_hidden_states, "output_hidden_states") else None,
             attentions=tuple(attentions) if attentions else None,
         )
-        return output if asked(return_dict, "return_dict") else output.to_tuple()
+        return output if self._asked(return_dict, "return_dict") else output.to_tuple()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import itertools
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeVar
 
 from txl.runtime.distributed import Ranks, Vote
@@ -59,9 +59,7 @@ class StopRequest:
             self._before = {}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._before.items():
@@ -74,9 +72,9 @@ class StopRequest:
             raise StopNow(self._noted)
 
 
-def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks, *, every: int = 8) -> Iterator[T]:
-    """The items, until any rank is asked to stop. All ranks iterate together and vote every `every` items, until none
-    has items left.
+def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Iterator[T]:
+    """The items, until any rank is asked to stop. All ranks iterate together and vote every 8 items, until none has
+    items left.
 
     Raises:
         StopNow: on all ranks.
@@ -86,7 +84,7 @@ def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks, *, eve
         return
     vote, left = Vote(ranks), iter(items)
     for n_vote in itertools.count():
-        some = list(itertools.islice(left, every))
+        some = list(itertools.islice(left, 8))
         agreed = vote.agree(2 * request.noted + bool(some))  # of the previous vote
         if agreed > 1:
             vote.close()

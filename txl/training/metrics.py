@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from io import BytesIO, FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from txl.config import require
@@ -122,9 +121,7 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in (self._records, self._curves):
             if file is not None:
                 file.close()
