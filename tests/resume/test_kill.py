@@ -123,6 +123,8 @@ def test_shards_killed_at_10_random_moments_end_with_the_weights_of_a_run_never_
         n_start = len(resumed_from(run)) if before else 0
         ranks = starts.pair([*flags, "--async_save" if i % 2 else "--no_async_save"], logs)
         wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, logs / "0")
+        if i % 3 == 0:  # else a slow machine might never come to a checkpoint
+            wait_until(lambda before=before: last_step(run) != before, 60, logs / "0")
         time.sleep(dice.uniform(0, 0.6))
         for victim in ((0, 1), (0,), (1,))[i % 3]:
             ranks[victim].kill()

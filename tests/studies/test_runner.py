@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -176,25 +177,33 @@ def test_tokens_until_a_loss() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_with_the_same_figures(write_text: Callable[..., Path], tmp_path: Path) -> None:
-    """The runner is killed, and so are its programs or not; two runners then finish it side by side."""
+def test_a_killed_study_goes_on_with_the_same_figures(
+    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner is killed, and so are its programs or not; two runners then finish it side by side. The study that it
+    is compared with runs in this process."""
     text = write_text(tmp_path / "text")
     path = tmp_path / "s.toml"
     path.write_text(TINY.replace("TEXT", str(text)))
 
-    def begin(folder: str, **how: Any) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / folder), "--jobs", "2"]
+    def begin(**how: Any) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
         return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
 
-    whole = begin("whole")
+    def in_here(task: Task, line: list[str], **_: Any) -> None:
+        assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+
     for wait, everything in ((6, True), (9, False)):
-        one = begin("killed", start_new_session=True)
+        one = begin(start_new_session=True)
         time.sleep(wait)
         (os.killpg if everything else os.kill)(one.pid, signal.SIGKILL)
         one.wait()
-    together = [begin("killed"), begin("killed")]
-    assert [program.wait() for program in (whole, *together)] == [0, 0, 0]
+    together = [begin(), begin()]
     study: Study = read_study(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_program", in_here)
+        assert run_study(study, tmp_path / "whole" / "runs", jobs=1) == {}
+    assert [program.wait() for program in together] == [0, 0]
     first, second = (figures(study, tmp_path / name / "runs") for name in ("whole", "killed"))
     for name in ("a", "b"):
         assert [run.nats for run in first[name]] == [run.nats for run in second[name]]
