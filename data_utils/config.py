@@ -11,7 +11,6 @@ RUNNING = ("text", "bpe", "bytes", "characters")
 """Data sets whose text may come in any files; their documents are found, and valid and test split off."""
 BYTES = ("enwik8", "text8")
 """Data sets of bytes that are split by their length."""
-_VOCABULARY_OF_TEXT = ("min_freq", "max_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +69,8 @@ class DataConfig(Checked):
         if not isinstance(self.data, str):
             object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
-        for f in fields(self):
-            _, *kinds = f.metadata["needs"] or ("", self.dataset)
-            value = getattr(self, f.name)
-            if value == f.default or self.dataset in kinds:
-                continue
-            if f.name in _VOCABULARY_OF_TEXT:
-                raise DataError(
-                    f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text"
-                )
-            raise DataError(
-                f"--{f.name} {value}: has no effect with --dataset {self.dataset}, only with {' or '.join(kinds)}; "
-                f"leave it out"
-            )
+        if self.dataset != "text" and (self.min_freq, self.max_size) != (0, None):
+            raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
+        self.require_effect([f.name for f in fields(self)])
         if self.tokenizer is not None and self.vocab_size is not None:
             raise DataError(f"--vocab_size {self.vocab_size}: the vocabulary is that of --tokenizer; drop one of them")

@@ -77,18 +77,6 @@ def build(cls: type, typed: Typed, **base: Any) -> Any:
     return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
 
 
-def require_effect(config: Any, typed: Typed) -> None:
-    """Raise `UsageError` if a flag has no effect with the others, unless its value is the default."""
-    for f in fields(config):
-        other, *values = f.metadata.get("needs") or (None,)
-        if other is None or f.name not in typed or getattr(config, other) in values or typed[f.name] == f.default:
-            continue
-        raise UsageError(
-            f"--{f.name} {typed[f.name]}: has no effect with --{other} {getattr(config, other)}, only with "
-            f"{' or '.join(values)}; leave it out"
-        )
-
-
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
     in one line on stderr, with exit status 2."""

@@ -5,7 +5,7 @@
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
@@ -98,6 +98,16 @@ class Checked:
             value = getattr(self, f.name)
             for one in value if isinstance(value, tuple | list) else (value,):
                 _check(f, one)
+
+    def require_effect(self, names: Collection[str]) -> None:
+        """Raise `UsageError` if one of these fields has no effect with the others, unless its value is the default."""
+        for f in fields(self):  # type: ignore[arg-type]
+            value, (other, *values) = getattr(self, f.name), f.metadata.get("needs") or (None,)
+            if other is not None and f.name in names and getattr(self, other) not in values and value != f.default:
+                raise UsageError(
+                    f"--{f.name} {value}: has no effect with --{other} {getattr(self, other)}, only with "
+                    f"{' or '.join(values)}; leave it out"
+                )
 
 
 def _check(f: Field, value: Any) -> None:

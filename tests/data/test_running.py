@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txl.config import UsageError
 from txl.data_utils import subwords
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
@@ -238,7 +239,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("message", "flags"), REFUSED.items(), ids=REFUSED)
 def test_flags_without_effect_are_refused(message: str, flags: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UsageError, match=message):
         DataConfig(**flags)
 
 

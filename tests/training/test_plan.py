@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
 from txl.positions import POSITION_ENCODINGS
-from txl.runtime.distributed import Ranks, parallel
+from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes, weight_bytes
 from txl.training.nats import Nats
@@ -65,7 +66,7 @@ def test_the_bytes_sent_are_those_of_distributed_data_parallel(eight_ranks: Rank
         done.set_result(bucket.buffer())
         return done
 
-    nats = parallel(Nats(model, 0.0), eight_ranks)
+    nats = DistributedDataParallel(Nats(model, 0.0), gradient_as_bucket_view=True)
     nats.register_comm_hook(None, note)
     backward(nats)
     assert sum(sent) == sent_bytes(model, TrainConfig(batch_size=WORLD), WORLD, shard=False)

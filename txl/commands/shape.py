@@ -18,15 +18,10 @@ _AT_A_TIME = 1 << 24
 
 
 def shape_of_text(typed: Typed, corpus: Corpus, ranks: Ranks) -> ModelConfig:
-    """The configuration of a new model for a text."""
-    return shape_of_model(with_cutoffs(typed, corpus, ranks), len(corpus.vocab), corpus.config.dataset)
-
-
-def with_cutoffs(typed: Typed, corpus: Corpus, ranks: Ranks) -> Typed:
-    """The flags with the cheapest cutoffs for the frequencies of the training text, if --cutoffs auto asks for that."""
-    asked = typed.get("cutoffs_" + AUTO)
+    """The configuration of a new model for a text. --cutoffs auto asks for the cheapest ones for its frequencies."""
+    asked, dataset = typed.get("cutoffs_" + AUTO), corpus.config.dataset
     if asked is None:
-        return typed
+        return shape_of_model(typed, len(corpus.vocab), dataset)
     require(asked == (AUTO,), f"--cutoffs {' '.join(map(str, asked))}: give ranks, or auto alone")
     n_token, ids = len(corpus.vocab), corpus.split("train")
     plain = build(ModelConfig, typed, n_token=n_token)
@@ -40,7 +35,7 @@ def with_cutoffs(typed: Typed, corpus: Corpus, ranks: Ranks) -> Typed:
             f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products per token in the "
             f"softmax, {whole:,.0f} without cutoffs"
         )
-    return {**typed, "cutoffs": found, "adaptive": bool(found)}
+    return shape_of_model({**typed, "cutoffs": found, "adaptive": bool(found)}, n_token, dataset)
 
 
 def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import Typed, build, read_flags, require_effect
+from txl.cli import Typed, build, read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.pretrained import Pretrained, read_pretrained
 from txl.commands.shape import AUTO, shape_of_text
@@ -158,7 +158,7 @@ def settings(
     asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
     require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
-    require_effect(config, typed)
+    config.require_effect(typed)
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")

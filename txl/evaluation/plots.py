@@ -121,7 +121,8 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
         for row in rows:
             if name in row.losses:
                 bins = row.losses[name].as_dicts()
-                middle = [_middle(one["from"], one["to"]) for one in bins]
+                # the centre of a bin on a logarithmic axis, counted from 1
+                middle = [((one["from"] + 1) * (one["to"] + 1)) ** 0.5 for one in bins]
                 axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=row.label)
         axes.set_xscale("log")
         _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
@@ -152,7 +153,8 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             scale = LogNorm(vmin=max(map_RK.min(), map_RK.max() / 1e4)) if title.endswith("key") else None
             image = axes.imshow(map_RK, aspect="auto", cmap="Blues", interpolation="nearest", norm=scale)
             figure.colorbar(image, ax=axes, label=title)
-            axes.set_xticks(range(len(bins)), [_span(*one) for one in bins], rotation=90, fontsize=7)
+            labels = ["-".join(map(str, dict.fromkeys(one))) for one in bins]  # 3, or 4-5
+            axes.set_xticks(range(len(bins)), labels, rotation=90, fontsize=7)
             axes.set_yticks([layer * n_head for layer in range(n_layer)], [str(layer + 1) for layer in range(n_layer)])
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
             axes.set_title(row.label, fontsize=9)
@@ -204,15 +206,6 @@ def _save(figure: "Figure", path: Path, *, legend_of: "Axes | None" = None) -> N
     dpi = min(120, _MOST_PIXELS / max(figure.get_size_inches()))
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=dpi)
-
-
-def _middle(first: int, last: int) -> float:
-    """The centre of a bin on a logarithmic axis, counted from 1."""
-    return ((first + 1) * (last + 1)) ** 0.5
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _height(rows: Sequence[Row]) -> float:

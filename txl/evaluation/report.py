@@ -147,14 +147,15 @@ def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become null."""
-    write_text(path, json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """The content with None for numbers that are not finite, which JSON lacks."""
     if isinstance(content, dict):
-        return {name: _finite(value) for name, value in content.items()}
+        return {name: finite(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 

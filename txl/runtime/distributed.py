@@ -11,10 +11,9 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from txl.config import require
 
@@ -207,16 +206,6 @@ def _is_about_peers(error: Exception) -> bool:
     text = str(error).lower()
     signs = ("gloo", "nccl", "closed by peer", "reset by peer", "connection refused", "timed out", "timeout")
     return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
-
-
-def parallel(module: nn.Module, ranks: Ranks) -> nn.Module:
-    """The module in DistributedDataParallel, which averages gradients over ranks; unchanged if there is one rank.
-
-    Every parameter gets a gradient in every step, so `find_unused_parameters` is off. Inputs are not moved to a device.
-    """
-    if ranks.world == 1:
-        return module
-    return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 def is_in_shards(tensor: Tensor) -> bool:

@@ -1,7 +1,6 @@
 """Metrics of a run: metrics.jsonl for programs, TensorBoard for people."""
 
 import json
-import math
 import os
 import platform
 import struct
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import require
+from txl.evaluation.report import finite
 from txl.files import errors_naming, written_whole
 
 _CURVES = {
@@ -111,8 +111,7 @@ class Metrics:
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
-            finite = {name: finite_or_none(value) for name, value in record.items()}
-            _append(self._records, json.dumps(finite, allow_nan=False).encode() + b"\n")
+            _append(self._records, json.dumps(finite(record), allow_nan=False).encode() + b"\n")
 
     def _add_event(self, **fields: Any) -> None:
         if self._curves is not None:
@@ -158,11 +157,6 @@ def _event(**fields: Any) -> bytes:
     event: Any = event_pb2
     RecordWriter(content).write(event.Event(wall_time=time.time(), **fields).SerializeToString())
     return content.getvalue()
-
-
-def finite_or_none(value: Any) -> Any:
-    """None for numbers that are not finite, which JSON lacks."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def require_own_records(work_dir: Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -17,7 +17,7 @@ from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.records import require_fields
-from txl.runtime.distributed import Ranks, parallel, whole
+from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
@@ -71,9 +71,9 @@ class TrainState:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
-        nats = Nats(model, config.label_smoothing)
-        self.nats = nats if model.is_sharded else parallel(nats, ranks)
-        if isinstance(self.nats, DistributedDataParallel):
+        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing)
+        if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
+            self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
         self.optimizers = Optimizers(model.named_parameters(), config)
         self.average = WeightAverage(model, config.ema)
@@ -209,17 +209,17 @@ class TrainState:
         self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
-        n_chunk = self.config.batch_chunk
+        nats, n_chunk = self.nats, self.config.batch_chunk
         memories: list[Memory | None] = []
         nlls = []
         since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
         parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True)
         for i, (input_part, target_part, since_part, memory) in enumerate(parts):
-            with self._without_sync() if i < n_chunk - 1 else nullcontext():
+            with nats.no_sync() if isinstance(nats, DistributedDataParallel) and i < n_chunk - 1 else nullcontext():
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory = self.nats(input_part, target_part, memory, self.context, since_part)
+                    loss_BT, nll_BT, memory = nats(input_part, target_part, memory, self.context, since_part)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
@@ -243,9 +243,6 @@ class TrainState:
             loss_BT, *_ = self.nats(ids, ids, None, self.context)
         loss_BT.mean().backward()
         self.model.zero_grad()
-
-    def _without_sync(self) -> AbstractContextManager[None]:
-        return self.nats.no_sync() if isinstance(self.nats, DistributedDataParallel) else nullcontext()
 
     def _record_bad_step(self, nll_BT: Tensor) -> None:
         is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
