@@ -1,7 +1,7 @@
 """Work that goes on while the training does."""
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -13,30 +13,18 @@ class Background:
     """One function at a time on a thread of its own. Its error is raised by the next `wait`."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: Future[object] | None = None
 
     def start(self, work: Callable[[], object]) -> None:
         """Begin; `wait` must have returned since the last start."""
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="checkpoint")
-        self._thread.start()
+        self._running = self._thread.submit(work)
 
     def wait(self) -> None:
         """Wait until the function that was started last has returned, and raise its error."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
 
 
 def copied(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:

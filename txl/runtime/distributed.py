@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from txl.config import require
+from txl.config import UsageError, require
 
 T = TypeVar("T")
 
@@ -89,6 +89,19 @@ class Ranks:
         if store.get(key) == b"failed":
             raise LostContactError(f"rank {self.rank} ends because rank 0 has failed")
         return work()
+
+    def by_main(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0; its result is returned, and its usage and I/O errors are raised, on all ranks."""
+        result: T | Exception | None = None
+        if self.is_main:
+            try:
+                result = work()
+            except (UsageError, OSError) as error:
+                result = error
+        result = self.gathered(result)[0]
+        if isinstance(result, Exception):
+            raise result
+        return cast(T, result)
 
     def columns(self, batch_size: int) -> slice:
         """The streams of the global batch that this rank computes."""

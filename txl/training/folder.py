@@ -3,10 +3,10 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from txl.checkpoint import (
     Checkpoint,
@@ -28,7 +28,6 @@ from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError
 from txl.training.metrics import remove_records, require_own_records
 
-T = TypeVar("T")
 _LOG = logging.getLogger("txl.training")
 
 OF_ONE_START = ("work_dir", "resume", "overwrite", "max_hours")
@@ -70,7 +69,7 @@ def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
         return _BEGUN in lock.before
 
     try:
-        had_begun = _by_main(ranks, claim)
+        had_begun = ranks.by_main(claim)
         _require_shared(folder, ranks)
         yield restarted and had_begun
     except (ValueError, OSError, NonFiniteError, KeyboardInterrupt):  # a restart would fail again
@@ -92,7 +91,7 @@ def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bo
     Raises:
         UsageError: if the folder holds another run, or a flag contradicts the checkpoint.
     """
-    found = _by_main(ranks, lambda: _decide(folder, typed, restarted=restarted))
+    found = ranks.by_main(lambda: _decide(folder, typed, restarted=restarted))
     return None if found is None else open_checkpoint(Path(found))
 
 
@@ -134,7 +133,7 @@ def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
         remove_records(folder)
         _note_begun(folder)
 
-    _by_main(ranks, begin)
+    ranks.by_main(begin)
 
 
 def prepare_resume(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
@@ -147,21 +146,7 @@ def prepare_resume(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
         point_at_best(folder)
         _note_begun(folder)
 
-    _by_main(ranks, prepare)
-
-
-def _by_main(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Run `work` on rank 0; its result is returned, and its usage errors are raised, on all ranks."""
-    result: Any = None
-    if ranks.is_main:
-        try:
-            result = work()
-        except (UsageError, OSError) as error:
-            result = error
-    result = ranks.gathered(result)[0]
-    if isinstance(result, Exception):
-        raise result
-    return result
+    ranks.by_main(prepare)
 
 
 def _note_begun(folder: Path) -> None:

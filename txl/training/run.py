@@ -25,17 +25,17 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
     one = state * (ranks.world if config.shard else 1) + needed["memory"] // 2 * ranks.world
     interval = min(config.eval_interval, config.save_interval or config.eval_interval)
     n = min(config.keep_last + 2, -(-n_step // interval))  # with the best one and the one being written
-    message = ""
-    if ranks.is_main:
+
+    def check() -> None:
         held = sum(path.stat().st_size for path in folder.glob("step_*/*"))
         free = shutil.disk_usage(folder).free
-        if n * one > free + held:
-            message = (
-                f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its disk, where "
-                f"{free / 2**30:.2f} GiB are free; make room, name a folder on another disk, or lower --keep_last"
-            )
-    message = ranks.gathered(message)[0]
-    require(not message, message)
+        require(
+            n * one <= free + held,
+            f"--work_dir {folder}: {n} checkpoint(s) of {one / 2**30:.2f} GiB do not fit on its disk, where "
+            f"{free / 2**30:.2f} GiB are free; make room, name a folder on another disk, or lower --keep_last",
+        )
+
+    ranks.by_main(check)
 
 
 def require_shares(config: TrainConfig, ranks: Ranks) -> None:

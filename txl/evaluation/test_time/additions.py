@@ -1,17 +1,10 @@
-"""The test-time methods that the flags ask for, and the predictor built from them."""
+"""The test-time methods that the flags ask for."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 from txl.config import Context, UsageError, require
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
-from txl.evaluation.reading import Predictor
-from txl.evaluation.test_time.cache import ContinuousCache
-from txl.evaluation.test_time.dynamic import DynamicEvaluation, Weights
-from txl.evaluation.test_time.knn import NearestNeighbours
-from txl.evaluation.test_time.mixture import Mixture, Source
-from txl.evaluation.test_time.store import Store
-from txl.model.transformer import TransformerXL
 
 
 class Additions(NamedTuple):
@@ -81,19 +74,3 @@ class Additions(NamedTuple):
     def warmup_segments(self, context: Context) -> int:
         """Warm-up segments needed in addition to those of the model."""
         return -(-self.cache.cache_size // context.tgt_len)
-
-    def predictor(self, model: TransformerXL, *, mean_square: Weights | None, store: Store | None) -> Predictor:
-        """The model with the active methods.
-
-        Args:
-            mean_square: from `gradient_statistics`, for dynamic evaluation with the rule "rms".
-            store: of the training text, for nearest neighbours.
-        """
-        if self.dynamic.dynamic != "off":
-            return DynamicEvaluation(model, self.dynamic, mean_square)
-        sources: list[Source] = []
-        if self.cache.cache_size:
-            sources.append(ContinuousCache(model, self.cache))
-        if store is not None:
-            sources.append(NearestNeighbours(store, self.knn, device=model.device))
-        return Mixture(model, sources)

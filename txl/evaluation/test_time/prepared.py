@@ -11,7 +11,10 @@ from txl.config import Context
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
 from txl.evaluation.test_time.additions import Additions
-from txl.evaluation.test_time.dynamic import gradient_statistics
+from txl.evaluation.test_time.cache import ContinuousCache
+from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statistics
+from txl.evaluation.test_time.knn import NearestNeighbours
+from txl.evaluation.test_time.mixture import Mixture, Source
 from txl.evaluation.test_time.store import Store, build_store, open_store
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -53,17 +56,21 @@ def prepared(
     Raises:
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
-    mean_square = store = None
+    if additions.dynamic.dynamic == "sgd":
+        return DynamicEvaluation(model, additions.dynamic)
     if text is not None and additions.dynamic.dynamic == "rms":
         ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
         stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
         with progress("gradients", len(stream), shown=ranks.is_main) as bar:
             mean_square = gradient_statistics(model, ticking(stream, bar), context)
+        return DynamicEvaluation(model, additions.dynamic, mean_square)
+    sources: list[Source] = [ContinuousCache(model, additions.cache)] if additions.cache.cache_size else []
     if text is not None and additions.knn.knn_store is not None:
         store = ranks.main_first(
             lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size, shown=ranks.is_main)
         )
-    return additions.predictor(model, mean_square=mean_square, store=store)
+        sources.append(NearestNeighbours(store, additions.knn, device=model.device))
+    return Mixture(model, sources)
 
 
 def stored(
