@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 EOS, UNK = "<eos>", "<unk>"
 
@@ -90,13 +90,11 @@ class LowerVocab(Vocab):
     """Words in lower case, as in the 2019 code's Penn Treebank."""
 
     @classmethod
-    def build(
-        cls, counts: Counter[str], *, special: Sequence[str] = (EOS,), min_freq: int = 0, max_size: int | None = None
-    ) -> "Vocab":
+    def build(cls, counts: Counter[str], **limits: Any) -> "Vocab":
         lower: Counter[str] = Counter()
         for word, n in counts.items():
             lower[word.lower()] += n
-        return super().build(lower, special=special, min_freq=min_freq, max_size=max_size)
+        return super().build(lower, **limits)
 
     def __contains__(self, word: str) -> bool:
         return word.lower() in self.index

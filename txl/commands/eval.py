@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -55,18 +55,6 @@ def main(argv: Sequence[str]) -> None:
             run_evaluation(typed, ranks)
 
 
-class Setup(NamedTuple):
-    """What the flags ask for, and the checkpoint it is asked of. `contexts` are the context lengths to evaluate."""
-
-    typed: Typed
-    config: EvalConfig
-    study: StudyConfig
-    additions: Additions
-    checkpoint: Checkpoint
-    contexts: list[Context]
-    ranks: Ranks
-
-
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Check the flags against each other and the checkpoint, then score the splits, or the file of --text."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
@@ -81,13 +69,12 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
         config = dataclasses.replace(config, reset=trained)
     if config.text is None and "batch_size" not in typed:
         config = dataclasses.replace(config, batch_size=default_streams(config, additions, checkpoint, ranks))
-    setup = Setup(typed, config, study, additions, checkpoint, config.look_backs(checkpoint.context), ranks)
     if config.text is None:
-        score_splits(setup)
+        score_splits(typed, config, study, additions, checkpoint, ranks)
     else:
         require_effect_on_text(typed, additions)
         if ranks.is_main:  # it is one stream
-            score_file(setup, config.text)
+            score_file(config.text, typed, config, additions, checkpoint, ranks)
 
 
 def require_effect_on_text(typed: Typed, additions: Additions) -> None:
@@ -111,9 +98,11 @@ def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkp
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 
 
-def score_splits(setup: Setup) -> None:
+def score_splits(
+    typed: Typed, config: EvalConfig, study: StudyConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks
+) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
-    typed, config, study, additions, checkpoint, contexts, ranks = setup
+    contexts = config.look_backs(checkpoint.context)
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
     names = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
@@ -150,9 +139,10 @@ def score_splits(setup: Setup) -> None:
         show_pictures(Path(config.work_dir), pictures)
 
 
-def score_file(setup: Setup, name: str) -> None:
+def score_file(
+    name: str, typed: Typed, config: EvalConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks
+) -> None:
     """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
-    _, config, _, additions, checkpoint, contexts, ranks = setup
     vocab = vocabulary_of(checkpoint)
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
@@ -162,12 +152,12 @@ def score_file(setup: Setup, name: str) -> None:
         before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
     text = encode_text(read_text(name), vocab, name=name, **how)
     require_outputs(config)
-    training = training_text(open_corpus(setup.typed, checkpoint), ranks) if additions.read_training_text else None
+    training = training_text(open_corpus(typed, checkpoint), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
     ids = np.array(before + text.ids)
     rows, nats = [], []
     with loaded(checkpoint, config, ranks.device) as model:
-        for context in contexts:
+        for context in config.look_backs(checkpoint.context):
             predictors: list[tuple[str, Predictor]] = [("", model)]
             if additions.name:
                 added = prepared(additions, model, checkpoint, training, context, batch_size=1, ranks=ranks)

@@ -224,31 +224,16 @@ def training_stream(
     corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks
 ) -> SegmentStream | SentenceStream:
     """This process's streams of the train split."""
+    ids, by_document = corpus.split("train"), config.reset == "document"
+    shared: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    shared |= {"columns": ranks.columns(config.batch_size), "seed": config.seed}
     if corpus.config.dataset == "lm1b":
         for name in ("varlen", "roll"):
             require(not getattr(config, name), f"--{name}: the sentences of lm1b are shuffled already; leave it out")
-        return SentenceStream(
-            corpus.split("train"),
-            corpus.file_starts("train"),
-            eos_id=corpus.vocab.eos_id,
-            batch_size=config.batch_size,
-            tgt_len=context.tgt_len,
-            ext_len=context.ext_len,
-            columns=ranks.columns(config.batch_size),
-            by_sentence=config.reset == "document",
-            seed=config.seed,
-        )
-    return SegmentStream(
-        corpus.split("train"),
-        batch_size=config.batch_size,
-        tgt_len=context.tgt_len,
-        ext_len=context.ext_len,
-        columns=ranks.columns(config.batch_size),
-        varlen=config.varlen,
-        roll=config.roll,
-        starts=corpus.document_starts("train") if config.reset == "document" else None,
-        seed=config.seed,
-    )
+        files = corpus.file_starts("train")
+        return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
+    starts = corpus.document_starts("train") if by_document else None
+    return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
 
 
 def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:

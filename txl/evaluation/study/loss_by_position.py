@@ -27,14 +27,6 @@ class BinnedLoss:
     nats_K: list[float]
     tokens_K: list[int]
 
-    @property
-    def nats(self) -> float:
-        return sum(self.nats_K)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.tokens_K)
-
     def as_dicts(self) -> list[dict[str, Any]]:
         """JSON-ready, one per non-empty bin; `from` and `to` are inclusive."""
         rows = zip(spans(self.edges), self.nats_K, self.tokens_K, strict=True)
