@@ -116,7 +116,7 @@ def test_shards_killed_at_10_random_moments_end_with_the_weights_of_a_run_never_
     never, run = tmp_path / "never", tmp_path / "run"
     ranks = starts.pair(command(text, never, "--shard"), tmp_path / "never_logs")
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].log.read_text()
-    flags, logs = command(text, run, "--resume", "--shard"), tmp_path / "logs"
+    flags, logs = command(text, run, "--resume", "--shard", "--sample_length", "20"), tmp_path / "logs"
     steps = []
     for i in range(10):
         before, began = last_step(run), time.time_ns()
