@@ -7,13 +7,12 @@ is the faster one, 2.7 times for a row and 2,100 x 410 weights, so the processor
 rounding.
 """
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.ops.numbers import is_autocast_on
+from txl.ops.processor import IS_AMD
 
 FEW = 4
 CAST_PAYS = 64
@@ -21,15 +20,7 @@ CAST_PAYS = 64
 1.0 ns to cast, and 25 or 9 ps a row to multiply in float32 or bfloat16."""
 
 
-def _is_amd() -> bool:
-    try:
-        with Path("/proc/cpuinfo").open() as file:
-            return "AuthenticAMD" in file.read(1024)  # of the first core: the whole takes long where there are many
-    except OSError:
-        return False
-
-
-REVERSED = _is_amd()
+REVERSED = IS_AMD
 """Few rows are multiplied as W x^T."""
 
 
