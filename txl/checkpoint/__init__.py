@@ -4,6 +4,7 @@ from txl.checkpoint.background import Background
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
+    WEIGHTS,
     checkpoints,
     damaged,
     has_checkpoint,
@@ -18,6 +19,7 @@ from txl.checkpoint.save import CheckpointWriter, Snapshot
 __all__ = [
     "OPTIMIZER",
     "PROGRESS",
+    "WEIGHTS",
     "Background",
     "Checkpoint",
     "CheckpointWriter",
