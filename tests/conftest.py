@@ -1,7 +1,7 @@
 """What all tests share: also on a machine with a GPU they are tests on a CPU.
 
-There train.py would take the GPU and bfloat16, and what is compared bit by bit would be compared with another device's
-numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
+There train.py would take the GPU, and bfloat16 there and on many processors, and what is compared bit by bit would be
+compared with another device's numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
 """
 
 import functools
@@ -9,6 +9,7 @@ import os
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 by --dtype auto, whatever the processor
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 
 import pytest

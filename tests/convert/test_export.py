@@ -1,8 +1,10 @@
 """`python -m txl.convert --to`: what is written is read again, with the same weights and figures."""
 
+import hashlib
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import txl
+from tests.cli.conftest import change_weights
 from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
 from txl.checkpoint import open_checkpoint
@@ -162,3 +165,29 @@ def test_flags_that_a_run_answers_itself_are_refused(
     outcome = call("convert", run_folder, tmp_path / "new", "--dataset", "text")
     assert (outcome.status, outcome.err.count("\n")) == (2, 1)
     assert "--dataset: " in outcome.err
+
+
+def test_weights_in_16_bits_take_half_the_space_and_are_used_in_float32(
+    run_folder: Path, tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    folder = tmp_path / "half"
+    outcome = call("convert", run_folder, folder, "--dtype", "bfloat16", "--licence", "cc-by-sa-4.0")
+    assert outcome.status == 0
+    weights = next(folder.glob("step_*/model.safetensors"))
+    assert weights.stat().st_size < 0.6 * next(run_folder.glob("step_*/model.safetensors")).stat().st_size
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() in outcome.out
+    whole, half = (dict(txl.load(path).model.named_parameters()) for path in (run_folder, folder))
+    for name, weight in whole.items():
+        assert torch.equal(half[name], weight.bfloat16().float())
+    card = (folder / "README.md").read_text()
+    assert "license: cc-by-sa-4.0\n---" in card
+    assert "`cc-by-sa-4.0`." in card
+
+
+def test_weights_beyond_float16_are_refused(run_folder: Path, tmp_path: Path, call: Callable[..., Any]) -> None:
+    shutil.copytree(run_folder, tmp_path / "large")
+    change_weights(tmp_path / "large", lambda weight: weight + 1e6)
+    outcome = call("convert", tmp_path / "large", tmp_path / "half", "--dtype", "float16")
+    assert outcome.status == 2
+    assert "exceed its range; use bfloat16" in outcome.err
+    assert not (tmp_path / "half").exists()

@@ -67,6 +67,28 @@ def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_o
         torch.testing.assert_close(one, torch.zeros_like(one) if two is None else two)
 
 
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_a_tied_table_gets_both_gradients(cut: str) -> None:
+    """Looked up and multiplied, also where a word occurs twice, and where the softmax is not asked."""
+    config = ModelConfig(n_token=12, n_layer=1, n_head=1, d_head=4, d_model=6, d_inner=4, **CUTS[cut])
+    embedding = AdaptiveEmbedding(config)
+    softmax = AdaptiveSoftmax(config, embedding).double()
+    embedding.double()
+    token_BT, target_BT = torch.tensor([[0, 5, 5], [11, 5, 0]]), torch.tensor([[5, 11, 0], [1, 5, 7]])
+    weight_BTD = torch.randn(2, 3, 6).double()
+    wanted = list(dict.fromkeys([*embedding.parameters(), *softmax.parameters()]))
+
+    def gradients(hidden_BTD: Tensor, *tables: list[Tensor]) -> list[Tensor]:
+        loss = softmax.nll(hidden_BTD, target_BT, *tables).sum() + (hidden_BTD * weight_BTD).sum()
+        return torch.autograd.grad(loss, wanted, allow_unused=True)
+
+    torch.testing.assert_close(gradients(*embedding.with_tables(token_BT)), gradients(embedding(token_BT)))
+    rows_BTD, _ = embedding.with_tables(token_BT)
+    alone = torch.autograd.grad((rows_BTD * weight_BTD).sum(), list(embedding.parameters()))
+    expected = torch.autograd.grad((embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters()))
+    torch.testing.assert_close(alone, expected)
+
+
 def test_smoothing_without_clusters_is_the_usual_one() -> None:
     softmax = softmax_of()
     hidden_LD, target_L = torch.randn(7, 6).double(), torch.randint(0, 12, (7,))

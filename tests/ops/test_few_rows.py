@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from txl.ops import few_rows
-from txl.ops.few_rows import Linear, linear
+from txl.ops.few_rows import Linear, linear, linear_in_part
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,19 @@ def test_it_is_the_linear_map(shape: tuple[int, ...], bias: bool) -> None:
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_part_of_a_table_is_cast_for_many_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "CAST_PAYS", 3)
+    x, weight, bias = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
+    part = weight.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_in_part(x[:2], part, bias)
+        assert linear_in_part(x, weight, bias).dtype == torch.bfloat16
+        assert linear_in_part(x[:0], weight, bias).shape == (0, 5)
+    torch.testing.assert_close(found, F.linear(x[:2], weight, bias))
+    found.sum().backward()
+    torch.testing.assert_close(part.grad, x[:2].sum(0).expand(5, 7))
 
 
 def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

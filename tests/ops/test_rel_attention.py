@@ -155,7 +155,7 @@ def test_operands_of_any_layout(impl: str) -> None:
 def test_dropout_is_the_same_in_both_directions(impl: str) -> None:
     """The output is linear in the values, so that values of one-hot rows show the probabilities that were kept; with
     these the gradients are those of the definition."""
-    B, N, T, M, window, dropout = 2, 2, 9, 8, 11, 0.4
+    B, N, T, M, window, dropout = 2, 2, 9, 8, 11, 0.375  # as it is drawn: a multiple of 2^-16
     S = T + M
     q, k, _, r, u, w = operands(B, N, T, M, S)
     v = torch.eye(S, dtype=torch.float64).expand(B, N, S, S).contiguous().requires_grad_()

@@ -47,11 +47,10 @@ def test_a_checkpoint_in_shards_holds_the_average_and_the_trained_weights(only_r
         run.begin().train()
     saved = [dict(load_model(last_checkpoint(run.folder)).named_parameters()) for run in both]
     assert saved[0].keys() == saved[1].keys()
-    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
+    torch.testing.assert_close(*saved)  # sums of a tied table's gradients are in another order in shards
     again = Run(config(**settings), folder=tmp_path / "True").resume()
-    assert all(torch.equal(weight, again.weights()[name]) for name, weight in both[0].weights().items())
-    theirs, states = again.state.optimizers.state(), both[0].state.optimizers.state()
-    assert all(torch.equal(value, theirs[name]) for name, value in states.items())
+    torch.testing.assert_close(again.weights(), both[0].weights())
+    torch.testing.assert_close(again.state.optimizers.state(), both[0].state.optimizers.state())
 
 
 def remove(path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.training.runs import IDS, SHAPE, Run, config
+from txl.training import step
 from txl.training.optim import Lamb
-from txl.training.step import NonFiniteError
+from txl.training.step import NonFiniteError, autocast_dtype
 
 
 def weights_after(**settings: Any) -> dict[str, torch.Tensor]:
@@ -178,3 +179,11 @@ def test_each_epoch_begins_with_an_empty_memory() -> None:
     run.state.step = noted  # type: ignore[method-assign]
     run.train()
     assert seen == [(i % 4, [i % 4 == 0] * 2) for i in range(9)]
+
+
+def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    assert autocast_dtype(config(dtype="auto"), device) == torch.float32
+    monkeypatch.setattr(step, "HAS_FAST_BFLOAT16", True)
+    assert autocast_dtype(config(dtype="auto"), device) == torch.bfloat16
+    assert autocast_dtype(config(dtype="float32"), device) == torch.float32

@@ -4,6 +4,7 @@ from txl.checkpoint.background import Background
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
+    WEIGHTS,
     checkpoints,
     damaged,
     is_checkpoint,
@@ -17,6 +18,7 @@ from txl.checkpoint.save import CheckpointWriter, Snapshot
 __all__ = [
     "OPTIMIZER",
     "PROGRESS",
+    "WEIGHTS",
     "Background",
     "Checkpoint",
     "CheckpointWriter",

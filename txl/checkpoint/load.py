@@ -27,7 +27,7 @@ Header = dict[str, tuple[tuple[int, ...], bool]]
 
 
 def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
-    """The model with its trained weights, in evaluation mode.
+    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32.
 
     Raises:
         UsageError: if the weights are damaged, not finite, or do not fit the configuration.
@@ -40,7 +40,7 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
     with torch.no_grad():
         for name, parameter in weights_of(model).items():
-            parameter.data = parameter.data.to(saved[name].dtype)
+            parameter.data = parameter.data.to(torch.promote_types(saved[name].dtype, torch.float32))
             parameter.copy_(saved[name])
     return model.eval()
 

@@ -12,14 +12,14 @@ from typing import Literal
 
 import torch
 
-from txl.checkpoint import CheckpointWriter, Snapshot
+from txl.checkpoint import WEIGHTS, CheckpointWriter, Snapshot
 from txl.cli import build, read_flags
 from txl.commands.export import write_huggingface, write_original
 from txl.commands.model_card import model_card
 from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
 from txl.config import Checked, option, require
 from txl.data_utils.config import BYTES
-from txl.files import folder_written_whole
+from txl.files import folder_written_whole, sha256
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
@@ -36,6 +36,10 @@ class ConvertConfig(Checked):
     vocab: str | None = option(None, "file of its words (not given: the one inside or beside the weights)")
     data: str = option("data/wikitext-103", "folder of the text it was trained on, which eval.py reads by default")
     dataset: Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"] = option("wt103", "kind of that text")
+    dtype: Literal["kept", "float32", "bfloat16", "float16"] = option(
+        "kept", "number type of the weights in the files; txl uses those in 16 bits as float32"
+    )
+    licence: str | None = option(None, "licence of the model, for its card, as the hub names it: mit, cc-by-sa-4.0")
     explain: bool = option(False, "print the model, and each tensor that was read")
 
 
@@ -51,6 +55,10 @@ def main(argv: Sequence[str]) -> None:
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
     found = read(source, config, typed)
+    if config.dtype != "kept":
+        found.model.to(getattr(torch, config.dtype))
+        in_range = all(p.isfinite().all() for p in found.model.parameters())
+        require(in_range, f"--dtype {config.dtype}: weights of {source} exceed its range; use bfloat16")
     with folder_written_whole(folder) as temporary:
         if config.to == "huggingface":
             write_huggingface(found, temporary)
@@ -58,7 +66,9 @@ def main(argv: Sequence[str]) -> None:
             write_original(found, temporary)
         else:
             write_run(found, temporary)
-        (temporary / "README.md").write_text(model_card(found, config.to, folder.name), encoding="utf-8")
+        (temporary / "README.md").write_text(
+            model_card(found, config.to, folder.name, config.licence), encoding="utf-8"
+        )
     if config.explain:
         print_line(f"| {found.model.config}")
         for name in found.tensors:
@@ -67,6 +77,9 @@ def main(argv: Sequence[str]) -> None:
     print_line(
         f"| {found.kind}: all {len(found.tensors)} tensors read, {n_weight:,} parameters, {len(found.vocab):,} words"
     )
+    for path in sorted(folder.rglob("*")):
+        if path.name in (WEIGHTS, "model.pt"):
+            print_line(f"| {path}: {path.stat().st_size / 1e6:.1f} MB, sha256 {sha256(path)}")
     print_line(f"| written to {folder}")
 
 
@@ -93,7 +106,6 @@ def write_run(found: Pretrained, folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
     ranks = Ranks(0, 1, torch.device("cpu"))
-    vocab = {"vocab.txt": found.vocab.to_text()}
-    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, vocab)
+    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.attachments())
     nats = found.record.get("valid_nats_per_token")
     writer.save(found.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True, valid_nats=nats)

@@ -31,19 +31,21 @@ model.load_state_dict(held["state_dict"])""",
 }
 
 
-def model_card(found: Pretrained, kind: str, name: str) -> str:
+def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> str:
     """What the model is, what it was trained on and how, its figures, how it is used.
 
     Args:
         kind: what the folder holds: txl, huggingface or original.
         name: of the folder.
+        licence: of the model, as the hub names it.
     """
     config, record = found.model.config, found.record
     n_weight = sum(p.numel() for p in found.model.parameters())
     data = record.get("data", {})
     library = "transformers" if kind == "huggingface" else "txl"
     lines = [
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n---",
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n"
+        + (f"license: {licence}\n---" if licence else "---"),
         f"# {name}",
         f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
         f"{n_weight:,} parameters, a vocabulary of {len(found.vocab):,} words. It was trained with segments of "
@@ -60,7 +62,8 @@ def model_card(found: Pretrained, kind: str, name: str) -> str:
     if nats is not None:
         lines.append(f"## Figures\n\nPerplexity of the valid split, per token: {math.exp(nats):.3f}.")
     lines.append(f"## Use\n\n```python\n{_USE[kind].format(name=name)}\n```")
-    lines.append("## Licence\n\nNot stated yet: name one here and as `license:` at the top.")
+    stated = f"`{licence}`" if licence else "Not stated yet: name one here and as `license:` at the top"
+    lines.append(f"## Licence\n\n{stated}.")
     return "\n\n".join(lines) + "\n"
 
 

@@ -212,7 +212,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     model, config = state.model, state.config
     by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
-    print_line(f"| attention: {model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)}")
+    path = model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)
+    print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
     if model.config.recurrence == "same" and config.eval_batch_size is None and config.reset == "never":
         print_line("| --recurrence same: evaluations read one stream, on whose number the result depends")
     if config.shard and not model.is_sharded:

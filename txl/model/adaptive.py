@@ -5,7 +5,8 @@ The vocabulary, most frequent words first, is split into a shortlist and C tail 
 E_i = d_embed // div_val^i and a projection of d_model x E_i.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.ops.few_rows import linear
+from txl.ops.few_rows import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy
 
 
@@ -46,6 +47,24 @@ def _cluster_members(id_L: Tensor, first: int, sizes: Sequence[int]) -> Iterator
         first += size
 
 
+class _LookUp(torch.autograd.Function):
+    """Rows of a table, and the table itself for further use; one gradient for both."""
+
+    @staticmethod
+    def forward(id_L: Tensor, table_VE: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return F.embedding(id_L, table_VE), table_VE.view_as(table_VE)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, drow_LE: Tensor, dtable_VE: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        id_L, _ = ctx.saved_tensors
+        add = Tensor.index_add if torch.is_grad_enabled() else Tensor.index_add_  # the first: for second derivatives
+        return None, add(dtable_VE, 0, id_L.flatten(), drow_LE.flatten(0, -2))
+
+
 class AdaptiveEmbedding(nn.Module):
     """Token ids to hidden states, scaled by sqrt(d_model).
 
@@ -75,23 +94,38 @@ class AdaptiveEmbedding(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
+        return self._embedded(token_BT, F.embedding)
+
+    def with_tables(self, token_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, and the tables for a softmax tied to them: a gradient of these takes up that of the words in
+        place, which else is as large as the tables and almost all zeros."""
+        tables = []
+
+        def look_up(id_L: Tensor, table: Tensor) -> Tensor:
+            row_LE, same_table = _LookUp.apply(id_L, table)
+            tables.append(same_table)
+            return row_LE
+
+        return self._embedded(token_BT, look_up), tables
+
+    def _embedded(self, token_BT: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         _check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
-            out = F.embedding(_to_device(token_BT, self.tables[0].device), self.tables[0])
+            out = look_up(_to_device(token_BT, self.tables[0].device), self.tables[0])
             out = (
                 F.linear(out, self.projs[0]).to(out.dtype) if len(self.projs) else out
             )  # autocast returns half precision
         else:
-            out = self._by_cluster(token_BT.flatten()).view(*token_BT.shape, -1)
+            out = self._by_cluster(token_BT.flatten(), look_up).view(*token_BT.shape, -1)
         return out * self.d_model**0.5
 
-    def _by_cluster(self, token_L: Tensor) -> Tensor:
+    def _by_cluster(self, token_L: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         orders, places = zip(*_cluster_members(token_L, 0, self.sizes), strict=True)
         lengths = [len(order) for order in orders]
         order_L, place_L = _to_device(torch.stack([torch.cat(orders), torch.cat(places)]), self.projs[0].device)
         parts = zip(place_L.split(lengths), self.tables, self.projs, strict=True)
         # empty clusters are computed with zero rows, so that their weights get a gradient
-        row_LD = torch.cat([F.linear(F.embedding(place, table), proj) for place, table, proj in parts])
+        row_LD = torch.cat([F.linear(look_up(place, table), proj) for place, table, proj in parts])
         return self.projs[0].new_zeros(row_LD.shape).index_copy(0, order_L, row_LD.to(self.projs[0].dtype))
 
 
@@ -125,7 +159,7 @@ class AdaptiveSoftmax(nn.Module):
             tied = i < len(config.tie_projs) and config.tie_projs[i]
             yield theirs if tied else _table(*theirs.shape)
 
-    def nll(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def nll(self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None) -> Tensor:
         """Negative log-likelihood of each target, in nats, in the order of the tokens.
 
         Memory does not grow with tokens times words.
@@ -134,13 +168,14 @@ class AdaptiveSoftmax(nn.Module):
             hidden: output of the last layer, (..., D).
             target: token ids, (...). Keep them on the CPU while `hidden` is on a GPU: they are grouped by cluster there
                 without synchronisation; on a GPU it takes one per tail cluster.
+            tables: those of a tied embedding, see `AdaptiveEmbedding.with_tables`.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
         _check_ids(target, self.n_token)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
-        parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
+        parts = zip(hiddens, *self._clusters(tables or self.tables), target_M.split(lengths), strict=True)
         head_nll_L, *tail_nlls = [linear_cross_entropy(*part) for part in parts]
         if self.n_tail:
             head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
@@ -157,7 +192,7 @@ class AdaptiveSoftmax(nn.Module):
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         gaps = []
         hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
-        parts = zip(hiddens, *self._clusters(), target_M.split(lengths), strict=True)
+        parts = zip(hiddens, *self._clusters(self.tables), target_M.split(lengths), strict=True)
         for hidden_LE, weight_CE, bias_C, column_L in parts:
             apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
             gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
@@ -175,9 +210,9 @@ class AdaptiveSoftmax(nn.Module):
             hiddens = [hidden @ proj for hidden, proj in zip(hiddens, self.projs, strict=True)]
         return hiddens
 
-    def _clusters(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _clusters(self, tables: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and biases of all clusters; the head's end with the entries of the tail clusters."""
-        weights, biases = list(self.tables), list(self.biases)
+        weights, biases = list(tables), list(self.biases)
         if len(weights) < len(self.sizes):  # one split has one gradient table; slices would have one each
             weights, biases = list(weights[0].split(self.sizes)), list(biases[0].split(self.sizes))
         if self.n_tail:
@@ -207,7 +242,7 @@ class AdaptiveSoftmax(nn.Module):
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
-        logit = linear(hidden, weight, bias)
+        logit = linear_in_part(hidden, weight, bias)
         if self.n_tail:
             logit = torch.cat([logit, linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
         shortlist, cluster = _log_softmax(logit).split([self.sizes[0], self.n_tail], dim=-1)
@@ -215,7 +250,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def tail_log_prob(self, hidden: Tensor, c: int) -> Tensor:
         """Log-probabilities of the words of tail cluster c, given that cluster."""
-        return _log_softmax(linear(*self._cluster(hidden, 1 + c)))
+        return _log_softmax(linear_in_part(*self._cluster(hidden, 1 + c)))
 
     def _cluster(self, hidden: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """The projected hidden state, and the weight and bias of cluster i's words; the shortlist is cluster 0."""

@@ -281,8 +281,13 @@ class TransformerXL(nn.Module):
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
         GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
-        out: Output = self(input_BT, memory, context, since_BT)
-        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT), out.memory
+        tables = None
+        if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
+            embedded_BTD, tables = self.word_emb.with_tables(input_BT)
+            out = self.read(embedded_BTD, memory, context, since_BT)
+        else:
+            out = self(input_BT, memory, context, since_BT)
+        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT, tables), out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

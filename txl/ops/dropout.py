@@ -23,14 +23,25 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     return _Dropout.apply(x, p)
 
 
+def as_drawn(p: float) -> float:
+    """The multiple of 2^-16 below 1 that is nearest to p."""
+    return min(round(p * _LEVELS), _LEVELS - 1) / _LEVELS
+
+
+def draw_kept(p: float, *, out: Tensor) -> Tensor:
+    """Fill `out` with True or 1 where an element is kept, else False or 0; on a CPU `as_drawn(p)` are dropped."""
+    if out.device.type != "cpu":
+        return torch.ge(torch.rand(out.shape, device=out.device), p, out=out)
+    draws = torch.empty(-(-out.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    first_kept = round(as_drawn(p) * _LEVELS) - _LEVELS // 2
+    return torch.ge(draws.view(torch.int16)[: out.numel()].view(out.shape), first_kept, out=out)
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        n_dropped = min(round(p * _LEVELS), _LEVELS - 1)
-        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        factor = torch.empty(x.shape, dtype=x.dtype)  # compared into floats: a bool mask is slower
-        torch.ge(draws.view(torch.int16)[: x.numel()].view(x.shape), n_dropped - _LEVELS // 2, out=factor)
-        factor.mul_(_LEVELS / (_LEVELS - n_dropped))
+        factor = draw_kept(p, out=torch.empty(x.shape, dtype=x.dtype))  # into floats: a bool mask is slower
+        factor.mul_(1 / (1 - as_drawn(p)))
         ctx.save_for_backward(factor)
         return x * factor
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from txl.ops.few_rows import linear
+from txl.ops.few_rows import linear_in_part
 
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); the backward pass holds two more tensors of this size."""
@@ -28,6 +28,6 @@ def linear_cross_entropy(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, t
 
 
 def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
-    logit_LV = linear(hidden_LE, weight_VE, bias_V)
+    logit_LV = linear_in_part(hidden_LE, weight_VE, bias_V)
     at_least_float32 = torch.promote_types(logit_LV.dtype, torch.float32)
     return F.cross_entropy(logit_LV.to(at_least_float32), target_L, reduction="none")

@@ -134,7 +134,7 @@ class TrainConfig(Checked):
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
     device: str = option("auto", DEVICE_HELP, section="speed and memory")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "number type of the matrix products; auto: bfloat16 on a GPU that has it, else float32"
+        "auto", "number type of the matrix products; auto: bfloat16 on a GPU or CPU that is made for it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")

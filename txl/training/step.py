@@ -16,6 +16,7 @@ from txl.config import Context
 from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
+from txl.ops.processor import HAS_FAST_BFLOAT16
 from txl.records import require_fields
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
@@ -281,8 +282,14 @@ _STOPPED = (
 
 
 def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products in training; auto: bfloat16 on a GPU that supports it, else float32."""
+    """The dtype of matrix products in training; auto: bfloat16 if the device has instructions for it, else float32."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
-    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if fast else torch.float32
+    match device.type:
+        case "cuda":
+            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        case "cpu":
+            is_fast = HAS_FAST_BFLOAT16
+        case _:
+            is_fast = False
+    return torch.bfloat16 if is_fast else torch.float32

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from txl.ops.dropout import as_drawn, draw_kept
 from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
@@ -164,7 +165,7 @@ def forward(
         last = first + block.n_score
         prob_ZTS = _probabilities(block, x, window, first_BT, place, prob[first:last], n_distinct)
         if dropout > 0:
-            kept_ZTS = torch.ge(torch.rand_like(prob_ZTS), dropout, out=kept[first:last].view(prob_ZTS.shape))
+            kept_ZTS = draw_kept(dropout, out=kept[first:last].view(prob_ZTS.shape))
             prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
         block.set_queries(out_BTNH.permute(2, 0, 1, 3), torch.bmm(prob_ZTS, block.of_keys(x.v_NBSH)))
         first = last if keep else 0
@@ -286,6 +287,7 @@ def dense(
     first_BT: Tensor | None = None,
 ) -> Tensor:
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
+    dropout = as_drawn(dropout)
     if needs_grad(*operands):
         return _forward_op(*operands, scale, window, dropout, True, clamp_len, first_BT)[0]
     if operands[0].shape[2] == 1 and dropout == 0 and first_BT is None:
