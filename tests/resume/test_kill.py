@@ -60,6 +60,8 @@ def test_a_run_killed_at_20_random_moments_ends_with_the_weights_of_one_never_ki
         start = starts(flags, log, slow_flush_s=0.015)
         if i % 2:
             wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, log)
+        if i % 4 == 3:  # a slow machine might never come to a checkpoint
+            wait_until(lambda step=step: last_step(run) != step, 60, log)
         time.sleep(dice.uniform(0, 0.5))
         start.kill()
         assert start.wait() == -signal.SIGKILL, log.read_text()
@@ -123,7 +125,7 @@ def test_shards_killed_at_10_random_moments_end_with_the_weights_of_a_run_never_
         n_start = len(resumed_from(run)) if before else 0
         ranks = starts.pair([*flags, "--async_save" if i % 2 else "--no_async_save"], logs)
         wait_until(lambda began=began, n=n_start: trains(run, began, n), 60, logs / "0")
-        if i % 3 == 0:  # else a slow machine might never come to a checkpoint
+        if i % 3 == 0:  # a slow machine might never come to a checkpoint
             wait_until(lambda before=before: last_step(run) != before, 60, logs / "0")
         time.sleep(dice.uniform(0, 0.6))
         for victim in ((0, 1), (0,), (1,))[i % 3]:
