@@ -1,6 +1,7 @@
 """Programs timed against each other in interleaved runs, each in its own process and environment."""
 
 import argparse
+import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -107,6 +108,7 @@ def add_peer_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
     parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
     parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
+    parser.add_argument("--also", choices=("bfloat16", "float16"), help="ours once more, with products in this dtype")
     parser.add_argument("--pairs", type=positive, default=7, help="times that each program is asked [7]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
 
@@ -115,6 +117,9 @@ def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
     """Ours, and the programs chosen by the flags of `add_peer_flags`."""
     model = shape.to_json()
     peers = [Peer("txl", model)]
+    if args.also:
+        peers.append(Peer("txl", dataclasses.replace(shape, dtype=args.also).to_json()))
+        peers[-1].name = f"txl, {args.also}"
     if args.peer:
         peers.append(Peer("huggingface", model, python=args.peer))
     if args.original:

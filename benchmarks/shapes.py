@@ -12,7 +12,7 @@ class Shape:
 
     Attributes:
         cutoffs: of the adaptive softmax; empty: a plain one.
-        dtype: of the matrix products in training, of all weights in evaluation.
+        dtype: of the matrix products; other programs have their weights in it, too, in evaluation.
         compile, attn_impl: ours alone.
     """
 

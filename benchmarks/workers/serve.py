@@ -78,7 +78,7 @@ def segments(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def autocast(shape: Shape) -> torch.autocast:
-    """The matrix products of a training step in the shape's dtype, the weights in float32."""
+    """Matrix products in the shape's dtype, the weights in float32."""
     dtype = getattr(torch, shape.dtype)
     return torch.autocast(shape.device, dtype, enabled=dtype != torch.float32)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.shapes import Shape
-from benchmarks.workers.serve import segments, serve_models, word_shares
+from benchmarks.workers.serve import autocast, segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
@@ -45,7 +45,7 @@ def model_of(shape: Shape) -> TransformerXL:
 
 
 def reading_model(shape: Shape) -> TransformerXL:
-    """A model in the shape's dtype whose memory is full from the start, of numbers drawn at random.
+    """A model whose memory is full from the start, of numbers drawn at random.
 
     It draws words of the rare clusters as often as `segments` does, which costs it what it would with a text.
     """
@@ -54,13 +54,13 @@ def reading_model(shape: Shape) -> TransformerXL:
         share_C = torch.stack([part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)])
         with torch.no_grad():
             model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
-    model.to(getattr(torch, shape.dtype)).eval()
+    model.eval()
     fresh_memory = model.fresh_memory
 
     def full_memory(batch_size: int) -> KeyValueMemory:
         memory = fresh_memory(batch_size)
         room = (batch_size, shape.n_head, shape.mem_len, shape.d_head)
-        like = next(model.parameters())
+        like = torch.empty(0, dtype=getattr(torch, shape.dtype), device=shape.device)
         layers = [layer.appended(*(like.new_empty(room).normal_() for _ in "kv")) for layer in memory.layers]
         return dataclasses.replace(memory, layers=tuple(layers))
 
@@ -73,14 +73,16 @@ def evaluate(shape: Shape) -> Iterator[object]:
     model = reading_model(shape)
     nats = torch.zeros((), dtype=torch.float64, device=shape.device)
     texts = ((input_BT, target_BT, None) for input_BT, target_BT in segments(shape))
-    for nll_N in scored(model, texts, context_of(shape)):
-        nats += nll_N.double().sum()
-        yield nats
+    with autocast(shape):
+        for nll_N in scored(model, texts, context_of(shape)):
+            nats += nll_N.double().sum()
+            yield nats
 
 
 def write(shape: Shape) -> Iterator[object]:
     """A token at a time, by `txl.generation.sampling.generate`."""
-    yield from generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
+    with autocast(shape):
+        yield from generate(reading_model(shape), [0], context_of(shape), length=sys.maxsize)
 
 
 def train(shape: Shape) -> Iterator[object]:
