@@ -74,8 +74,8 @@ def compiling_only() -> Iterator[list[Any]]:
 
 
 def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, window: int = -1) -> list[Report]:
-    """Every kernel of one forward and backward pass, with the tiles in `launch.TILES`, and of a forward pass of few
-    queries over many keys, which several programs share."""
+    """Every kernel of one forward and backward pass, with the tiles in `launch.TILES`, of a backward pass that keeps
+    the gradient of the logits, and of a forward pass of few queries over many keys, which several programs share."""
     B, N, T, S = 2, 16, 384, 768
 
     def heads(B: int, L: int) -> torch.Tensor:
@@ -87,13 +87,18 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
 
     with compiling_only() as compiled:
         args = [heads(B, T), heads(B, S), heads(B, S), *shared(S)]
-        out = fused(*args, scale=1.0, dropout=dropout, window=window)
+        out = fused(*args, scale=1.0, dropout=dropout, window=window, keep_mib=0)
+        torch.autograd.grad(out, args, torch.empty_like(out))
+    with compiling_only() as compiled_kept:
+        out = fused(*args, scale=1.0, dropout=dropout, window=window, keep_mib=64)
         torch.autograd.grad(out, args, torch.empty_like(out))
     with compiling_only() as compiled_split:
         few, many = 64, 4096
         fused(heads(1, few), heads(1, many), heads(1, many), *shared(many), scale=1.0, dropout=dropout, window=window)
-    names = {"forward": "forward_split", "join": "join"}
-    compiled += [(names[name], *rest) for name, *rest in compiled_split if name in names]
+    kept = {"backward_keys": "kept_keys", "kept_queries": "kept_queries", "kept_places": "kept_places"}
+    split = {"forward": "forward_split", "join": "join"}
+    for names, those in ((kept, compiled_kept), (split, compiled_split)):
+        compiled += [(names[name], *rest) for name, *rest in those if name in names]
     return [report(*each) for each in _distinct(compiled)]
 
 

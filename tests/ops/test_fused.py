@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
-from txl.ops.rel_attention import launch, rel_attention
+from txl.ops.rel_attention import kept, launch, rel_attention
 from txl.ops.rel_attention.fused import _forward, fused
 from txl.ops.rel_attention.launch import Tile
 from txl.ops.rel_attention.naive import naive
@@ -27,6 +27,12 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}  # the interpreter has no
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles at the sizes an interpreter can do."""
     monkeypatch.setattr(launch, "TILES", {key: Tile(16, 4, 2) for key in launch.TILES})
+
+
+@pytest.fixture(params=[0, 1], ids=["three_passes", "kept"])
+def keep_mib(request: pytest.FixtureRequest) -> int:
+    """Both ways of the backward pass."""
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -79,28 +85,65 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("B", "N", "T", "S", "H", "window"), SHAPES)
-def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window) -> None:
+def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window, keep_mib) -> None:
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
-    assert_close(with_gradients(fused, args, dout, window=window), expected, TOLERANCE[torch.float32])
+    found = with_gradients(fused, args, dout, window=window, keep_mib=keep_mib)
+    assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-def test_clamped_distances_are_distances_like_others() -> None:
+def test_clamped_distances_are_distances_like_others(keep_mib: int) -> None:
     """Their rows of r are alike, each with a gradient of its own; the promise that they are is not needed here."""
     args, dout = inputs(1, 1, 7, 23, 8), torch.randn(1, 1, 7, 8)
     with torch.no_grad():
         args[3][:17] = args[3][17].clone()
     expected = with_gradients(naive, in_float64(args), dout.double())
-    by_name = partial(rel_attention, impl="fused", clamp_len=5)
+    by_name = partial(rel_attention, impl="fused", clamp_len=5, keep_mib=keep_mib)
     assert_close(with_gradients(by_name, args, dout), expected, TOLERANCE[torch.float32])
 
 
-def test_tiles_as_large_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_as_large_as_on_a_gpu_change_nothing(keep_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 64 turn in halves."""
     monkeypatch.setattr(launch, "TILES", {key: Tile(64, 4, 2) for key in launch.TILES})
     args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=149)
-    assert_close(with_gradients(fused, args, dout, window=149), expected, TOLERANCE[torch.float32])
+    found = with_gradients(fused, args, dout, window=149, keep_mib=keep_mib)
+    assert_close(found, expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("sides", [(16, 32, 64), (32, 16, 32), (64, 32, 16)])
+def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel may read a tile that another, with smaller ones, has written only in part."""
+    of = dict(zip(("kept_keys", "kept_queries", "kept_places"), sides, strict=True))
+    monkeypatch.setattr(launch, "TILES", {key: Tile(of.get(key[0], 16), 4, 2) for key in launch.TILES})
+    args, dout = inputs(2, 2, 37, 101, 8), torch.randn(2, 2, 37, 8)
+    expected = with_gradients(naive, in_float64(args), dout.double(), window=43)
+    assert_close(with_gradients(fused, args, dout, window=43), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("n_sequence", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_sequences_may_be_taken_a_few_at_a_time(n_sequence: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part may be smaller; values that are dropped are those of the whole batch."""
+    monkeypatch.setattr(kept, "PROGRAMS", 2)  # so that parts of dr are of several sequences
+    args, dout = inputs(3, 2, 7, 19, 8), torch.randn(3, 2, 7, 8)
+
+    def found(keep_mib: int) -> list[Tensor]:
+        torch.manual_seed(1)
+        return with_gradients(fused, args, dout, dropout=0.3, keep_mib=keep_mib)
+
+    expected = [x.double() for x in found(0)]
+    monkeypatch.setattr("txl.ops.rel_attention.fused.sequences_that_fit", lambda call, mib: n_sequence)
+    assert_close(found(1), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize(
+    ("mib", "n_sequence"), [(0, 0), (5, 0), (6, 1), (11, 1), (12, 2), (30, 5), (60, 10), (65, 10), (120, 20), (999, 20)]
+)
+def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequence: int) -> None:
+    """A sequence takes 4 heads x 512 queries x 768 keys x 4 bytes = 6 MiB: 20 in parts of at most 11 are 10 and 10."""
+    q, k = torch.empty(20, 4, 512, 8), torch.empty(20, 4, 767, 8)
+    call = launch.Call(q, q, k, k, k[0], None, 8, 1.0, -1, 0.0)
+    assert kept.sequences_that_fit(call, mib) == n_sequence
 
 
 @pytest.mark.parametrize("window", [-1, 40])
@@ -112,10 +155,10 @@ def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch
     torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
 
 
-def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype() -> None:
+def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(keep_mib: int) -> None:
     dtype = torch.float16
     args, dout = inputs(2, 2, 19, 41, 24, dtype), torch.randn(2, 2, 19, 24).to(dtype)
-    found = with_gradients(fused, args, dout)
+    found = with_gradients(fused, args, dout, keep_mib=keep_mib)
     assert_close(found, with_gradients(naive, in_float64(args), dout.double()), TOLERANCE[dtype])
     assert [x.dtype for x in found] == [dtype] * 5 + [torch.float32] * 2
 
@@ -125,7 +168,7 @@ def test_the_output_joins_its_heads_without_a_copy() -> None:
     assert out.transpose(1, 2).is_contiguous()
 
 
-def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() -> None:
+def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded(keep_mib: int) -> None:
     """Rows then start wherever they happen to, and strides may be zero."""
     qkv = torch.randn(2, 23, 3 * 2 * 20 + 1)[..., 1:]
     q, k, v = (x.unflatten(-1, (2, 20)).transpose(1, 2) for x in qkv.chunk(3, dim=-1))
@@ -133,7 +176,7 @@ def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() 
     args = [x.requires_grad_() for x in (q[:, :, 10:], k, v.mT.contiguous().mT, *shared)]
     dout = torch.randn(1).expand(2, 2, 13, 20)
     expected = with_gradients(naive, in_float64(args), dout.double())
-    assert_close(with_gradients(fused, args, dout), expected, TOLERANCE[torch.float32])
+    assert_close(with_gradients(fused, args, dout, keep_mib=keep_mib), expected, TOLERANCE[torch.float32])
 
 
 @pytest.mark.slow
@@ -155,13 +198,15 @@ def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [-1, 11])
-def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradients_pass_through_the_dropout_of_the_forward(
+    window: int, keep_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mask is read off a run whose values are the identity, then applied to the definition.
 
     It must not depend on tiles either: those of the backward are of several sizes.
     """
-    sides = {"forward": 16, "queries": 32, "keys": 16, "places": 32}
-    monkeypatch.setattr(launch, "TILES", {key: Tile(sides[key[0]], 4, 2) for key in launch.TILES})
+    sides = {"queries": 32, "places": 32, "kept_keys": 32}
+    monkeypatch.setattr(launch, "TILES", {key: Tile(sides.get(key[0], 16), 4, 2) for key in launch.TILES})
     B, N, T, S, H = 2, 2, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
@@ -169,7 +214,7 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
     torch.manual_seed(3)
     keep = fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0
     torch.manual_seed(3)
-    found = with_gradients(fused, args, dout, window=window, dropout=0.25)
+    found = with_gradients(fused, args, dout, window=window, dropout=0.25, keep_mib=keep_mib)
 
     exact = in_float64(args)
     eye = eye.double()
@@ -181,7 +226,7 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(window: int, monk
 
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which need not be the current one. Triton asks for the current device's stream."""
-    from txl.ops.rel_attention import triton_kernels, triton_rows
+    from txl.ops.rel_attention import triton_kept, triton_kernels, triton_rows
 
     chosen: list[bool] = []  # one entry within torch.cuda.device_of
     launched: list[tuple[str, bool]] = []
@@ -205,12 +250,14 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
     kernels = {
         triton_rows: ["queries", "copy_rows", "deltas"],
         triton_kernels: ["forward", "join", "backward_keys", "backward_queries", "backward_places"],
+        triton_kept: ["kept_queries", "kept_places"],
     }
     for file, names in kernels.items():
         for name in names:
             monkeypatch.setattr(file, name, Watched(name, getattr(file, name)))
     args, dout = inputs(1, 1, 3, 17, 5), torch.randn(1, 1, 3, 5)
-    with_gradients(fused, args, dout)
+    for keep_mib in (0, 1):
+        with_gradients(fused, args, dout, keep_mib=keep_mib)
     assert {name for name, _ in launched} == {name for names in kernels.values() for name in names}
     assert [name for name, on_device in launched if not on_device] == []
 
@@ -220,7 +267,7 @@ def test_the_operator_keeps_the_promises_of_pytorch() -> None:
     """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
     for H in (8, 5):
         args = inputs(1, 2, 5, 7, H)
-        torch.library.opcheck(_forward, (*args, None, 0.5, -1, 0.0))
+        torch.library.opcheck(_forward, (*args, None, 0.5, -1, 0.0, 1))
 
 
 def test_a_layer_compiles_into_one_graph() -> None:

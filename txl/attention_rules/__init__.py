@@ -21,6 +21,8 @@ class AttentionRule(Protocol):
     hashing, because hashes must not depend on positions."""
     impl: str
     """The implementation, if there are several."""
+    keep_mib: int
+    """Of its backward pass, if it stores what it could compute again."""
     settings: ClassVar[tuple[str, ...]]
     """Fields of `ModelConfig` and `TrainConfig` that not every rule reads."""
 

@@ -33,6 +33,7 @@ class LshAttention(nn.Module):
 
     shared_qk = True
     impl = "auto"
+    keep_mib = 0
     settings = ("lsh_round", "lsh_bucket", "lsh_reach", "redraw_interval")
     rotation_RHK: Tensor
 

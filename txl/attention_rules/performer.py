@@ -30,6 +30,7 @@ class PerformerAttention(nn.Module):
 
     shared_qk = False
     impl = "auto"
+    keep_mib = 0
     settings = ("n_feature", "redraw_interval")
     omega_FH: Tensor
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from txl.config import ModelConfig
 from txl.memory import Span
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import rel_attention
+from txl.ops.rel_attention import KEEP_MIB, rel_attention
 from txl.positions import PositionEncoding
 
 
@@ -20,10 +20,12 @@ class SoftmaxAttention(nn.Module):
     Attributes:
         impl: implementation of relative attention, see `txl.ops.rel_attention`. Encodings without scores use PyTorch's
             `scaled_dot_product_attention`, all others the equation above.
+        keep_mib: see `txl.ops.rel_attention`.
     """
 
     shared_qk = False
     impl = "auto"
+    keep_mib = KEEP_MIB
     settings = ()
 
     def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
@@ -53,6 +55,7 @@ class SoftmaxAttention(nn.Module):
                 dropout=dropout,
                 clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
                 impl=self.impl,
+                keep_mib=self.keep_mib,
             )
         if path == "scaled_dot_product_attention":
             mask = None if span.is_triangle else span.mask(q_BNTH.device)

@@ -89,7 +89,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
     require_serves(model.layers[0].attn.pos, context)
     model.to(ranks.device)
-    model.use_attention(config.attn_impl)
+    model.use_attention(config.attn_impl, keep_mib=config.attn_keep_mib)
 
     # what the loop reads and writes
     stream = training_stream(corpus, config, context, ranks)

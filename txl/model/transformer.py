@@ -16,7 +16,7 @@ from txl.model.attention import Attention
 from txl.model.feed_forward import FeedForward
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import refusal, resolved
+from txl.ops.rel_attention import KEEP_MIB, refusal, resolved
 from txl.positions import PositionEncoding, build_position_encodings, require_serves
 
 
@@ -227,7 +227,7 @@ class TransformerXL(nn.Module):
         feats = encodings[0].prepare(span, like=self.layers[0].attn.k_net.weight)
         return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
 
-    def use_attention(self, impl: str) -> None:
+    def use_attention(self, impl: str, *, keep_mib: int = KEEP_MIB) -> None:
         """Choose the implementation of relative attention, see `txl.ops.rel_attention`; results agree up to rounding.
 
         Raises:
@@ -236,7 +236,7 @@ class TransformerXL(nn.Module):
         reason = refusal(impl, self.device, d_head=self.config.d_head)
         require(reason is None, f"--attn_impl {impl}: {reason}")
         for layer in self.layers:
-            layer.attn.rule.impl = impl
+            layer.attn.rule.impl, layer.attn.rule.keep_mib = impl, keep_mib
 
     def attention_path(self, context: Context, dtype: torch.dtype, *, needs_grad: bool, by_row: bool = False) -> str:
         """The implementation used for attention over a full memory in `dtype`, with documents masked `by_row`, for the

@@ -93,8 +93,9 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        """The settings it reads: those declared, and `untie_r` and `attn_impl` where they apply."""
-        follow = {"untie_r": bool(cls.shared), "attn_impl": cls.is_relative()}
+        """The settings it reads: those declared, and `untie_r`, `attn_impl` and `attn_keep_mib` where they apply."""
+        relative = cls.is_relative()
+        follow = {"untie_r": bool(cls.shared), "attn_impl": relative, "attn_keep_mib": relative}
         return frozenset(cls.settings) | {name for name, is_read in follow.items() if is_read}
 
     @classmethod

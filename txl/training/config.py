@@ -139,6 +139,13 @@ class TrainConfig(Checked):
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    attn_keep_mib: int = option(
+        64,
+        "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass then computes once "
+        "instead of three times, as many sequences at a time as fit (0: never)",
+        needs=("attn_impl", "auto", "fused"),
+        minimum=0,
+    )
     shard: bool = option(False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)")
     recompute: bool = option(False, "recompute the activations of each layer in the backward pass, to save memory")
     ff_chunk: int = option(

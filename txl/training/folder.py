@@ -37,7 +37,7 @@ FREE_WHEN_RESUMING = {
     *("max_step", "max_step_scheduler", "log_interval", "eval_interval", "save_interval", "keep_last"),
     *("max_eval_steps", "on_nonfinite", "max_nonfinite", "target_perplexity", "target_throughput", "timeout_s"),
     *("swap_mem", "recompute", "ff_chunk", "compile", "attn_impl", "device", "local_batch_size", "data", "cache_dir"),
-    *("eval_test", "sample_length", "shard", "async_save"),
+    *("eval_test", "sample_length", "shard", "async_save", "attn_keep_mib"),
 }
 LOCK = ".accepted"
 """The lock file in the run directory. If it is there unlocked, a launch was killed."""

@@ -12,7 +12,7 @@ from txl.ops.numbers import is_autocast_on, product_dtype
 from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
-from txl.ops.rel_attention.tiles import Operands
+from txl.ops.rel_attention.tiles import KEEP_MIB, Operands
 
 
 def _fused(*operands: *Operands, **options: Any) -> Tensor:
@@ -47,6 +47,7 @@ def rel_attention(
     first_BT: Tensor | None = None,
     clamp_len: int = -1,
     impl: str = "auto",
+    keep_mib: int = KEEP_MIB,
 ) -> Tensor:
     """softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s over the keys visible to query t, (B, N, T, H).
 
@@ -63,6 +64,8 @@ def rel_attention(
         clamp_len: states that all rows for larger distances equal the row for this one (-1: no such promise); the
             dense implementation then multiplies them once.
         impl: a name in IMPLEMENTATIONS, or "auto" for the fastest one for these shapes.
+        keep_mib: in the fused implementation's backward pass, the largest tensor of gradients of logits, in MiB. Where
+            those of one sequence fit, they are stored, not computed three times.
     """
     is_autocast = is_autocast_on(q_BNTH.device)
     if is_autocast:
@@ -71,7 +74,7 @@ def rel_attention(
     needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
     shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2], "by_row": first_BT is not None}
     impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
-    special: dict[str, Any] = {"clamp_len": clamp_len} if impl == "dense" else {}
+    special: dict[str, Any] = {"dense": {"clamp_len": clamp_len}, "fused": {"keep_mib": keep_mib}}.get(impl, {})
     if first_BT is not None:
         special["first_BT"] = first_BT
     with torch.autocast(q_BNTH.device.type, enabled=False) if is_autocast else nullcontext():

@@ -1,4 +1,4 @@
-"""The operator in Triton, which never stores T x S tensors. README.md in this directory derives it."""
+"""The operator in Triton. Of T x S tensors it stores one at most, in the backward pass. README.md here derives it."""
 
 import math
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
 from txl.ops.rel_attention.launch import (
     Call,
     aligned,
@@ -17,13 +18,15 @@ from txl.ops.rel_attention.launch import (
     incoming,
     padded_head,
 )
-from txl.ops.rel_attention.tiles import Operands
+from txl.ops.rel_attention.tiles import KEEP_MIB, Operands
 
 MAX_HEAD = 128
 
 
-def fused(*operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Memory is linear in T and S.
+def fused(
+    *operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, keep_mib: int = KEEP_MIB
+) -> Tensor:
+    """See `txl.ops.rel_attention.rel_attention`. Memory is linear in T and S, but for `keep_mib`.
 
     q, k, v and r share a dtype (float32, bfloat16 or float16); u and w may have another. Sums are in float32.
     `out.transpose(1, 2).flatten(2)` is a view. With dropout, the seed comes from PyTorch's generator of the device.
@@ -36,7 +39,7 @@ def fused(*operands: *Operands, scale: float, window: int = -1, dropout: float =
     seed = None
     if dropout > 0:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=operands[0].device)
-    return _forward(*operands, seed, scale, window, dropout)[0]
+    return _forward(*operands, seed, scale, window, dropout, keep_mib)[0]
 
 
 def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropout: float) -> None:
@@ -64,6 +67,7 @@ def _forward(
     scale: float,
     window: int,
     dropout: float,
+    keep_mib: int,
 ) -> list[Tensor]:
     """The output and tensors for the backward pass: [out, lse, qu, qw] and, if heads are padded, [k, v, r]."""
     with torch.cuda.device_of(q_BNTH):  # Triton launches on the current device, whose tensors these need not be
@@ -75,7 +79,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout):
+def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout, keep_mib):
     B, N, T, H = q_BNTH.shape
     S, HP = k_BNSH.shape[2], padded_head(H, q_BNTH.dtype)
     out_BNTH = q_BNTH.new_empty(B, T, N, H).transpose(1, 2)
@@ -98,19 +102,23 @@ def _backward(
     scale: float,
     window: int,
     dropout: float,
+    keep_mib: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, r, u and w, the last three in float32."""
     with torch.cuda.device_of(dout_BNTH):
         k_BNSP, v_BNSP, r_NSP = aligned(k_BNSP), aligned(v_BNSP), aligned(r_NSP[None])[0]
         call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
         grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
+        if n_sequence := sequences_that_fit(call, keep_mib):
+            *gradients, du_NH, sum_NH = kept_backward(call, grad, n_sequence)
+            return *gradients, du_NH, sum_NH - du_NH
         dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
         dq_BNTH, sum_NH = backward_queries(call, grad)
         return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
 
 
 @_backward.register_fake
-def _(dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout):
+def _(dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout, keep_mib):
     B, N, T, H = out_BNTH.shape
     S = k_BNSP.shape[2]
     dq_BNTH, dk_BNSH, dv_BNSH = (out_BNTH.new_empty(B, L, N, H).transpose(1, 2) for L in (T, S, S))
@@ -127,7 +135,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
     dq, dk, dv, *shared = _backward(grads[0], *ctx.saved_tensors, *ctx.numbers)
-    return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True)), None, None, None, None
+    return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True)), None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

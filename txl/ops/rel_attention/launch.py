@@ -18,6 +18,10 @@ class Tile(NamedTuple):
     stages: int
 
 
+KERNELS = ("forward", "queries", "keys", "places", "kept_keys", "kept_queries", "kept_places")
+"""Those that have tiles; `kept_keys` is `backward_keys` where it stores the gradient of the logits."""
+
+
 def _default_tile(kernel: str, columns: int, size: int) -> Tile:
     """The largest tile without significant register spills on sm_90, according to `python -m benchmarks.aot`."""
     if size == 2 and kernel == "forward":
@@ -30,7 +34,7 @@ def _default_tile(kernel: str, columns: int, size: int) -> Tile:
 
 TILES: dict[tuple[str, int, int], Tile] = {
     (kernel, columns, size): _default_tile(kernel, columns, size)
-    for kernel in ("forward", "queries", "keys", "places")
+    for kernel in KERNELS
     for columns in (16, 32, 64, 128)
     for size in (2, 4)
 }
@@ -98,7 +102,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out_BNTH, lse_BNT). With too few queries to fill a GPU, several programs share a query's keys."""
     kernels = _attention_kernels()
     B, N, T, S, *_ = call.numbers()
-    programs = _tiles(T, call.tile("forward").side) * B * N
+    programs = n_tiles(T, call.tile("forward").side) * B * N
     splits = max(1, min(PROGRAMS // programs, S // KEYS_PER_SPLIT))
     out_BTNH, lse_BNT = empty((B, T, N, call.H), call.qu_BNTP), empty((B, N, T), call.qu_BNTP, torch.float32)
     part_PBTNH, part_PBNT = out_BTNH[None], lse_BNT[None]
@@ -113,7 +117,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     if splits > 1:
         D = columns(call.H)
         rows = 1024 // D
-        kernels.join[(_tiles(T, rows) * B * N,)](
+        kernels.join[(n_tiles(T, rows) * B * N,)](
             part_PBTNH, part_PBNT, out_BTNH, lse_BNT, B, N, T, splits, ROWS=rows, H=call.H, D=D
         )
     return out_BTNH.transpose(1, 2), lse_BNT
@@ -125,7 +129,7 @@ def incoming(call: Call, dout_BNTH: Tensor, out_BNTH: Tensor, lse_BNT: Tensor) -
     B, N, T, H = out_BNTH.shape
     dout_BNTP, delta_BNT = aligned(dout_BNTH), empty((B, N, T), lse_BNT)
     rows = 4096 // columns(H)
-    kernels.deltas[(_tiles(T, rows) * B * N,)](
+    kernels.deltas[(n_tiles(T, rows) * B * N,)](
         out_BNTH, dout_BNTP, delta_BNT, N, T, *out_BNTH.stride()[:3], *dout_BNTP.stride()[:3],
         ROWS=rows, H=H, D=columns(H),
     )  # fmt: skip
@@ -136,7 +140,7 @@ def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
     """(dq_BNTH, its sum over batch and queries (N, H) in float32, which is du + dw)."""
     kernels = _attention_kernels()
     B, N, T, *_ = call.numbers()
-    tiles = _tiles(T, call.tile("queries").side)
+    tiles = n_tiles(T, call.tile("queries").side)
     dq_BNTH = empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
     sum_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
     kernels.backward_queries[(tiles * B * N,)](
@@ -148,16 +152,38 @@ def backward_queries(call: Call, grad: Incoming) -> tuple[Tensor, Tensor]:
 
 def backward_keys(call: Call, grad: Incoming) -> tuple[Tensor, Tensor, Tensor]:
     """(dk_BNSH, dv_BNSH, du_NH), the last in float32."""
+    found = key_gradients(call, grad, "keys")
+    launch_keys(call, grad, found, "keys")
+    return found.dk_BNSH, found.dv_BNSH, found.du_PNH.sum(0)
+
+
+class KeyGradients(NamedTuple):
+    """What `backward_keys` fills: gradients of keys and values, and parts of du in float32."""
+
+    dk_BNSH: Tensor
+    dv_BNSH: Tensor
+    du_PNH: Tensor
+
+
+def key_gradients(call: Call, grad: Incoming, kernel: str) -> KeyGradients:
+    """Not yet filled."""
+    B, N, _, S, *_ = call.numbers()
+    tiles = n_tiles(S, call.tile(kernel).side)
+    dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
+    return KeyGradients(dk_BNSH, dv_BNSH, empty((B * tiles, N, call.H), grad.lse_BNT))
+
+
+def launch_keys(
+    call: Call, grad: Incoming, found: KeyGradients, kernel: str, e_CNTL: Tensor | None = None, first: int = 0
+) -> None:
+    """Fill the gradients of all sequences; or of those from `first` on that e has room for, and e."""
     kernels = _attention_kernels()
     B, N, _, S, *_ = call.numbers()
-    tiles = _tiles(S, call.tile("keys").side)
-    dk_BNSH, dv_BNSH = (empty((B, S, N, call.H), call.qu_BNTP).transpose(1, 2) for _ in range(2))
-    du_PNH = empty((B * tiles, N, call.H), grad.lse_BNT)
-    kernels.backward_keys[(tiles * B * N,)](
-        *call.tensors(), *grad, dk_BNSH, dv_BNSH, du_PNH, call.seed, call.scale, *call.numbers(),
-        *grad.dout_BNTP.stride()[:3], *dk_BNSH.stride()[:3], **call.constants("keys"),
+    count, row = (B, 0) if e_CNTL is None else (len(e_CNTL), e_CNTL.shape[3])
+    kernels.backward_keys[(n_tiles(S, call.tile(kernel).side) * count * N,)](
+        *call.tensors(), *grad, *found, e_CNTL, call.seed, call.scale, first, *call.numbers(),
+        *grad.dout_BNTP.stride()[:3], *found.dk_BNSH.stride()[:3], row, **call.constants(kernel),
     )  # fmt: skip
-    return dk_BNSH, dv_BNSH, du_PNH.sum(0)
 
 
 def backward_places(call: Call, grad: Incoming) -> Tensor:
@@ -165,8 +191,8 @@ def backward_places(call: Call, grad: Incoming) -> Tensor:
     kernels = _attention_kernels()
     B, N, T, S, *_ = call.numbers()
     side = call.tile("places").side
-    programs = _tiles(S + (1 - T) % side, side) * N
-    splits = min(B, _tiles(4 * PROGRAMS, programs))
+    programs = n_tiles(S + (1 - T) % side, side) * N
+    splits = min(B, n_tiles(4 * PROGRAMS, programs))
     dr_PSNH = empty((splits, S, N, call.H), grad.lse_BNT)
     kernels.backward_places[(programs * splits,)](
         *call.tensors(), *grad, dr_PSNH, call.seed, *call.numbers(), *grad.dout_BNTP.stride()[:3], splits,
@@ -199,7 +225,7 @@ def biased_queries(q_BNTH: Tensor, u_NH: Tensor, w_NH: Tensor, factor: float) ->
     HP, D = padded_head(H, q_BNTH.dtype), columns(H)
     qu_BNTP, qw_BNTP = empty((B, N, T, HP), q_BNTH), empty((B, N, T, HP), q_BNTH)
     rows = 4096 // D
-    kernels.queries[(_tiles(T, rows) * B * N,)](
+    kernels.queries[(n_tiles(T, rows) * B * N,)](
         q_BNTH, u_NH.contiguous(), w_NH.contiguous(), qu_BNTP, qw_BNTP, factor, N, T, *q_BNTH.stride()[:3],
         ROWS=rows, H=H, HP=HP, D=D,
     )  # fmt: skip
@@ -219,13 +245,13 @@ def aligned(x_BNLH: Tensor) -> Tensor:
         return F.pad(x_BNLH, (0, HP - H)).contiguous()
     out_BNLP = empty((B, N, L, HP), x_BNLH)
     rows = 4096 // columns(H)
-    kernels.copy_rows[(_tiles(L, rows) * B * N,)](
+    kernels.copy_rows[(n_tiles(L, rows) * B * N,)](
         x_BNLH, out_BNLP, N, L, *x_BNLH.stride()[:3], ROWS=rows, H=H, HP=HP, D=columns(H)
     )
     return out_BNLP
 
 
-def _tiles(length: int, side: int) -> int:
+def n_tiles(length: int, side: int) -> int:
     return -(-length // side)
 
 

@@ -9,6 +9,10 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, r, u, w as `rel_attention` takes them."""
 
 
+KEEP_MIB = 64
+"""The default of `keep_mib`: about what the second-level cache of an H100 or H200 holds."""
+
+
 class Heads(NamedTuple):
     """The operands with heads first, so that one product with r serves all rows of the batch.
 

@@ -13,9 +13,7 @@ README.md in this directory derives them. Shared conventions:
 import triton
 import triton.language as tl
 
-from txl.ops.rel_attention.triton_rows import LENGTHS, _keep, _rows, _store_rows, _turn, _visible
-
-LN2 = tl.constexpr(0.6931471805599453)
+from txl.ops.rel_attention.triton_rows import LENGTHS, LN2, _keep, _rows, _store_rows, _turn, _visible
 
 
 @triton.jit
@@ -161,13 +159,15 @@ def backward_queries(QU, QW, K, V, R, DO, LSE, DELTA, DQ, SUM, SEED, scale, B, N
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, SEED, scale, B, N, T, S, window, drop,
-                  k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l,
+def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, E, SEED, scale, first, B, N, T, S, window, drop,
+                  k_b, k_n, k_l, v_b, v_n, v_l, r_n, r_l, do_b, do_n, do_l, dk_b, dk_n, dk_l, e_l,
                   W: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
                   DROPOUT: tl.constexpr):  # fmt: skip
-    """dk, dv and their part of du, (B, tiles, N, H); tiles are (keys, queries). Grid (tiles of W keys * B * N)."""
+    """dk, dv and their part of du, (B, tiles, N, H); tiles are (keys, queries). From sequence `first` on; if there is
+    an E, it gets the gradient of the logits, see `triton_kept`. Grid (tiles of W keys * sequences * N)."""
     tiles = tl.cdiv(S, W)
-    bn = (tl.program_id(0) // tiles).to(tl.int64)
+    at = (tl.program_id(0) // tiles).to(tl.int64)
+    bn = first * N + at
     s0 = tl.program_id(0) % tiles * W
     b, head = bn // N, bn % N
     key = s0 + tl.arange(0, W)
@@ -206,6 +206,9 @@ def backward_keys(QU, QW, K, V, R, DO, LSE, DELTA, DK, DV, DU, SEED, scale, B, N
             dprob = tl.where(keep, dprob / (1.0 - drop), 0.0)
         dv = tl.dot(passed.to(dout.dtype), dout, dv, input_precision=PRECISION)
         dlogit = prob * (dprob - delta)
+        if E is not None:
+            e_ptr = E + at * T * e_l + row[None, :] * e_l + key[:, None]
+            tl.store(e_ptr, dlogit.to(E.dtype.element_ty), mask=(row < T)[None, :])
         weight += tl.sum(dlogit, 1)
         dk = tl.dot(dlogit.to(qu.dtype), qu, dk, input_precision=PRECISION)
     _store_rows(DK + b * dk_b + head * dk_n, dk * LN2, key, S, dk_l, H, D)

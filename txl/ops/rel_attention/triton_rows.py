@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-LENGTHS = ("B", "N", "T", "S", "window", "splits")
+LENGTHS = ("B", "N", "T", "S", "window", "splits", "first", "count")
 """They change while a memory fills, which must not recompile a kernel."""
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
