@@ -90,7 +90,7 @@ def compile_attention(head: int, dtype: torch.dtype, dropout: float = 0.0, *, wi
         out = fused(*args, scale=1.0, dropout=dropout, window=window, keep_mib=0)
         torch.autograd.grad(out, args, torch.empty_like(out))
     with compiling_only() as compiled_kept:
-        out = fused(*args, scale=1.0, dropout=dropout, window=window, keep_mib=64)
+        out = fused(*args, scale=1.0, dropout=dropout, window=window, keep_mib=32)
         torch.autograd.grad(out, args, torch.empty_like(out))
     with compiling_only() as compiled_split:
         few, many = 64, 4096

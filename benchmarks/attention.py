@@ -63,6 +63,8 @@ GPU = {
     "memory-64k": Case(1, 16, 64, 128, 65536),
 }
 PASSES = ("forward", "both")
+KEPT = {"fused_three_passes": 0, "fused_kept_whole": 2**20}
+"""Other ways of fused attention's backward pass: MiB for the gradients of the logits."""
 NAIVE_UP_TO = 2**24  # numbers of the tensor that naive forms
 
 
@@ -95,13 +97,13 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
     q, k, v, r, u, w = args
     same_kind = [q, k, v, r, *(x.detach().to(dtype).requires_grad_() for x in (u, w))]
 
-    def ours(impl: str) -> Way:
+    def ours(impl: str, **options: int) -> Way:
         reason = refusal(impl, device, d_head=H)
         if reason is None and impl == "naive" and B * T * S * N * H > NAIVE_UP_TO:
             reason = "forms a tensor too large"
         if reason is not None:
             raise NotImplementedError(reason)
-        return Way(lambda: IMPLEMENTATIONS[impl](*args, scale=scale), args)
+        return Way(lambda: IMPLEMENTATIONS[impl](*args, scale=scale, **options), args)
 
     def formulation() -> Way:
         first = [x.detach().permute(2, 0, 1, 3).contiguous().requires_grad_() for x in args[:3]] + same_kind[3:]
@@ -123,6 +125,8 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
         return Way(lambda: attention(*same_kind, scale=scale), same_kind)
 
     named = {"original": formulation} | {impl: lambda impl=impl: ours(impl) for impl in IMPLEMENTATIONS}
+    if device.type == "cuda":
+        named |= {name: lambda mib=mib: ours("fused", keep_mib=mib) for name, mib in KEPT.items()}
     if folder:
         named["original's class"] = lambda: originals_class(case, args, folder)
     return named | {"sdpa": lambda: sdpa(causal=True), "sdpa_full": lambda: sdpa(causal=False), "flex": flexible}

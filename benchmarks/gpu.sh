@@ -165,7 +165,7 @@ case $part in
 2)
     bench 330 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((300 * in_all / 585))
     bench 195 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
-        --only original dense blockwise fused sdpa sdpa_full flex
+        --only original dense blockwise fused fused_three_passes fused_kept_whole sdpa sdpa_full flex
     bench 50 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original blockwise fused sdpa
     ;;
 3)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_check [--share 0 1] [--only fused graphed] [--json FILE]
 
-- fused attention, values and six gradients, with and without dropout, and the loss without logits, against their
-  definitions in float64 (float32 where that takes too much memory), memory that nobody has written being NaN;
+- fused attention, values and six gradients, both ways of the backward pass, with and without dropout, against its
+  definition in float64 (float32 where that takes too much memory), memory that nobody has written being NaN;
 - layers compiled as one graph each, a recorded model, a reversible one with dropout, against the same model as it is;
 - every position encoding and attention rule against itself on a CPU; training steps, and that they wait for nobody;
   attention by PyTorch's kernel in half precision; translations.
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import traceback
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from benchmarks.checks.errors import LIMITS, Check
 from benchmarks.checks.models import SMALL, TINY
 from benchmarks.checks.seq2seq import decoding_errors
 from benchmarks.peers import write_as_found
+from txl.ops.rel_attention import KEEP_MIB
 from txl.positions import POSITION_ENCODINGS
 
 NARROW = ("float32", "bfloat16", "float16")
+WAYS = {"kept": KEEP_MIB, "three passes": 0}
+"""Of fused attention's backward pass."""
 OTHER_LAYERS: list[dict[str, Any]] = [
     {"attention": "performer", "position": "rotary"},
     {"attention": "lsh", "position": "rotary"},
@@ -51,10 +55,10 @@ def operator_checks(device: str) -> Iterator[Check]:
         return
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]
     for finds, name, them in ((fused_errors, "fused", cases + ODD), (dropout_errors, "fused dropout", DROPPED)):
-        for case in them:
-            for dtype in NARROW:
-                kind, limit = getattr(torch, dtype), LIMITS[dtype]
-                yield Check(f"{name} {case}", dtype, lambda f=finds, c=case, k=kind: f(*c, k), limit)
+        for case, dtype, (way, mib) in product(them, NARROW, WAYS.items()):
+            kind = getattr(torch, dtype)
+            find = lambda f=finds, c=case, k=kind, mib=mib: f(*c, k, keep_mib=mib)  # noqa: E731
+            yield Check(f"{name} {way} {case}", dtype, find, LIMITS[dtype])
 
 
 def compiler_checks(device: str) -> Iterator[Check]:

@@ -5,9 +5,10 @@
 1. Correctness: values and the six gradients against the definition, as relative error norms, at the shapes
    of the benchmark (fewer sequences and heads) and at odd ones with windows.
 2. For each shape and kernel, the median time of every candidate (side, warps, stages); one that does not compile is
-   named and passed over. The last line per kernel gives the fastest.
-3. The whole operator with the fastest tiles, beside scaled_dot_product_attention by FlashAttention without positions,
-   with all keys visible and with the causal mask that ends in the lower right corner.
+   named and passed over. The last line per kernel gives the fastest. For `kept_` kernels, of which each writes or
+   reads what another does, it is the time of the backward pass.
+3. The whole operator with the fastest tiles and both ways of its backward pass, beside scaled_dot_product_attention by
+   FlashAttention without positions, with all keys visible and with the causal mask that ends in the lower right corner.
 
 Stops starting new work after --seconds; what was measured by then is in the file.
 """
@@ -16,6 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.checks.attention import ODD, SHAPES, fused_errors, inputs
 from benchmarks.checks.errors import LIMITS
-from txl.ops.rel_attention import launch
+from txl.ops.rel_attention import KEEP_MIB, launch
 from txl.ops.rel_attention.fused import _forward, fused
+from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
+from txl.ops.rel_attention.launch import KERNELS
 
 CANDIDATES = [
     (64, 4, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (64, 4, 1), (32, 4, 2), (32, 2, 3), (32, 4, 3), (64, 8, 1),
     (128, 8, 2),
 ]  # fmt: skip
-KERNELS = ("forward", "queries", "keys", "places")
+KEPT = {"three passes": 0, "kept": KEEP_MIB, "kept whole": 2**20}
+"""Ways of the backward pass: MiB for the gradients of the logits."""
 
 
 def check(dtype: torch.dtype) -> list[dict[str, Any]]:
@@ -65,11 +70,15 @@ def median_ms(run: Callable[[], Any], rep: int = 40) -> float:
 def launches(B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """One launch of each kernel on inputs of this shape."""
     q, k, v, r, u, w = (x.detach() for x in inputs(B, N, H, T, T + M, dtype))
-    out, lse, qu, qw, *padded = _forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0)
+    out, lse, qu, qw, *padded = _forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0, KEEP_MIB)
     k, v, r = padded or (k, v, r.transpose(0, 1))
     call = launch.Call(qu, qw, k, v, r, None, H, H**-0.5, -1, 0.0)
     grad = launch.incoming(call, torch.randn_like(out), out, lse)
-    return {
+
+    def kept() -> object:
+        return kept_backward(call, grad, max(1, sequences_that_fit(call, KEEP_MIB)))
+
+    return dict.fromkeys(KERNELS, kept) | {
         "forward": lambda: launch.forward(call),
         "queries": lambda: launch.backward_queries(call, grad),
         "keys": lambda: launch.backward_keys(call, grad),
@@ -118,20 +127,20 @@ def compare(name: str, dtype: torch.dtype) -> dict[str, float]:
         except Exception as error:
             print(f"  {name} {label}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
 
-    measure("fused", lambda: fused(*args, scale=H**-0.5), args)
-    measure("fused dropout", lambda: fused(*args, scale=H**-0.5, dropout=0.1), args)
-    measure("fused window", lambda: fused(*args, scale=H**-0.5, window=M), args)
+    for label, mib in KEPT.items():
+        measure(label, lambda mib=mib: fused(*args, scale=H**-0.5, keep_mib=mib), args)
+    measure("dropout", lambda: fused(*args, scale=H**-0.5, dropout=0.1), args)
+    measure("window", lambda: fused(*args, scale=H**-0.5, window=M), args)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         measure("flash full", lambda: scaled_dot_product_attention(q, k, v), [q, k, v])
         bias = causal_lower_right(T, T + M)
         measure("flash causal", lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias), [q, k, v])
     line = "  ".join(f"{label} {1000 * ms:.0f}" for label, ms in results.items())
     print(f"  {name}, us: {line}", flush=True)
-    for kind in ("forward", "both"):
-        for flash in ("full", "causal"):
-            if f"fused {kind}" in results and f"flash {flash} {kind}" in results:
-                ratio = results[f"fused {kind}"] / results[f"flash {flash} {kind}"]
-                print(f"  {name} {kind}: {ratio:.2f} times flash, {flash}", flush=True)
+    for label, kind, flash in product(KEPT, ("forward", "both"), ("full", "causal")):
+        if f"{label} {kind}" in results and f"flash {flash} {kind}" in results:
+            ratio = results[f"{label} {kind}"] / results[f"flash {flash} {kind}"]
+            print(f"  {name} {kind}, {label}: {ratio:.2f} times flash, {flash}", flush=True)
     return results
 
 

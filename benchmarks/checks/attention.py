@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checks.errors import Errors, error, poisoned
+from txl.ops.rel_attention import KEEP_MIB
 from txl.ops.rel_attention.naive import naive
 
 SHAPES = {  # B, N, H, T, M
@@ -54,7 +55,16 @@ def usual_norm(out_BNTH: Tensor, n_key: int, window: int) -> float:
 
 
 def fused_errors(
-    B: int, N: int, H: int, T: int, S: int, window: int, dtype: torch.dtype, device: str = "cuda"
+    B: int,
+    N: int,
+    H: int,
+    T: int,
+    S: int,
+    window: int,
+    dtype: torch.dtype,
+    device: str = "cuda",
+    *,
+    keep_mib: int = KEEP_MIB,
 ) -> Errors:
     """Of the output and the six gradients; the definition in float64, or in float32 where that takes too much."""
     from txl.ops.rel_attention.fused import fused
@@ -62,7 +72,7 @@ def fused_errors(
     args = inputs(B, N, H, T, S, dtype, device)
     dout_BNTH = torch.randn(B, N, T, H, device=device).to(dtype)
     with poisoned():
-        out = fused(*args, scale=H**-0.5, window=window)
+        out = fused(*args, scale=H**-0.5, window=window, keep_mib=keep_mib)
         found = [out, *torch.autograd.grad(out, args, dout_BNTH)]
     exact = [x.detach().to(_wide(T * S * N * H)).requires_grad_() for x in args]
     out = naive(*exact, scale=H**-0.5, window=window)
@@ -71,7 +81,16 @@ def fused_errors(
 
 
 def dropout_errors(
-    B: int, N: int, H: int, T: int, S: int, window: int, dtype: torch.dtype, device: str = "cuda"
+    B: int,
+    N: int,
+    H: int,
+    T: int,
+    S: int,
+    window: int,
+    dtype: torch.dtype,
+    device: str = "cuda",
+    *,
+    keep_mib: int = KEEP_MIB,
 ) -> Errors:
     """The same with dropout: the mask is read off the operator itself, then applied to the definition.
 
@@ -86,7 +105,7 @@ def dropout_errors(
 
     def dropped(v_BNSH: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return fused(*args[:2], v_BNSH, *args[3:], **options, dropout=DROPOUT)
+        return fused(*args[:2], v_BNSH, *args[3:], **options, dropout=DROPOUT, keep_mib=keep_mib)
 
     with torch.no_grad(), poisoned():  # values that are rows of the identity give the probabilities, H keys at a time
         parts = [dropped(rows_SH.to(dtype).expand(B, N, S, H)) for rows_SH in _identity(S, H, device)]

@@ -20,6 +20,7 @@ IDLE = [
     ("--position none --attention performer --lsh_round 2", "--lsh_round 2: --attention performer", "lsh does"),
     ("--redraw_interval 3", "--redraw_interval 3: --attention softmax", "performer and lsh do"),
     ("--position alibi --attn_impl naive", "--attn_impl naive: --position alibi", "rel_sinusoid and relative_keys do"),
+    ("--position t5 --attn_keep_mib 3", "--attn_keep_mib 3: --position t5", "rel_sinusoid and relative_keys do"),
     ("--attn_type 2 --untie-r", "--untie_r: --position sinusoid_input", "rel_sinusoid"),
 ]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from txl import TransformerXL
 from txl.commands import train
 from txl.runtime.distributed import Ranks
 from txl.training import loop
@@ -82,15 +83,21 @@ def test_the_batch_is_that_of_a_process_times_the_processes(call: Call, training
     assert second.columns(6) == slice(3, 6)
 
 
-def test_settings_that_are_typed_are_those_of_the_run(call: Call, training: list[str], tmp_path: Path) -> None:
+def test_settings_that_are_typed_are_those_of_the_run(
+    call: Call, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = (
         "--varlen --roll --optim adamw --beta1 0.8 --beta2 0.9 --epsilon 1e-6 --weight_decay 0.1 --scheduler dev_perf "
         "--warmup_step 1 --warmup_convention original --decay_rate 0.3 --patience 1 --lr_min 1e-5 --init uniform "
         "--init_range 0.2 --proj_init_std 0.3 --tf32 --recompute --div_val 2 --cutoffs 10 30 --min_freq 1 "
-        "--max_size 50"
+        "--max_size 50 --attn_keep_mib 8"
     ).split()
+    budgets, use = [], TransformerXL.use_attention
+    spy = lambda model, impl, *, keep_mib=32: budgets.append(keep_mib) or use(model, impl, keep_mib=keep_mib)  # noqa: E731
+    monkeypatch.setattr(TransformerXL, "use_attention", spy)
     unread = ["--init_std", 0.02]  # its default: it is not read with --init uniform
     assert call("train", *training, *unread, *flags, "--max_step", 2).status == 0
+    assert budgets == [8]
     (start,) = records(tmp_path / "new_run", "start")
     settings = {**start["train"], **start["model"], **start["data"]}
     words = " ".join(flags).removeprefix("--").split(" --")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
+from txl import Context, ModelConfig, TransformerXL
 from txl.ops.rel_attention import kept, launch, rel_attention
 from txl.ops.rel_attention.fused import _forward, fused
 from txl.ops.rel_attention.launch import Tile
@@ -116,7 +117,7 @@ def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypat
     """One kernel may read a tile that another, with smaller ones, has written only in part."""
     of = dict(zip(("kept_keys", "kept_queries", "kept_places"), sides, strict=True))
     monkeypatch.setattr(launch, "TILES", {key: Tile(of.get(key[0], 16), 4, 2) for key in launch.TILES})
-    args, dout = inputs(2, 2, 37, 101, 8), torch.randn(2, 2, 37, 8)
+    args, dout = inputs(1, 1, 37, 101, 8), torch.randn(1, 1, 37, 8)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=43)
     assert_close(with_gradients(fused, args, dout, window=43), expected, TOLERANCE[torch.float32])
 
@@ -125,7 +126,7 @@ def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypat
 def test_sequences_may_be_taken_a_few_at_a_time(n_sequence: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part may be smaller; values that are dropped are those of the whole batch."""
     monkeypatch.setattr(kept, "PROGRAMS", 2)  # so that parts of dr are of several sequences
-    args, dout = inputs(3, 2, 7, 19, 8), torch.randn(3, 2, 7, 8)
+    args, dout = inputs(3, 1, 5, 9, 8), torch.randn(3, 1, 5, 8)
 
     def found(keep_mib: int) -> list[Tensor]:
         torch.manual_seed(1)
@@ -292,6 +293,19 @@ def test_what_cannot_be_served_is_refused() -> None:
 def test_it_is_reached_by_name() -> None:
     args = inputs(1, 1, 3, 5, 8)
     assert torch.equal(rel_attention(*args, scale=1.0, impl="fused"), fused(*args, scale=1.0))
+
+
+def test_a_models_budget_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    from txl.ops.rel_attention import IMPLEMENTATIONS
+
+    asked = []
+    monkeypatch.setitem(IMPLEMENTATIONS, "fused", lambda *args, keep_mib, **options: asked.append(keep_mib) or args[0])
+    model = TransformerXL(ModelConfig(n_token=5, n_layer=2, n_head=1, d_head=4, d_model=4, d_inner=4))
+    model.use_attention("auto", keep_mib=3)
+    for layer in model.layers:  # use_attention would ask for a GPU
+        layer.attn.rule.impl = "fused"
+    model(torch.zeros(1, 2, dtype=torch.long), None, Context())
+    assert asked == [3, 3]
 
 
 def test_importing_the_operators_does_not_import_triton() -> None:

@@ -16,6 +16,7 @@ SHARED_BYTES = 227 * 1024  # what one program may have on sm_90
 CASES = [(128, "bfloat16", 0.1), (41, "float32", 0.0)]
 KERNELS = {"queries", "forward", "deltas", "backward_queries", "backward_keys", "backward_places"}
 KERNELS |= {"forward_split", "join"}  # of few queries over many keys
+KERNELS |= {"kept_keys", "kept_queries", "kept_places"}  # of a backward pass that stores the gradient of the logits
 
 
 @pytest.mark.slow

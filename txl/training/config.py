@@ -140,7 +140,7 @@ class TrainConfig(Checked):
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     attn_keep_mib: int = option(
-        64,
+        32,
         "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass then computes once "
         "instead of three times, as many sequences at a time as fit (0: never)",
         needs=("attn_impl", "auto", "fused"),

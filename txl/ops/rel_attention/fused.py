@@ -110,8 +110,7 @@ def _backward(
         call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, out_BNTH.shape[3], scale, window, dropout)
         grad = incoming(call, dout_BNTH, out_BNTH, lse_BNT)
         if n_sequence := sequences_that_fit(call, keep_mib):
-            *gradients, du_NH, sum_NH = kept_backward(call, grad, n_sequence)
-            return *gradients, du_NH, sum_NH - du_NH
+            return kept_backward(call, grad, n_sequence)
         dk_BNSH, dv_BNSH, du_NH = backward_keys(call, grad)
         dq_BNTH, sum_NH = backward_queries(call, grad)
         return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH

@@ -19,7 +19,7 @@ def sequences_that_fit(call: Call, mib: int) -> int:
 
 
 def kept_backward(call: Call, grad: Incoming, n_sequence: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dq_BNTH, dk_BNSH, dv_BNSH, dr_SNH, du_NH, du_NH + dw_NH), the last three in float32; so many sequences a time."""
+    """The gradients of q, k, v, r, u and w, the last three in float32; so many sequences at a time."""
     B, N, T, S, *_ = call.numbers()
     keys = launch.key_gradients(call, grad, "kept_keys")
     dq_BNTH = launch.empty((B, T, N, call.H), call.qu_BNTP).transpose(1, 2)
@@ -32,11 +32,12 @@ def kept_backward(call: Call, grad: Incoming, n_sequence: int) -> tuple[Tensor, 
         launch.launch_keys(call, grad, keys, "kept_keys", part, first)
         _queries(call, part, first, dq_BNTH, sum_PNH)
         _places(call, part, first, dr)
-    return dq_BNTH, keys.dk_BNSH, keys.dv_BNSH, dr_PSNH.sum(0), keys.du_PNH.sum(0), sum_PNH.sum(0)
+    du_NH = keys.du_PNH.sum(0)
+    return dq_BNTH, keys.dk_BNSH, keys.dv_BNSH, dr_PSNH.sum(0), du_NH, sum_PNH.sum(0) - du_NH
 
 
 def _row_length(call: Call) -> int:
-    """Numbers in a row of e: rows begin on 32 bytes and end with a whole tile of each kernel that writes or reads it."""
+    """Numbers in a row of e: it begins on 32 bytes and ends with a whole tile, of the kernel that reads it as well."""
     side = max(call.tile(kernel).side for kernel in ("kept_keys", "kept_queries"))
     return n_tiles(call.k_BNSP.shape[2], side) * side
 

@@ -252,6 +252,7 @@ def aligned(x_BNLH: Tensor) -> Tensor:
 
 
 def n_tiles(length: int, side: int) -> int:
+    """How many it takes, the last one perhaps in part."""
     return -(-length // side)
 
 
