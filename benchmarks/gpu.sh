@@ -2,7 +2,7 @@
 # On a machine with a GPU: whether everything is right there, then every figure, in four parts of under ten minutes.
 #
 #     bash benchmarks/gpu.sh PART [FOLDER]      1: correctness, the training step, its profile, evaluation
-#                                               2: attention: its tiles, and beside other attentions
+#                                               2: attention: its tiles, and beside other attentions; the head
 #                                               3: larger models, growth, generation, precision and flags on real text
 #                                               4: train base of WikiText-103, for the time there is
 #     bash benchmarks/gpu.sh --tests [FLAGS]    the tests instead, on as many cores as there are; needs pytest-xdist.
@@ -141,14 +141,14 @@ correctness() {
 
 fast=(--device cuda --dtype bfloat16) exact=(--device cuda) only=() compiled=(wt103-base nvidia-base nvidia-large)
 base=(--shapes nvidia-base) large=(--shapes nvidia-large) both=(--shapes nvidia-base nvidia-large)
-wt103=(--shapes wt103-base) attended=(--shapes wt103-base nvidia-base nvidia-large long memory) long=(--shapes memory-64k)
+wt103=(--shapes wt103-base) attended=(--shapes wt103-base nvidia-base nvidia-large long memory) long=(--shapes memory-64k) heads=()
 batches=(--batch_sizes 32 128 256) streams=(--batch_sizes 1 32) growth=(640 1600 6400 25600 100000)
 pairs=(--pairs 5) few=(--pairs 3) steps=10 tokens=50
 text=(--data "${DATA:-data/wikitext-103}") loss=() curve=()
 if [[ $device == cpu ]]; then # the same programs, with models of no weight
     fast=(--device cpu) exact=(--device cpu) only=(--only "as on a CPU: default" step) compiled=()
     base=(--shapes tiny) large=(--shapes tiny) both=(--shapes tiny) wt103=(--shapes tiny) attended=(--shapes tiny)
-    long=(--shapes tiny)
+    long=(--shapes tiny) heads=(--shapes tiny)
     batches=(--batch_sizes 2) streams=(--batch_sizes 1) growth=(8 16) pairs=(--pairs 1) few=(--pairs 1) steps=1 tokens=2
     loss=(--device cpu --steps 2 --tiny) curve=(--tiny)
 fi
@@ -163,10 +163,11 @@ case $part in
     bench 50 profile-compiled benchmarks.profile_step "${fast[@]}" --compile "${base[@]}" --steps 3
     ;;
 2)
-    bench 330 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((300 * in_all / 585))
-    bench 195 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
+    bench 320 tiles benchmarks.tune_rel_attention "${fast[@]}" --seconds $((290 * in_all / 585))
+    bench 185 attention benchmarks.attention "${fast[@]}" --rounds 5 "${attended[@]}" \
         --only original dense blockwise fused fused_three_passes fused_kept_whole sdpa sdpa_full flex
-    bench 50 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original blockwise fused sdpa
+    bench 30 head benchmarks.head "${fast[@]}" --rounds 5 "${heads[@]}"
+    bench 40 attention-64k benchmarks.attention "${fast[@]}" --rounds 5 "${long[@]}" --only original blockwise fused sdpa
     ;;
 3)
     bench 110 step-large benchmarks.step "${fast[@]}" "${large[@]}" "${batches[@]}" "${few[@]}" --steps $steps

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_check [--share 0 1] [--only fused graphed] [--json FILE]
 
 - fused attention, values and six gradients, both ways of the backward pass, with and without dropout, against its
-  definition in float64 (float32 where that takes too much memory), memory that nobody has written being NaN;
+  definition in float64 (float32 where that takes too much memory), memory that nobody has written being NaN; the
+  head's loss in chunks, gradients recomputed and made with it, against its own;
 - layers compiled as one graph each, a recorded model, a reversible one with dropout, against the same model as it is;
 - every position encoding and attention rule against itself on a CPU; training steps, and that they wait for nobody;
   attention by PyTorch's kernel in half precision; translations.
@@ -25,6 +26,7 @@ import torch
 from benchmarks.checks import models
 from benchmarks.checks.attention import DROPPED, ODD, SHAPES, dropout_errors, fused_errors
 from benchmarks.checks.errors import LIMITS, Check
+from benchmarks.checks.head import head_errors
 from benchmarks.checks.models import SMALL, TINY
 from benchmarks.checks.seq2seq import decoding_errors
 from benchmarks.peers import write_as_found
@@ -51,6 +53,9 @@ AS_TRAINED: list[dict[str, Any]] = [
 
 def operator_checks(device: str) -> Iterator[Check]:
     """Checks of operators against their definitions."""
+    for dtype, same_weight in product(("float32", "bfloat16"), (False, True)):
+        find = lambda k=dtype, same=same_weight: head_errors(getattr(torch, k), device, same_weight=same)  # noqa: E731
+        yield Check(f"head {'made' if same_weight else 'recomputed'}", dtype, find, LIMITS[dtype])
     if device == "cpu":
         return
     cases = [(min(B, 2), min(N, 2), H, T, T + M, -1) for B, N, H, T, M in SHAPES.values()]

@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.checks import attention, models
 from benchmarks.checks.errors import LIMITS, Check
-from benchmarks.gpu_check import checked, model_checks
+from benchmarks.gpu_check import checked, model_checks, operator_checks
 from benchmarks.peers import write_as_found
-from txl.ops import dropout
+from txl.ops import dropout, linear_cross_entropy
 
 CASE = (1, 1, 16, 9, 15)
 
@@ -74,6 +74,15 @@ def test_models_on_a_cpu_are_right(word: str) -> None:
     rows = list(checked([check for check in model_checks("cpu") if word in check.name]))
     assert rows
     assert all(row["right"] for row in rows)
+
+
+def test_the_head_on_a_cpu_is_right_and_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = list(operator_checks("cpu"))
+    assert len(checks) == 4
+    assert all(row["right"] for row in checked(checks))
+    right = linear_cross_entropy._NatsAndGradients.backward
+    monkeypatch.setattr(linear_cross_entropy._NatsAndGradients, "backward", lambda ctx, grad: right(ctx, 1.1 * grad))
+    assert [row["right"] for row in checked(checks)] == [True, False, True, False]
 
 
 def test_what_raises_or_is_no_number_is_wrong_and_the_next_is_checked() -> None:

@@ -1,5 +1,7 @@
 """The loss of the head, in pieces, against its definition."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,6 +37,54 @@ def test_pieces_compute_what_the_definition_says(n_token: int, n_word: int, monk
         torch.testing.assert_close(linear_cross_entropy(*leaves, target_L), found[1][0].detach())
 
 
+@pytest.mark.parametrize(("n_token", "n_word"), [(1, 1), (13, 7), (8, 7), (0, 7), (3, 29)])
+def test_gradients_made_with_the_loss_are_those_of_a_mean(
+    n_token: int, n_word: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGET", {"cpu": 28})
+    *leaves, target_L, _ = case(n_token, n_word)
+    found = []
+    for loss in (partial(linear_cross_entropy, same_weight=True), definition):
+        own = [leaf.clone().requires_grad_() for leaf in leaves]
+        nll_L = loss(*own, target_L)
+        found.append([nll_L, *torch.autograd.grad(nll_L, own, torch.full_like(nll_L, 0.3))])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_a_promise_of_one_weight_that_is_broken_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But hidden states their gradients, which do not need it."""
+    monkeypatch.setattr(module, "BUDGET", {"cpu": 28})
+    *leaves, target_L, weight_L = case(13, 7)
+    own = [leaf.requires_grad_() for leaf in leaves]
+    hidden, *shared = torch.autograd.grad(linear_cross_entropy(*own, target_L, same_weight=True), own, weight_L)
+    assert all(x.isnan().all() for x in shared)
+    (expected,) = torch.autograd.grad(definition(*own, target_L), own[:1], weight_L)
+    torch.testing.assert_close(hidden, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_weights_get_a_gradient_that_is_summed_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGET", {"cpu": 7 * 64})
+    *leaves, target_L, _ = case(2048, 7)
+    exact = [leaf.clone().requires_grad_() for leaf in leaves]
+    nll_L = definition(*exact, target_L)
+    expected = [nll_L.detach(), *torch.autograd.grad(nll_L.mean(), exact)]
+    errors = []
+    for same_weight in (False, True):
+        own = [leaf.float().requires_grad_() for leaf in leaves]
+        with torch.autocast("cpu", dtype):
+            nll_L = linear_cross_entropy(*own, target_L, same_weight=same_weight)
+        found = [nll_L, *torch.autograd.grad(nll_L.mean(), own)]
+        assert [x.dtype for x in found] == [torch.float32] * 4
+        errors.append([float((x - y).detach().norm() / y.norm()) for x, y in zip(found, expected, strict=True)])
+    recomputed, made = errors
+    assert made[0] == recomputed[0]
+    assert made[1] <= 1.01 * recomputed[1]
+    assert all(one < 0.8 * other for one, other in zip(made[2:], recomputed[2:], strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_softmax_is_never_in_half_precision(dtype: torch.dtype) -> None:
     """In which 300 words of the same logit have not the probability 1."""
@@ -59,13 +109,17 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def test_there_are_never_more_logits_than_the_budget_and_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("same_weight", [False, True])
+def test_there_are_never_more_logits_than_the_budget_and_none_are_kept(
+    same_weight: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BUDGET", {"cpu": 5000})
     hidden_LE, weight_VE, bias_V, target_L, _ = case(300, 200)
     kept = []
     with LargestTensor() as largest:
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-            nll_L = linear_cross_entropy(hidden_LE.requires_grad_(), weight_VE.requires_grad_(), bias_V, target_L)
+            leaves = hidden_LE.requires_grad_(), weight_VE.requires_grad_(), bias_V
+            nll_L = linear_cross_entropy(*leaves, target_L, same_weight=same_weight)
         nll_L.sum().backward()
     assert 200 * 20 < largest.elements <= 5000
     assert max(kept, default=0) <= 300 * 5

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.runs import IDS, SHAPE, Run, config
+from tests.training.runs import ADAPTIVE, IDS, SHAPE, Run, config
+from txl.ops import linear_cross_entropy
 from txl.training import step
 from txl.training.optim import Lamb
 from txl.training.step import NonFiniteError, autocast_dtype
@@ -28,6 +29,26 @@ def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> Non
     plain, other = weights_after(), weights_after(**settings)
     for name, weight in plain.items():
         torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"batch_chunk": 2}], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE | ADAPTIVE], ids=["plain", "adaptive"])
+def test_chunks_of_the_head_change_no_number(
+    settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gradients are made with the loss, whose mean is what is trained."""
+    weights, made = [], []
+    right = linear_cross_entropy._NatsAndGradients.apply
+    monkeypatch.setattr(linear_cross_entropy._NatsAndGradients, "apply", lambda *args: made.append(1) or right(*args))
+    for budget in (2**20, 50):
+        monkeypatch.setattr(linear_cross_entropy, "BUDGET", {"cpu": budget})
+        assert not made
+        run = Run(config(**settings), dtype=torch.float64, shape=shape).begin()
+        run.train()
+        weights.append(run.weights())
+    assert made
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("recompute", "n_forward"), [(False, 1), (True, 2)])

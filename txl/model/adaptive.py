@@ -159,7 +159,9 @@ class AdaptiveSoftmax(nn.Module):
             tied = i < len(config.tie_projs) and config.tie_projs[i]
             yield theirs if tied else _table(*theirs.shape)
 
-    def nll(self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None) -> Tensor:
+    def nll(
+        self, hidden: Tensor, target: Tensor, tables: Sequence[Tensor] | None = None, *, same_weight: bool = False
+    ) -> Tensor:
         """Negative log-likelihood of each target, in nats, in the order of the tokens.
 
         Memory does not grow with tokens times words.
@@ -169,6 +171,7 @@ class AdaptiveSoftmax(nn.Module):
             target: token ids, (...). Keep them on the CPU while `hidden` is on a GPU: they are grouped by cluster there
                 without synchronisation; on a GPU it takes one per tail cluster.
             tables: those of a tied embedding, see `AdaptiveEmbedding.with_tables`.
+            same_weight: promises that all losses have the same gradient, see `txl.ops.linear_cross_entropy`.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
@@ -176,7 +179,7 @@ class AdaptiveSoftmax(nn.Module):
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
         parts = zip(hiddens, *self._clusters(tables or self.tables), target_M.split(lengths), strict=True)
-        head_nll_L, *tail_nlls = [linear_cross_entropy(*part) for part in parts]
+        head_nll_L, *tail_nlls = [linear_cross_entropy(*part, same_weight=same_weight) for part in parts]
         if self.n_tail:
             head_nll_L = head_nll_L.index_add(0, order_P, torch.cat(tail_nlls))
         return head_nll_L.view(target.shape)

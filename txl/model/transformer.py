@@ -275,11 +275,13 @@ class TransformerXL(nn.Module):
         memory: AnyMemory | None,
         context: Context,
         since_BT: Tensor | None = None,
+        *,
+        same_weight: bool = False,
     ) -> tuple[Tensor, AnyMemory]:
         """Loss of each target in nats, (B, T), and the memory for the next segment.
 
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
-        GPU synchronisation, see `AdaptiveSoftmax.nll`.
+        GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
         """
         tables = None
         if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
@@ -287,7 +289,8 @@ class TransformerXL(nn.Module):
             out = self.read(embedded_BTD, memory, context, since_BT)
         else:
             out = self(input_BT, memory, context, since_BT)
-        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT, tables), out.memory
+        hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]
+        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

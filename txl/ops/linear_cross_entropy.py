@@ -1,28 +1,41 @@
 """Cross-entropy of a linear layer's softmax, in chunks of tokens.
 
-Beyond `BUDGET` logits, tokens are processed in chunks whose logits the backward pass recomputes, so memory does not
-grow with tokens x vocabulary.
+Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow with tokens x vocabulary. The gradients
+need the logits of a chunk again. Either the backward pass recomputes them, which makes four products in all; or, where
+every token's loss has the same weight, the gradients are made together with the loss: three products.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from txl.ops.few_rows import linear_in_part
+from txl.ops.numbers import product_dtype
 
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); the backward pass holds two more tensors of this size."""
 
 
-def linear_cross_entropy(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
+def linear_cross_entropy(
+    hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor, *, same_weight: bool = False
+) -> Tensor:
     """-log softmax(hidden_LE @ weight_VE.T + bias_V)[l, target_L[l]], in nats, (L,).
 
     The softmax is computed in float32 or wider, even if the logits are in half precision. L may be 0.
+
+    Args:
+        same_weight: promises that the backward pass, if there is one, comes with the same gradient for every token, as
+            that of a mean or a sum is. With others the gradients of weight and bias are NaN.
     """
     n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
     if len(hidden_LE) <= n_token:
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
+    if same_weight and torch.is_grad_enabled():
+        return _NatsAndGradients.apply(hidden_LE, weight_VE, bias_V, target_L, n_token)
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     return torch.cat([checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces])
 
@@ -31,3 +44,43 @@ def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor
     logit_LV = linear_in_part(hidden_LE, weight_VE, bias_V)
     at_least_float32 = torch.promote_types(logit_LV.dtype, torch.float32)
     return F.cross_entropy(logit_LV.to(at_least_float32), target_L, reduction="none")
+
+
+class _NatsAndGradients(torch.autograd.Function):
+    """The gradient of a logit is (probability - [word is target]) times that of its token's loss. Gradients are made
+    for 1 in its place and multiplied in the backward pass: those of hidden states token by token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor, n_token: int
+    ) -> Tensor:
+        dtype = product_dtype(hidden_LE)
+        wide = torch.promote_types(dtype, torch.float32)
+        ctx.dtypes = hidden_LE.dtype, weight_VE.dtype, bias_V.dtype
+        with torch.autocast(hidden_LE.device.type, enabled=False):
+            hidden_LE, weight_VE, bias_V = (x.to(dtype) for x in (hidden_LE, weight_VE, bias_V))
+            dhidden_LE, dweight_VE = torch.empty_like(hidden_LE), torch.zeros_like(weight_VE, dtype=wide)
+            dbias_V, nats = torch.zeros_like(bias_V, dtype=wide), []
+            parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
+            for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
+                logprob_CV = F.linear(hidden_CE, weight_VE, bias_V).log_softmax(-1, dtype=wide)
+                nats.append(-logprob_CV.gather(1, target_C[:, None])[:, 0])
+                dlogit_CV = logprob_CV.exp_()
+                dlogit_CV.scatter_add_(1, target_C[:, None], dlogit_CV.new_full((len(target_C), 1), -1.0))
+                dbias_V += dlogit_CV.sum(0)
+                dlogit_CV = dlogit_CV.to(dtype)
+                torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
+                if dtype == wide:
+                    dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
+                else:
+                    dweight_VE += dlogit_CV.T @ hidden_CE
+        ctx.save_for_backward(dhidden_LE, dweight_VE, dbias_V)
+        return torch.cat(nats)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
+        grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)  # no look at it: a GPU would be waited for
+        found = dhidden_LE * grad_L[:, None], dweight_VE.mul_(grad), dbias_V * grad
+        return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None

@@ -9,7 +9,7 @@ from txl.model.transformer import AnyMemory, TransformerXL
 class Nats(nn.Module):
     """Its forward pass returns loss and nats of each target and the memory; DistributedDataParallel wraps it.
 
-    The loss is the nats plus the term of label smoothing.
+    The loss is the nats plus the term of label smoothing. Its gradient must be the same for every target.
     """
 
     def __init__(self, model: TransformerXL, label_smoothing: float) -> None:
@@ -25,10 +25,10 @@ class Nats(nn.Module):
         since_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, AnyMemory]:
         if not self.label_smoothing:
-            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context, since_BT)
+            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context, since_BT, same_weight=True)
             return nll_BT, nll_BT.detach(), new_memory
         hidden_BTD, new_memory = self.model(input_BT, memory, context, since_BT)
         hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
+        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT, same_weight=True)
         added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
         return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), new_memory
