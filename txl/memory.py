@@ -31,6 +31,7 @@ class Span:
     clamp_len: int = -1
     window: int = -1
     since_BT: Tensor | None = field(default=None, compare=False)
+    _masks: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of(cls, context: Context, *, n_mem: int, n_new: int, since_BT: Tensor | None = None) -> "Span":
@@ -67,7 +68,17 @@ class Span:
         return self._clamped(torch.arange(self.n_key - 1, -1, -1, device=device))
 
     def mask(self, device: torch.device) -> Tensor:
-        """True where a query may attend, (T, S), or (B, 1, T, S) if the rows have borders of documents."""
+        """True where a query may attend, (T, S), or (B, 1, T, S) if the rows have borders of documents.
+
+        All layers share it; do not change it in place.
+        """
+        if torch.compiler.is_compiling():
+            return self._mask(device)
+        if device not in self._masks:
+            self._masks[device] = self._mask(device)
+        return self._masks[device]
+
+    def _mask(self, device: torch.device) -> Tensor:
         mask_TS, first_BT = self.mask_TS(device), self.first_BT
         if first_BT is None:
             return mask_TS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.laws.conftest import encoding
-from txl import Context, Memory, Span, TransformerXL
+from txl import Context, Memory, ModelConfig, Span, TransformerXL
 from txl.config import UsageError
 from txl.memory import KeyValueMemory
 
@@ -281,3 +281,11 @@ def test_every_encoding_computes_in_half_precision(model: TransformerXL, token_B
         half = read(copy.deepcopy(model).to(dtype), token_BT, [8, 16], FAR)[0]
         assert half.dtype == dtype
         assert (half - exact).norm() < 0.2 * exact.norm()
+
+
+def test_the_layers_share_one_mask(token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"n_token": 50, "n_layer": 3, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8, "position": "alibi"}
+    made, plain = [], Span._mask
+    monkeypatch.setattr(Span, "_mask", lambda span, device: made.append(span) or plain(span, device))
+    read(TransformerXL(ModelConfig(**sizes)), token_BT, [16, 8], FAR)
+    assert len(made) == 2
