@@ -85,7 +85,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("B", "N", "T", "S", "H", "window"), SHAPES)
+@pytest.mark.parametrize(
+    ("B", "N", "T", "S", "H", "window", "keep_mib"),
+    [
+        *((*shape, 1) for shape in SHAPES),
+        *((*shape, 0) for shape in SHAPES[:5]),
+        *(pytest.param(*shape, 0, marks=pytest.mark.slow) for shape in SHAPES[5:]),
+    ],
+)
 def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window, keep_mib) -> None:
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
