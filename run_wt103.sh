@@ -9,7 +9,7 @@ first_line="run_wt103.sh demo                     [flags of train.py]
        "
 text_is=" (train.txt, valid.txt, test.txt)"
 data=(--data "$root/data/wikitext-103" --dataset wt103)
-sizes=(base large nv_base nv_large)
+sizes=(base base_modern large nv_base nv_large)
 
 # base, large: the hyper-parameters of kimiyoung/transformer-xl's run_wt103_base.sh and run_wt103_large.sh
 train_base=(--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 2100 --dropout 0.1 --dropatt 0.0
@@ -22,6 +22,13 @@ eval_base=(--tgt_len 64 --mem_len 640 --clamp_len 400 --same_length --split test
 eval_large=(--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split test)
 generate_base=(--mem_len 640 --clamp_len 400 --same_length)
 generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
+
+# base_modern: base with the recipe that docs/results.md#recipes found best, for half its tokens; not trained at this size
+train_base_modern=(--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 1400 --activation swiglu
+    --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.005 --weight_decay 0.1 --warmup_step 8000
+    --max_step 100000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150 --batch_size 60)
+eval_base_modern=("${eval_base[@]}")
+generate_base_modern=("${generate_base[@]}")
 
 # nv_base, nv_large: those of NVIDIA DeepLearningExamples' wt103_base.yaml and wt103_large.yaml
 train_nv_base=(--adaptive --div_val 1 --n_layer 16 --d_model 512 --n_head 8 --d_head 64 --d_inner 2048 --dropout 0.1

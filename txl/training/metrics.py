@@ -219,7 +219,7 @@ def provenance() -> dict[str, Any]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "command": sys.argv,
+        "command": sys.orig_argv[1:],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "git_commit": git("rev-parse", "HEAD"),
