@@ -35,8 +35,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` for a part of a table. Autocast caches the casts of parameters, not those of their parts; on a CPU, up
-    to `CAST_PAYS` rows are multiplied in float32, which takes less time than to cast the weights."""
+    """`linear` for a part of a table. Autocast caches the casts of parameters, not those of their parts; on a CPU,
+    fewer than `CAST_PAYS` rows are multiplied in float32, which takes less time than to cast the weights."""
     is_short = x.device.type == "cpu" and part.dtype == torch.float32 and x.shape[:-1].numel() < CAST_PAYS
     if not is_short or not is_autocast_on(x.device):
         return linear(x, part, bias)
