@@ -30,7 +30,7 @@ from benchmarks.checks.head import head_errors
 from benchmarks.checks.models import SMALL, TINY
 from benchmarks.checks.seq2seq import decoding_errors
 from benchmarks.peers import write_as_found
-from txl.ops.rel_attention import KEEP_MIB
+from txl.config import KEEP_MIB
 from txl.positions import POSITION_ENCODINGS
 
 NARROW = ("float32", "bfloat16", "float16")
@@ -62,7 +62,7 @@ def operator_checks(device: str) -> Iterator[Check]:
     for finds, name, them in ((fused_errors, "fused", cases + ODD), (dropout_errors, "fused dropout", DROPPED)):
         for case, dtype, (way, mib) in product(them, NARROW, WAYS.items()):
             kind = getattr(torch, dtype)
-            find = lambda f=finds, c=case, k=kind, mib=mib: f(*c, k, keep_mib=mib)  # noqa: E731
+            find = lambda f=finds, c=case, k=kind, mib=mib: f(c, k, keep_mib=mib)  # noqa: E731
             yield Check(f"{name} {way} {case}", dtype, find, LIMITS[dtype])
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.attention import in_turn, peak_bytes
 from benchmarks.peers import ratio, say_machine, write_as_found
+from txl.model.autocast import autocast
 from txl.ops import linear_cross_entropy as head
 
 
@@ -54,7 +55,7 @@ def ways(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Call
     def step(loss: Callable[..., Tensor], budget: int) -> Callable[[], object]:
         def call() -> object:
             head.BUDGET[device.type] = budget
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            with autocast(device, dtype):
                 mean = loss(*leaves, target_L).mean()
             return torch.autograd.grad(mean, leaves)
 

@@ -29,7 +29,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.checks.attention import ODD, SHAPES, fused_errors, inputs
 from benchmarks.checks.errors import LIMITS
-from txl.ops.rel_attention import KEEP_MIB, launch
+from txl.config import KEEP_MIB
+from txl.ops.rel_attention import launch
 from txl.ops.rel_attention.fused import _forward, fused
 from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
 from txl.ops.rel_attention.launch import KERNELS
@@ -49,7 +50,7 @@ def check(dtype: torch.dtype) -> list[dict[str, Any]]:
     for case, kind in [(c, dtype) for c in cases + ODD] + [(c, torch.float32) for c in ODD[:4]]:
         limit = LIMITS[str(kind)[6:]]
         try:
-            errors = fused_errors(*case, kind)
+            errors = fused_errors(case, kind)
         except Exception as error:  # a kernel that needs more shared memory than there is
             print(f"WRONG {str(kind)[6:]} {case}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
             continue

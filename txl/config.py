@@ -26,6 +26,8 @@ ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
     "stores the probabilities; blockwise: memory linear in the length; fused: a GPU kernel (Triton)"
 )
+KEEP_MIB = 32
+"""The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
 _CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
 _SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"

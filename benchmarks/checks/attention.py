@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.checks.errors import Errors, error, poisoned
-from txl.ops.rel_attention import KEEP_MIB
+from txl.config import KEEP_MIB
 from txl.ops.rel_attention.naive import naive
 
+Case = tuple[int, int, int, int, int, int]
+"""B, N, H, T, S, window."""
 SHAPES = {  # B, N, H, T, M
     "wt103-base": (60, 10, 41, 150, 150),
     "nvidia-base": (32, 8, 64, 192, 192),
@@ -54,21 +56,11 @@ def usual_norm(out_BNTH: Tensor, n_key: int, window: int) -> float:
     return (out_BNTH.numel() / n_seen) ** 0.5
 
 
-def fused_errors(
-    B: int,
-    N: int,
-    H: int,
-    T: int,
-    S: int,
-    window: int,
-    dtype: torch.dtype,
-    device: str = "cuda",
-    *,
-    keep_mib: int = KEEP_MIB,
-) -> Errors:
+def fused_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB) -> Errors:
     """Of the output and the six gradients; the definition in float64, or in float32 where that takes too much."""
     from txl.ops.rel_attention.fused import fused
 
+    B, N, H, T, S, window = case
     args = inputs(B, N, H, T, S, dtype, device)
     dout_BNTH = torch.randn(B, N, T, H, device=device).to(dtype)
     with poisoned():
@@ -80,18 +72,7 @@ def fused_errors(
     return _by_name(found, expected, usual_norm(out, S, window))
 
 
-def dropout_errors(
-    B: int,
-    N: int,
-    H: int,
-    T: int,
-    S: int,
-    window: int,
-    dtype: torch.dtype,
-    device: str = "cuda",
-    *,
-    keep_mib: int = KEEP_MIB,
-) -> Errors:
+def dropout_errors(case: Case, dtype: torch.dtype, device: str = "cuda", *, keep_mib: int = KEEP_MIB) -> Errors:
     """The same with dropout: the mask is read off the operator itself, then applied to the definition.
 
     Raises:
@@ -99,6 +80,7 @@ def dropout_errors(
     """
     from txl.ops.rel_attention.fused import fused
 
+    B, N, H, T, S, window = case
     args = inputs(B, N, H, T, S, dtype, device)
     dout_BNTH = torch.randn(B, N, T, H, device=device).to(dtype)
     options = {"scale": H**-0.5, "window": window}

@@ -3,6 +3,7 @@
 import torch
 
 from benchmarks.checks.errors import Errors, error
+from txl.model.autocast import autocast
 from txl.ops import linear_cross_entropy as head
 
 CASE = (3000, 64, 1003)  # tokens, width, words
@@ -16,7 +17,7 @@ def head_errors(dtype: torch.dtype, device: str, *, same_weight: bool) -> Errors
     budget = head.BUDGET[device]
     head.BUDGET[device] = 256 * V
     try:
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        with autocast(torch.device(device), dtype):
             nll_L = head.linear_cross_entropy(*leaves, target_L, same_weight=same_weight)
     finally:
         head.BUDGET[device] = budget

@@ -28,7 +28,7 @@ def fused() -> Any:
 @pytest.mark.usefixtures("fused")
 def test_gradients_that_are_0_are_compared_with_what_cancels() -> None:
     """A query that sees one key attends to it whatever the scores are."""
-    errors = attention.fused_errors(*CASE, 1, torch.float32, "cpu")
+    errors = attention.fused_errors((*CASE, 1), torch.float32, "cpu")
     assert max(errors.values()) <= LIMITS["float32"]
 
 
@@ -36,21 +36,21 @@ def test_gradients_that_are_0_are_compared_with_what_cancels() -> None:
 def test_a_gradient_that_is_slightly_off_is_seen(window: int, fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused.backward_places
     monkeypatch.setattr(fused, "backward_places", lambda *args: right(*args) + 1e-3)
-    errors = attention.fused_errors(*CASE, window, torch.float32, "cpu", keep_mib=0)
+    errors = attention.fused_errors((*CASE, window), torch.float32, "cpu", keep_mib=0)
     assert [name for name, e in errors.items() if e > LIMITS["float32"]] == ["dr"]
 
 
 def test_memory_that_a_kernel_forgets_is_seen(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused.backward_places
     monkeypatch.setattr(fused, "backward_places", lambda *args: torch.empty_like(right(*args)))
-    assert isnan(attention.fused_errors(*CASE, -1, torch.float32, "cpu", keep_mib=0)["dr"])
+    assert isnan(attention.fused_errors((*CASE, -1), torch.float32, "cpu", keep_mib=0)["dr"])
 
 
 @pytest.mark.usefixtures("fused")
 def test_dropout_is_the_same_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert max(attention.dropout_errors(*CASE, 7, torch.float32, "cpu").values()) <= LIMITS["float32"]
+    assert max(attention.dropout_errors((*CASE, 7), torch.float32, "cpu").values()) <= LIMITS["float32"]
     monkeypatch.setattr(torch, "manual_seed", lambda seed: None)  # another mask each time
-    assert min(attention.dropout_errors(*CASE, 7, torch.float32, "cpu").values()) > 0.1
+    assert min(attention.dropout_errors((*CASE, 7), torch.float32, "cpu").values()) > 0.1
 
 
 def test_reversible_layers_are_compared_with_kept_activations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
+from txl.config import KEEP_MIB, ModelConfig
 from txl.memory import Span
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import KEEP_MIB, rel_attention
+from txl.ops.rel_attention import rel_attention
 from txl.positions import PositionEncoding
 
 

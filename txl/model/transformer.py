@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from txl.attention_rules.refusals import require_masks_documents
-from txl.config import Context, ModelConfig, require
+from txl.config import KEEP_MIB, Context, ModelConfig, require
 from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.attention import Attention
 from txl.model.feed_forward import FeedForward
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import KEEP_MIB, refusal, resolved
+from txl.ops.rel_attention import refusal, resolved
 from txl.positions import PositionEncoding, build_position_encodings, require_serves
 
 
@@ -283,7 +283,7 @@ class TransformerXL(nn.Module):
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
         GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
         """
-        tables = None
+        tables = None  # one gradient for both uses of a tied table; a GPU would sum its rows in any order
         if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
             embedded_BTD, tables = self.word_emb.with_tables(input_BT)
             out = self.read(embedded_BTD, memory, context, since_BT)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, SEED, AttnImpl, Checked, option, require
+from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, AttnImpl, Checked, option, require
 
 ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 
@@ -140,7 +140,7 @@ class TrainConfig(Checked):
     compile: bool = option(False, "compile the layers with torch.compile")
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     attn_keep_mib: int = option(
-        32,
+        KEEP_MIB,
         "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass then computes once "
         "instead of three times, as many sequences at a time as fit (0: never)",
         needs=("attn_impl", "auto", "fused"),

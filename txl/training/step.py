@@ -285,11 +285,6 @@ def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     """The dtype of matrix products in training; auto: bfloat16 if the device has instructions for it, else float32."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
-    match device.type:
-        case "cuda":
-            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        case "cpu":
-            is_fast = HAS_FAST_BFLOAT16
-        case _:
-            is_fast = False
-    return torch.bfloat16 if is_fast else torch.float32
+    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    on_cpu = device.type == "cpu" and HAS_FAST_BFLOAT16
+    return torch.bfloat16 if on_gpu or on_cpu else torch.float32

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl.config import KEEP_MIB
 from txl.ops.numbers import is_autocast_on, product_dtype
 from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
-from txl.ops.rel_attention.tiles import KEEP_MIB, Operands
+from txl.ops.rel_attention.tiles import Operands
 
 
 def _fused(*operands: *Operands, **options: Any) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl.config import KEEP_MIB
 from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
 from txl.ops.rel_attention.launch import (
     Call,
@@ -18,7 +19,7 @@ from txl.ops.rel_attention.launch import (
     incoming,
     padded_head,
 )
-from txl.ops.rel_attention.tiles import KEEP_MIB, Operands
+from txl.ops.rel_attention.tiles import Operands
 
 MAX_HEAD = 128
 

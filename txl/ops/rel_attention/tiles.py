@@ -9,10 +9,6 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, r, u, w as `rel_attention` takes them."""
 
 
-KEEP_MIB = 32
-"""The default of `keep_mib`: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
-
-
 class Heads(NamedTuple):
     """The operands with heads first, so that one product with r serves all rows of the batch.
 
