@@ -17,7 +17,7 @@ from txl.config import UsageError
 from txl.convert import from_kimiyoung
 from txl.data_utils.files import DataError
 from txl.data_utils.rows import equal_streams
-from txl.evaluation.conventions import context_of, n_warmup_of, predictor_of
+from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
 from txl.memory import Span
 from txl.positions.base import rel_shift
@@ -31,12 +31,11 @@ def score(
     convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS, world: int = 1
 ) -> Score:
     """As eval.py does it, with the shares of all ranks one after another."""
-    seen = context_of(convention, context)
-    n_warmup = n_warmup_of(convention, context, seen, n_layer=model.config.n_layer)
-    lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len, "n_warmup": n_warmup}
-    predictor = predictor_of(convention, model, seen)
+    reading = reading_of(convention, model, context, n_token=10**9)
+    lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    stream = equal_streams(ids, **lengths, n_warmup=reading.n_warmup)
     return Score.total(
-        evaluate(model, equal_streams(ids, **lengths).share(rank, world), seen, predictor=predictor)
+        evaluate(model, stream.share(rank, world), reading.context, predictor=reading.predictor)
         for rank in range(world)
     )
 
@@ -115,7 +114,8 @@ def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor
 @pytest.mark.parametrize("mlen", [0, 3, 6])
 @pytest.mark.parametrize("qlen", [1, 4, 9])
 def test_nvidia_shows_one_key_more(mlen: int, qlen: int) -> None:
-    seen = context_of("nvidia", Context(tgt_len=qlen, mem_len=6, same_length=True))
+    context = Context(tgt_len=qlen, mem_len=6, same_length=True)
+    seen = reading_of("nvidia", build("plain"), context, n_token=100).context
     mask_TS = Span.of(seen, n_mem=mlen, n_new=qlen).mask_TS(torch.device("cpu"))
     assert torch.equal(mask_TS, nvidia_mask(qlen, mlen, 6, same_length=True))
     longest = Span.of(seen, n_mem=7, n_new=qlen).mask_TS(torch.device("cpu"))  # our memory holds one more
@@ -210,4 +210,4 @@ def test_streams_shorter_than_their_warmup_are_refused() -> None:
 
 def test_huggingface_has_no_ext_len() -> None:
     with pytest.raises(UsageError, match="--convention huggingface needs --ext_len 0"):
-        context_of("huggingface", Context(ext_len=2))
+        reading_of("huggingface", build("plain"), Context(ext_len=2), n_token=100)

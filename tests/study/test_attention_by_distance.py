@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
 from txl.data_utils.rows import scoring_stream
-from txl.evaluation.conventions import predictor_of
+from txl.evaluation.conventions import reading_of
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Memory, Span
 
@@ -129,12 +129,12 @@ def test_nothing_is_left_on_the_model() -> None:
 def test_the_reading_of_others_is_what_is_measured() -> None:
     """Hugging Face's memory of zeros is attended to from the first token on; ours has none there."""
     model, context = build("plain"), Context(tgt_len=4, mem_len=6)
-    predictor = predictor_of("huggingface", model, context)
+    predictor = reading_of("huggingface", model, context, n_token=5).predictor
     stream = scoring_stream(IDS[:5], batch_size=1, tgt_len=4)
     ours, theirs = (attention_by_distance(model, [stream], context, predictor=p) for p in (None, predictor))
     assert ours.pairs_K.sum() == 4 * 5 // 2
     assert theirs.pairs_K.sum() == 4 * 5 // 2 + 4 * 6
     assert theirs.share_LNK.sum(-1).flatten().tolist() == pytest.approx([1] * theirs.share_LNK[..., 0].numel())
-    original = predictor_of("original", model, Context(tgt_len=4, mem_len=3, ext_len=2))
+    original = reading_of("original", model, Context(tgt_len=4, mem_len=3, ext_len=2), n_token=5).predictor
     measured_again = attention_by_distance(model, [stream], context, predictor=original)
     torch.testing.assert_close(measured_again.mass_LNK, ours.mass_LNK)

@@ -9,7 +9,7 @@ import dataclasses
 from torch import Tensor
 
 from txl.config import Context, require
-from txl.evaluation.reading import Predictor, Reading, warmup_segments, within
+from txl.evaluation.reading import Reading, warmup_segments, within
 from txl.memory import Memory
 from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import AnyMemory, TransformerXL
@@ -18,55 +18,31 @@ from txl.model.transformer import AnyMemory, TransformerXL
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
     """How a convention reads a text of n_token tokens.
 
-    Raises:
-        UsageError: see `context_of`.
-    """
-    seen = context_of(convention, context)
-    predictor = predictor_of(convention, model, seen)
-    if convention != "huggingface":  # its memory starts full, so a longer one gives another result
-        seen = within(seen, n_token)
-    return Reading(context, seen, n_warmup_of(convention, context, seen, n_layer=model.config.n_layer), predictor)
-
-
-def context_of(convention: str, context: Context) -> Context:
-    """Our context setting that is equivalent to `context` in another implementation.
-
-    NVIDIA's `same_length` shows mem_len + 1 keys (DeepLearningExamples, Transformer-XL, mem_transformer.py), including
-    the token itself; the original's and ours shows mem_len.
+    Ours has as many unscored segments before the first scored one as give the result of a single stream, NVIDIA's as
+    many as hold mem_len tokens, the others none. NVIDIA's `same_length` shows mem_len + 1 keys (DeepLearningExamples,
+    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len.
 
     Raises:
-        UsageError: if the implementation does not support the setting.
+        UsageError: if the implementation does not support the context.
     """
-    require(
-        convention != "huggingface" or context.ext_len == 0,
-        f"--ext_len {context.ext_len}: Hugging Face's model has none; --convention huggingface needs --ext_len 0",
-    )
-    if convention == "nvidia" and context.same_length:
-        return dataclasses.replace(context, mem_len=context.mem_len + 1)
-    return context
-
-
-def n_warmup_of(convention: str, context: Context, seen: Context, *, n_layer: int) -> int:
-    """Number of unscored segments before the first scored one.
-
-    Ours: as many as give the result of a single stream. NVIDIA's: as many as hold mem_len tokens. Others: none.
-
-    Args:
-        context: as requested.
-        seen: `context_of` it.
-    """
-    if convention == "txl":
-        return warmup_segments(n_layer, seen)
-    return -(-context.mem_len // context.tgt_len) if convention == "nvidia" else 0
-
-
-def predictor_of(convention: str, model: TransformerXL, context: Context) -> Predictor:
-    """The model, with the memory handling of the convention."""
-    if convention == "original" and context.ext_len:
-        return OriginalMemory(model)
-    if convention == "huggingface":
-        return ZeroMemory(model, context.mem_len)
-    return with_cuda_graphs(model)
+    match convention:
+        case "original":
+            predictor = OriginalMemory(model) if context.ext_len else with_cuda_graphs(model)
+            return Reading(context, within(context, n_token), 0, predictor)
+        case "nvidia":
+            seen = dataclasses.replace(context, mem_len=context.mem_len + 1) if context.same_length else context
+            n_warmup = -(-context.mem_len // context.tgt_len)
+            return Reading(context, within(seen, n_token), n_warmup, with_cuda_graphs(model))
+        case "huggingface":
+            require(
+                context.ext_len == 0,
+                f"--ext_len {context.ext_len}: Hugging Face's model has none; --convention huggingface needs --ext_len "
+                f"0",
+            )
+            # its memory starts full, so limiting it to the text would give another result
+            return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
+    seen = within(context, n_token)
+    return Reading(context, seen, warmup_segments(model.config.n_layer, seen), with_cuda_graphs(model))
 
 
 class OriginalMemory:
@@ -78,11 +54,7 @@ class OriginalMemory:
     """
 
     def __init__(self, model: TransformerXL) -> None:
-        self.model = model
-
-    def fresh_memory(self, batch_size: int) -> AnyMemory:
-        """An empty memory."""
-        return self.model.fresh_memory(batch_size)
+        self.model, self.fresh_memory = model, model.fresh_memory
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory, context: Context) -> tuple[Tensor, AnyMemory]:
         """See `TransformerXL.nll`."""

@@ -45,11 +45,8 @@ def picture_folder(config: EvalConfig, run: Path) -> Path:
 
 
 def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
-    """The plots that can be written; none, with a warning, if the default folder is read-only.
-
-    Raises:
-        OSError: if a folder given by a flag cannot be written to.
-    """
+    """The plots that can be written; none, with a warning, if the default folder is read-only. Raises `OSError` if a
+    folder given by a flag cannot be written to."""
     for path in paths:
         try:
             require_writable(path)

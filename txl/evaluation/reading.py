@@ -14,6 +14,11 @@ Segments = Iterable[tuple[Tensor, Tensor, Tensor | None]]
 """(input, target, mask of the targets that are scored; None: all), in the order of the text."""
 
 
+def of_counted(value_BT: Tensor, counted_BT: Tensor | None) -> Tensor:
+    """The values (N, ...) of the scored targets, row by row, of values (B, T, ...) on any device."""
+    return value_BT.flatten(0, 1) if counted_BT is None else value_BT[counted_BT.to(value_BT.device)]
+
+
 class ScoredRows(Protocol):
     """Segments of several rows of a text, read in parallel, starting with an empty memory.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, require
-from txl.evaluation.reading import Learner, Predictor, Segments
+from txl.evaluation.reading import Learner, Predictor, Segments, of_counted
 from txl.model.cuda_graph import CudaGraphModel, with_cuda_graphs
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import float64_sum
@@ -105,11 +105,10 @@ def scored(
 
     Puts the model in evaluation mode, and back into its previous mode at the end.
     """
-    device = model.device
     if predictor is None or predictor is model:
         predictor = with_cuda_graphs(model)
     # the model takes ids from the host, which avoids GPU synchronisation
-    ids_device = torch.device("cpu") if isinstance(predictor, TransformerXL | CudaGraphModel) else device
+    device = torch.device("cpu") if isinstance(predictor, TransformerXL | CudaGraphModel) else model.device
     was_training = model.training
     model.eval()
     memory: Any = None
@@ -117,10 +116,10 @@ def scored(
         for input_BT, target_BT, counted_BT in segments:
             if memory is None:
                 memory = predictor.fresh_memory(len(input_BT))
-            nll_BT, memory = predictor.nll(input_BT.to(ids_device), target_BT.to(ids_device), memory, context)
+            nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
             if isinstance(predictor, Learner):
                 memory = predictor.learn(memory, counted_BT)
-            yield nll_BT.flatten() if counted_BT is None else nll_BT[counted_BT.to(device)]
+            yield of_counted(nll_BT, counted_BT)
     finally:
         model.train(was_training)
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from txl.config import Context, require
 from txl.evaluation.reading import Predictor, Segments
-from txl.evaluation.study.bins import bin_of_tensor, log_edges, spans
+from txl.evaluation.score import evaluate
+from txl.evaluation.study.bins import bin_of, log_edges, spans
 from txl.memory import Memory, Span
 from txl.model.attention import Attention
 from txl.model.transformer import TransformerXL
@@ -92,30 +93,24 @@ def attention_by_distance(
     require(rule == "softmax", f"--attention_by_distance: a model of --attention {rule} does not attend by softmax")
     watch = _Watch(log_edges(context.tgt_len + context.ext_len + context.mem_len - 1), model.config.n_head)
     hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
-    reader = predictor or model
-    device = model.device
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
-            for segments in streams:
-                memory = None
-                for input_BT, target_BT, counted_BT in segments:
-                    counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
-                    watch.counted_BT = counted_BT.to(device)
-                    memory = memory or _hidden_states(reader, model, len(input_BT))
-                    _, memory = reader.nll(input_BT.to(device), target_BT.to(device), memory, context)
+        for segments in streams:
+            evaluate(model, watch.segments(segments), context, predictor=_OfHiddenStates(predictor or model, model))
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     return watch.result(len(model.layers))
 
 
-def _hidden_states(reader: Predictor, model: TransformerXL, batch_size: int) -> Memory:
-    """An initial memory of hidden states, which the hooks need."""
-    fresh = reader.fresh_memory(batch_size)
-    return fresh if isinstance(fresh, Memory) else model.empty_memory(batch_size)
+class _OfHiddenStates:
+    """A predictor whose memory is one of hidden states, which the hooks need."""
+
+    def __init__(self, predictor: Predictor, model: TransformerXL) -> None:
+        self.predictor, self.model, self.nll = predictor, model, predictor.nll
+
+    def fresh_memory(self, batch_size: int) -> Memory:
+        fresh = self.predictor.fresh_memory(batch_size)
+        return fresh if isinstance(fresh, Memory) else self.model.empty_memory(batch_size)
 
 
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
@@ -137,36 +132,43 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
 
 
 class _Watch:
-    """Accumulates the probabilities of all layers; set `counted_BT` before each segment."""
+    """Accumulates the probabilities of all layers."""
 
     def __init__(self, edges: list[int], n_head: int) -> None:
         self.edges, self.n_head = edges, n_head
-        self.counted_BT: Tensor | None = None
+        self.counted_BT = torch.empty(0, 0, dtype=torch.bool)
         self.mass: dict[int, Tensor] = {}
         self.pairs_K = torch.zeros(len(edges) - 1, dtype=torch.int64)
         self.n_query = 0
+
+    def segments(self, segments: Segments) -> Segments:
+        """The same segments, whose scored targets are noted in passing."""
+        for segment in segments:
+            _, target_BT, counted_BT = segment
+            self.counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
+            yield segment
 
     def of_layer(self, i: int) -> Any:
         """A forward hook for layer i."""
 
         def hook(attention: nn.Module, args: tuple[Tensor, Tensor, Tensor, Span], _: Tensor) -> None:
             assert isinstance(attention, Attention)
-            assert self.counted_BT is not None
             x_BTD, mem_BMD, feats, span = args
-            n_target = self.counted_BT.shape[1]  # the segment's last tokens; with ext_len, others are before them
+            counted_BT = self.counted_BT.to(x_BTD.device)
+            n_target = counted_BT.shape[1]  # the segment's last tokens; with ext_len, others are before them
             visible_TS = span.mask_TS(x_BTD.device)[-n_target:]
             distance_TS = Span(span.n_mem, span.n_new).distances_TS(x_BTD.device)[-n_target:]
-            bin_TS = bin_of_tensor(distance_TS, self.edges).masked_fill(~visible_TS, 0)
+            bin_TS = bin_of(distance_TS, self.edges).masked_fill(~visible_TS, 0)
             n_bin = len(self.edges) - 1
             mass_NK = self.mass.setdefault(i, x_BTD.new_zeros(self.n_head, n_bin, dtype=torch.float64))
-            for x_1TD, mem_1MD, counted_T in zip(x_BTD.split(1), mem_BMD.split(1), self.counted_BT, strict=True):
+            for x_1TD, mem_1MD, counted_T in zip(x_BTD.split(1), mem_BMD.split(1), counted_BT, strict=True):
                 prob_NTS = probabilities(attention, x_1TD, mem_1MD, feats, span)[0, :, -n_target:][:, counted_T]
                 mass_NK.index_add_(1, bin_TS[counted_T].flatten(), prob_NTS.flatten(1).double())
             if i == 0:
-                times_TS = self.counted_BT.sum(0)[:, None] * visible_TS
+                times_TS = counted_BT.sum(0)[:, None] * visible_TS
                 pairs_K = times_TS.new_zeros(n_bin).index_add_(0, bin_TS.flatten(), times_TS.flatten())
                 self.pairs_K += pairs_K.cpu()
-                self.n_query += int(self.counted_BT.sum())
+                self.n_query += int(counted_BT.sum())
 
         return hook
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,11 +24,6 @@ def spans(edges: list[int]) -> list[tuple[int, int]]:
     return [(begin, end - 1) for begin, end in pairwise(edges)]
 
 
-def bin_of(distance: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The bin index of each distance, of the same shape."""
-    return np.searchsorted(np.asarray(edges), distance, side="right") - 1
-
-
-def bin_of_tensor(distance: Tensor, edges: list[int]) -> Tensor:
+def bin_of(distance: Tensor, edges: Sequence[int] | Tensor) -> Tensor:
     """The bin index of each distance, of the same shape, on its device."""
-    return torch.bucketize(distance, torch.tensor(edges, device=distance.device), right=True) - 1
+    return torch.bucketize(distance, torch.as_tensor(edges, device=distance.device), right=True) - 1

@@ -1,6 +1,6 @@
 """Loss by position in the segment, and by distance from the start of the document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.evaluation.reading import Segments
+from txl.evaluation.reading import Segments, of_counted
 from txl.evaluation.study.bins import bin_of, log_edges, spans
 from txl.runtime.distributed import Ranks
 
@@ -53,50 +53,44 @@ class LossByPosition:
 
     def __init__(self, context: Context, *, n_token: int, starts: Sequence[int] | np.ndarray | None) -> None:
         self._tgt_len = context.tgt_len
-        self._starts = None if starts is None else np.unique(np.append(starts, 0))
         self._edges = {"position": log_edges(min(context.tgt_len, n_token) - 1)}
-        if self._starts is not None:
-            self._edges["distance"] = log_edges(int(np.diff(np.append(self._starts, n_token)).max()) - 1)
+        self._starts: Tensor | None = None
+        if starts is not None:
+            begins = np.union1d(starts, [0])
+            self._starts = torch.from_numpy(begins)
+            self._edges["distance"] = log_edges(int(np.diff(begins, append=n_token).max()) - 1)
         self._sums: dict[str, Tensor] = {}
-        self._counts = {name: np.zeros(len(edges) - 1, dtype=np.int64) for name, edges in self._edges.items()}
-        self._bins_N: dict[str, np.ndarray] = {}
+        self._counts = {name: torch.zeros(len(edges) - 1, dtype=torch.int64) for name, edges in self._edges.items()}
+        self._bins_N: dict[str, Tensor] = {}
 
-    def segments(self, segments: Segments, first_B: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:
         """The same segments, with their bins noted in passing. Row b starts at token first_B[b] of the text."""
         for k, segment in enumerate(segments):
             _, target_BT, counted_BT = segment
-            position_BT = np.broadcast_to(np.arange(target_BT.shape[1]), target_BT.shape)
-            place_BT = first_B[:, None] + k * self._tgt_len + position_BT + 1
-            counted_BT = slice(None) if counted_BT is None else counted_BT.numpy()
-            values = {"position": position_BT[counted_BT].ravel()}
+            values = {"position": torch.arange(target_BT.shape[1]).expand_as(target_BT)}
             if self._starts is not None:
-                place_N = place_BT[counted_BT].ravel()
-                values["distance"] = place_N - self._starts[bin_of(place_N, self._starts)]
-            self._bins_N = {name: bin_of(value_N, self._edges[name]) for name, value_N in values.items()}
+                place_BT = torch.from_numpy(first_B)[:, None] + k * self._tgt_len + values["position"] + 1
+                values["distance"] = place_BT - self._starts[bin_of(place_BT, self._starts)]
+            counted = {name: of_counted(value_BT, counted_BT) for name, value_BT in values.items()}
+            self._bins_N = {name: bin_of(value_N, self._edges[name]) for name, value_N in counted.items()}
             yield segment
 
     def add(self, nll_N: Tensor) -> None:
         """Add the nats of the last segment's scored targets, row by row."""
         for name, bin_N in self._bins_N.items():
-            n_bin = len(self._edges[name]) - 1
-            zeros_K = nll_N.new_zeros(n_bin, dtype=torch.float64)
+            count_K = self._counts[name]
+            zeros_K = nll_N.new_zeros(len(count_K), dtype=torch.float64)
             sums_K = self._sums.setdefault(name, zeros_K)
-            sums_K += zeros_K.index_add(0, torch.from_numpy(bin_N).to(nll_N.device), nll_N.double())
-            self._counts[name] += np.bincount(bin_N, minlength=n_bin)
+            sums_K += zeros_K.index_add(0, bin_N.to(nll_N.device), nll_N.double())
+            count_K += bin_N.bincount(minlength=len(count_K))
 
     def over(self, ranks: Ranks) -> dict[str, BinnedLoss]:
         """The tables of all ranks together: `position` in the segment, from 0; `distance` from the document's first
         token, which has distance 0."""
-        mine = {
-            name: (self._sums[name].tolist() if name in self._sums else [0.0] * len(count_K), count_K.tolist())
-            for name, count_K in self._counts.items()
-        }
+        mine = {name: (self._sums.get(name, torch.zeros(len(n_K))).cpu(), n_K) for name, n_K in self._counts.items()}
         shares = ranks.gathered(mine)
-        return {
-            name: BinnedLoss(
-                edges,
-                [sum(nats) for nats in zip(*(share[name][0] for share in shares), strict=True)],
-                [sum(counts) for counts in zip(*(share[name][1] for share in shares), strict=True)],
-            )
-            for name, edges in self._edges.items()
-        }
+        found = {}
+        for name, edges in self._edges.items():
+            nats, counts = zip(*(share[name] for share in shares), strict=True)
+            found[name] = BinnedLoss(edges, *(torch.stack(parts).sum(0).tolist() for parts in (nats, counts)))
+        return found

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
-from txl.evaluation.reading import Segments
+from txl.evaluation.reading import Segments, of_counted
 from txl.model.transformer import AnyMemory, TransformerXL
 
 Weights = dict[str, Tensor]
@@ -79,11 +79,8 @@ class DynamicEvaluation:
         return _fresh(self.model, batch_size)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
-        """Nats of each target under the current weights, and the state to learn from them.
-
-        Raises:
-            UsageError: if the weights have diverged and a loss is not finite.
-        """
+        """Nats of each target under the current weights, and the state to learn from them. Raises `UsageError` if the
+        weights have diverged and a loss is not finite."""
         nll_BT, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
             raise UsageError(f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a smaller one")
@@ -91,11 +88,8 @@ class DynamicEvaluation:
 
     @torch.no_grad()
     def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
-        """The state after an update by the scored targets (None: all) of the last segment.
-
-        Raises:
-            ValueError: if no segment was scored since the last update.
-        """
+        """The state after an update by the scored targets (None: all) of the last segment. Raises `ValueError` if no
+        segment was scored since the last update."""
         gradients = _gradients(memory, counted_BT)
         for name, weight in memory.learner.named_parameters():
             step, back = gradients[name], self.trained[name] - weight
@@ -142,7 +136,7 @@ def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:
     if memory.scored is None:
         raise ValueError("no segment was scored since the last update")
     with torch.enable_grad():
-        loss = (memory.scored if counted_BT is None else memory.scored[counted_BT.to(memory.scored.device)]).mean()
+        loss = of_counted(memory.scored, counted_BT).mean()
     names, weights = zip(*memory.learner.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, weights, materialize_grads=True), strict=True))
 
