@@ -23,7 +23,7 @@ from txl.runtime.distributed import Ranks, Vote
 from txl.runtime.log import eval_line, perplexity, print_line, train_line
 from txl.runtime.signals import STATUS, WORDS, StopNow, StopRequest, until_stopped
 from txl.training.finite import require_finite_weights
-from txl.training.meter import Measurement, Meter
+from txl.training.meter import Meter
 from txl.training.metrics import Metrics
 from txl.training.sharding import reshard
 from txl.training.step import TrainState
@@ -163,43 +163,25 @@ def _remaining(stream: TrainingStream, state: TrainState) -> Iterator[Batch]:
         state.next_epoch()
 
 
-def _report(state: TrainState, measured: Measurement, bar: tqdm, metrics: Metrics) -> None:
+def _report(state: TrainState, measured: dict[str, float], bar: tqdm, metrics: Metrics) -> None:
     """Print and record the loss and speed since the last report."""
     if not state.ranks.is_main:
         return
-    progress, nats = state.progress, measured.nats
+    progress, nats, ms_per_step = state.progress, measured["train/nll_nats"], measured["speed/ms_per_step"]
     line = train_line(
-        epoch=progress.epoch,
-        step=progress.step,
-        batch=progress.batch,
-        lr=state.lr,
-        ms_per_batch=measured.ms_per_step,
-        nats=nats,
+        epoch=progress.epoch, step=progress.step, batch=progress.batch, lr=state.lr, ms_per_batch=ms_per_step, nats=nats
     )
     if bar.disable:
-        minutes, seconds = divmod(round(measured.ms_per_step / 1000 * (state.config.max_step - progress.step)), 60)
+        minutes, seconds = divmod(round(ms_per_step / 1000 * (state.config.max_step - progress.step)), 60)
         line += f" | eta {minutes // 60}:{minutes % 60:02}:{seconds:02}"
     print_line(line)
-    bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {measured.tok_per_s:.0f} tok/s")
-    values = {
-        "train/nll_nats": nats,
-        "train/ppl": perplexity(nats),
-        "train/lr": state.lr,
-        "train/grad_norm": float(state.grad_norm),
-        "speed/tok_per_s": measured.tok_per_s,
-        "speed/ms_per_step": measured.ms_per_step,
-        "speed/mfu_share": measured.mfu_share,
-        "mem/peak_gib": measured.peak_gib,
-    }
+    bar.set_postfix_str(f"loss {nats:.2f}, ppl {perplexity(nats):.1f}, {measured['speed/tok_per_s']:.0f} tok/s")
+    values = measured | {"train/lr": state.lr, "train/grad_norm": float(state.grad_norm)}
     metrics.add("train", progress.step, values, **progress.position)
 
 
 def _evaluate(
-    state: TrainState,
-    validation: Validation,
-    metrics: Metrics,
-    request: StopRequest,
-    sample: Callable[[], str] | None,
+    state: TrainState, validation: Validation, metrics: Metrics, request: StopRequest, sample: Callable[[], str] | None
 ) -> int:
     """Score the valid split with the averaged weights, print and record it. Returns the request that interrupted it, 0
     if none did."""

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,69 +13,64 @@ from txl.config import Context
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import float64_sum
 from txl.runtime.distributed import Ranks
+from txl.runtime.log import perplexity
 from txl.training.estimate import flops_per_token, measured_peak_flops
 
 
-class Measurement(NamedTuple):
-    """Of the steps since the last reading, over all processes. `mfu_share` is relative to `measured_peak_flops`."""
-
-    nats: float
-    ms_per_step: float
-    tok_per_s: float
-    mfu_share: float
-    peak_gib: float
-
-
 class Meter:
-    """Loss and speed since the last report. Sums stay on the device; only a report synchronises it."""
+    """Loss and speed of a training, over all processes. Sums stay on the device; only `read` synchronises it."""
 
     def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
         self._nats = float64_sum(torch.zeros(1, device=ranks.device))
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
-        self._tokens = self._batches = 0
-        self._all_tokens, self._all_seconds = 0, 0.0
-        self._start = time.perf_counter()
+        self._n_step = self._n_token = 0
+        self._paused_s = 0.0
+        self._start = self._last = self._now()
 
     @property
     def tok_per_s(self) -> float:
-        """Since the start, over all processes."""
-        seconds = self._all_seconds + time.perf_counter() - self._start
-        return (self._all_tokens + self._tokens) * self._ranks.world / seconds
+        """Tokens per second since the start."""
+        _, n_token, seconds = self._since(self._start)
+        return n_token / seconds
 
     def add(self, nll_BT: Tensor) -> None:
         """Add the nats of a step."""
         self._nats += float64_sum(nll_BT)
-        self._tokens += nll_BT.numel()
-        self._batches += 1
+        self._n_token += nll_BT.numel() * self._ranks.world
+        self._n_step += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The time spent inside this context does not count."""
         since = time.perf_counter()
         yield
-        self._start += time.perf_counter() - since
+        self._paused_s += time.perf_counter() - since
 
-    def read(self) -> Measurement:
-        """Measure since the last reading. All ranks call it together."""
-        world = self._ranks.world
-        nats = float(self._ranks.total(self._nats.clone())) / (self._tokens * world)
-        seconds = time.perf_counter() - self._start
-        speed = self._tokens * world / seconds
-        reading = Measurement(
-            nats=nats,
-            ms_per_step=1000 * seconds / self._batches,
-            tok_per_s=speed,
-            mfu_share=speed / world * self._flops_per_token / self._peak,
-            peak_gib=peak_bytes(self._ranks.device) / 2**30,
-        )
-        self._all_tokens += self._tokens
-        self._all_seconds += seconds
+    def read(self) -> dict[str, float]:
+        """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All ranks call it
+        together. The share of operations is relative to `measured_peak_flops`."""
+        total = float(self._ranks.total(self._nats.clone()))  # synchronises, so before the clock is read
+        n_step, n_token, seconds = self._since(self._last)
         self._nats.zero_()
-        self._tokens = self._batches = 0
-        self._start = time.perf_counter()
-        return reading
+        self._last = self._now()
+        return {
+            "train/nll_nats": total / n_token,
+            "train/ppl": perplexity(total / n_token),
+            "speed/tok_per_s": n_token / seconds,
+            "speed/ms_per_step": 1000 * seconds / n_step,
+            "speed/mfu_share": n_token / seconds / self._ranks.world * self._flops_per_token / self._peak,
+            "mem/peak_gib": peak_bytes(self._ranks.device) / 2**30,
+        }
+
+    def _now(self) -> tuple[int, int, float]:
+        """Steps, tokens and seconds until now."""
+        return self._n_step, self._n_token, time.perf_counter() - self._paused_s
+
+    def _since(self, then: tuple[int, int, float]) -> tuple[int, int, float]:
+        n_step, n_token, seconds = self._now()
+        return n_step - then[0], n_token - then[1], seconds - then[2]
 
 
 def peak_bytes(device: torch.device) -> int:
