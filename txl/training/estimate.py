@@ -39,22 +39,14 @@ def training_bytes(
         copied = lasting_bytes(model, dataclasses.replace(config, swap_mem=False), context, ranks.world)
         needed["copy for a checkpoint"] = copied["weights"] + copied["optimizer"] + copied["memory"] // 2
     require_memory(needed, ranks)  # before layers are run below
-    needed["activations and gradients"] = sum(passing_bytes(model, config, context, ranks, dtype))
-    if config.shard and ranks.world > 1:
-        needed["gathered"] = gathered_bytes(model)
-    return needed
-
-
-def gathered_bytes(model: TransformerXL) -> int:
-    """Of a model in shards, what is whole at a time: a layer, the one that is fetched meanwhile, and the root, with
-    their gradients."""
-    in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
-    return 2 * (weight_bytes(model) - in_layers + min(2, model.config.n_layer) * in_layers // model.config.n_layer)
+    passing = passing_bytes(model, config, context, ranks, dtype)
+    needed["activations and gradients"] = passing.pop("activations") + passing.pop("gradients")
+    return needed | passing
 
 
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
-    n_stream, weights = config.batch_size // world, _held_bytes(model, config, world)
+    n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
     memory = n_stream * context.mem_len * model.config.d_model * model.config.n_layer * 4
     needed = {
         "weights": weights,
@@ -66,11 +58,12 @@ def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, w
 
 def passing_bytes(
     model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks, dtype: torch.dtype
-) -> tuple[int, int]:
-    """Bytes of the activations at their peak, and of the gradients that are there besides them."""
+) -> dict[str, int]:
+    """What is there during a step only, in bytes: the activations at their peak, the gradients that are there besides
+    them and, of a model in shards, what is `gathered`."""
     shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
-    weights = _held_bytes(model, config, ranks.world)
+    weights = weight_bytes(model) // (ranks.world if config.shard else 1)
     table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
     layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
     state = n_token * shape.d_model * dtype.itemsize
@@ -82,9 +75,14 @@ def passing_bytes(
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
     activations += table
-    if config.batch_chunk == 1 and ranks.world == 1:  # gradients replace activations
-        return activations, max(0, layer + weights + table - activations)
-    return activations, weights
+    gradients = weights
+    if config.batch_chunk == 1 and ranks.world == 1:  # they replace activations
+        gradients = max(0, layer + weights + table - activations)
+    found = {"gradients": gradients, "activations": activations}
+    if config.shard and ranks.world > 1:  # a layer, the one that is fetched meanwhile, the root; with their gradients
+        in_layers = weight_bytes(*model.layers)
+        found["gathered"] = 2 * (weight_bytes(model) - in_layers + min(2, shape.n_layer) * in_layers // shape.n_layer)
+    return found
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
@@ -100,14 +98,9 @@ def optimizer_copies(config: TrainConfig) -> int:
     return _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
 
 
-def _held_bytes(model: TransformerXL, config: TrainConfig, world: int) -> int:
-    """Bytes of the parameters that a process holds."""
-    return weight_bytes(model) // (world if config.shard else 1)
-
-
-def weight_bytes(model: nn.Module) -> int:
+def weight_bytes(*modules: nn.Module) -> int:
     """Bytes of the parameters, tied ones once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return sum(p.numel() * p.element_size() for p in nn.ModuleList(modules).parameters())
 
 
 def _kept_bytes(

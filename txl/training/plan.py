@@ -14,15 +14,7 @@ from txl.config import SIZE, Checked, Context, option
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
-from txl.training.estimate import (
-    flops_per_token,
-    gathered_bytes,
-    lasting_bytes,
-    layer_parameters,
-    passing_bytes,
-    run_layer,
-    weight_bytes,
-)
+from txl.training.estimate import flops_per_token, lasting_bytes, passing_bytes, run_layer, weight_bytes
 
 _LAUNCH_S = 8e-6
 """Seconds in which PyTorch starts an operator on a GPU without torch.compile."""
@@ -112,10 +104,7 @@ def memory_plan(
 ) -> dict[str, int]:
     """Bytes of a process at its peak by purpose, with DistributedDataParallel or in shards."""
     config = dataclasses.replace(config, shard=shard)
-    needed = lasting_bytes(model, config, context, ranks.world)
-    activations, gradients = passing_bytes(model, config, context, ranks, dtype)
-    gathered = {"gathered": gathered_bytes(model)} if shard and ranks.world > 1 else {}
-    return {**needed, "gradients": gradients, **gathered, "activations": activations}
+    return lasting_bytes(model, config, context, ranks.world) | passing_bytes(model, config, context, ranks, dtype)
 
 
 def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: bool) -> int:
@@ -127,8 +116,7 @@ def sent_bytes(model: TransformerXL, config: TrainConfig, world: int, *, shard: 
     weights = weight_bytes(model)
     if not shard:
         return 2 * (world - 1) * weights // world
-    in_layers = sum(p.numel() * p.element_size() for p in layer_parameters(model))
-    moved = in_layers + weights + weights
+    moved = weight_bytes(*model.layers) + weights + weights
     return config.batch_chunk * moved * (world - 1) // world
 
 
