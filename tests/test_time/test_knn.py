@@ -33,15 +33,13 @@ def stream(ids: np.ndarray, batch_size: int = 1) -> RowStream:
     return scoring_stream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
 
 
-def opened_store(folder: Path, source: dict[str, object]) -> Store | None:
+def opened_store(folder: Path, source: dict[str, object]) -> Store:
     return open_store(folder, source, build("adaptive").config, n_pair=len(TRAIN) - 1)
 
 
 def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
     build_store(folder, model, stream(TRAIN, batch_size), CONTEXT, n_pair=len(TRAIN) - 1, source=SOURCE)
-    opened = opened_store(folder, SOURCE)
-    assert opened is not None
-    return opened
+    return opened_store(folder, SOURCE)
 
 
 @pytest.fixture
@@ -140,10 +138,6 @@ def test_the_text_of_the_store_itself_is_known_by_heart(tmp_path: Path, model: T
 
 
 # the store's files
-
-
-def test_there_is_no_store_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert opened_store(tmp_path / "store", SOURCE) is None
 
 
 @pytest.mark.parametrize("name", list(SOURCE))

@@ -74,13 +74,7 @@ def prepared(
 
 
 def stored(
-    config: KnnConfig,
-    model: TransformerXL,
-    checkpoint: Checkpoint,
-    text: TrainingText,
-    *,
-    batch_size: int,
-    shown: bool,
+    config: KnnConfig, model: TransformerXL, checkpoint: Checkpoint, text: TrainingText, *, batch_size: int, shown: bool
 ) -> Store:
     """The store of the training text at the context of training, opened or built.
 
@@ -92,13 +86,9 @@ def stored(
     ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
     source = {"checkpoint": checkpoint.fingerprint(), **text.names, "number_of_tokens": len(ids) - 1}
     folder, seen = Path(config.knn_store or ""), within(checkpoint.context, len(ids))
-    expected = {"shape": model.config, "n_pair": len(ids) - 1}
-    store = open_store(folder, source, **expected)
-    if store is None:
+    if not folder.exists():
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)
         with progress(folder.name, len(stream), shown=shown) as bar:
             build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
-        store = open_store(folder, source, **expected)
-        assert store is not None, f"{folder} was just written"
-    return store
+    return open_store(folder, source, model.config, n_pair=len(ids) - 1)

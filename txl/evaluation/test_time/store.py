@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.evaluation.reading import Segments
+from txl.evaluation.reading import Segments, of_counted
 from txl.files import errors_naming, folder_written_whole
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
@@ -43,8 +43,8 @@ class Store:
         return len(self.values_N)
 
 
-def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int) -> Store | None:
-    """The store in a folder, or None if the folder does not exist.
+def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n_pair: int) -> Store:
+    """The store in a folder.
 
     Args:
         source: the expected sources, JSON-ready.
@@ -53,8 +53,6 @@ def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n
     Raises:
         UsageError: if it has other sources, or is not a store, or damaged.
     """
-    if not folder.exists():
-        return None
     try:
         record = read_json(folder / _RECORD)
         theirs = {**record["source"], "format": record["format"]}
@@ -123,8 +121,7 @@ def _pairs(model: TransformerXL, segments: Segments, context: Context) -> Iterat
                 memory = model.fresh_memory(len(input_BT))
             hidden_BTD, memory = model(input_BT.to(device), memory, context)
             hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-            counted_BT = torch.ones_like(target_BT, dtype=torch.bool) if counted_BT is None else counted_BT
-            yield hidden_BTD[counted_BT.to(device)], target_BT[counted_BT]
+            yield of_counted(hidden_BTD, counted_BT), of_counted(target_BT, counted_BT)
 
 
 @contextmanager
