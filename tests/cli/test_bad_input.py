@@ -273,7 +273,7 @@ EVAL_VALUES = [
     ("--text - --context -", "--text - and --context -", "name a file"),
     ("--json=", "--json is empty", "leave the flag out"),
     ("--recl_longest 200", "--recl_longest has no effect without --recl", "leave this flag out"),
-    ("--dynamic sgd --dynamic_epsilon 1", "--dynamic_epsilon has no effect with --dynamic sgd", "leave it out"),
+    ("--dynamic sgd --dynamic_epsilon 1", "--dynamic_epsilon 1.0: has no effect with --dynamic sgd", "leave it out"),
     ("--text x", "--data has no effect with --text", "leave it out"),
     ("--attn_impl fused", "--attn_impl fused: needs a GPU", "use dense or blockwise"),
 ]

@@ -99,8 +99,7 @@ class StudyConfig(Checked):
         False, "attention of each head by distance, in a second pass over the text; attention.png"
     )
     recl: tuple[str, ...] = option(
-        (),
-        "relative effective context length of these runs or checkpoints on one split; a table and recl.png",
+        (), "relative effective context length of these runs or checkpoints on one split; a table and recl.png"
     )
     recl_step: int = option(100, "shortest context and step between context lengths, in tokens")
     recl_longest: int = option(1000, "longest context, in tokens")
@@ -145,8 +144,12 @@ class DynamicConfig(Checked):
     dynamic_decay: float = option(
         0.001, "decay towards the trained weights per update, for rms on average", minimum=0, maximum=1
     )
-    dynamic_epsilon: float = option(0.0002, "rms: added to the root mean square of the gradients", above=0)
-    dynamic_segments: int = option(500, "rms: segments of the training text to average these gradients over", minimum=1)
+    dynamic_epsilon: float = option(
+        0.0002, "added to the root mean square of the gradients", needs=("dynamic", "rms"), above=0
+    )
+    dynamic_segments: int = option(
+        500, "segments of the training text to average these gradients over", needs=("dynamic", "rms"), minimum=1
+    )
 
     @property
     def lr(self) -> float:
@@ -181,10 +184,7 @@ class KnnConfig(Checked):
     )
     knn_k: int = option(1024, "nearest neighbours per token", minimum=1)
     knn_lambda: float = option(
-        0.1,
-        "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)",
-        above=0,
-        below=1,
+        0.1, "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)", above=0, below=1
     )
     knn_temperature: float = option(10.0, "divisor of the squared distances", minimum=TINY)
     knn_faiss: bool = option(False, "approximate, faster search with faiss: pip install faiss-cpu")

@@ -3,8 +3,10 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from txl.config import Context, UsageError, require
+from txl.config import Context, require
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
+
+_SWITCHES = {"dynamic": "--dynamic sgd or --dynamic rms", "cache": "--cache_size", "knn": "--knn_store"}
 
 
 class Additions(NamedTuple):
@@ -17,12 +19,17 @@ class Additions(NamedTuple):
     @property
     def name(self) -> str:
         """The active methods in words; empty if there are none."""
-        parts = {
-            f"dynamic {self.dynamic.dynamic}": self.dynamic.dynamic != "off",
+        return " + ".join(f"dynamic {self.dynamic.dynamic}" if name == "dynamic" else name for name in self._active)
+
+    @property
+    def _active(self) -> list[str]:
+        """The active methods, by the beginning of their flags."""
+        active = {
+            "dynamic": self.dynamic.dynamic != "off",
             "cache": self.cache.cache_size > 0,
             "knn": self.knn.knn_store is not None,
         }
-        return " + ".join(part for part, is_on in parts.items() if is_on)
+        return [name for name, is_active in active.items() if is_active]
 
     def check(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
         """Raise `UsageError` on flags without effect and on combinations that do not work.
@@ -31,20 +38,13 @@ class Additions(NamedTuple):
             typed: the flags on the command line.
             world: number of processes.
         """
-        switches = {
-            "dynamic": ("--dynamic sgd or --dynamic rms", self.dynamic.dynamic != "off"),
-            "cache": ("--cache_size", self.cache.cache_size > 0),
-            "knn": ("--knn_store", self.knn.knn_store is not None),
-        }
-        for name in typed:
-            switch, is_on = switches.get(name.partition("_")[0], ("", True))
-            if not is_on and name not in ("dynamic", "cache_size", "cache_dir"):
-                raise UsageError(f"--{name} has no effect without {switch}; give it, or leave this flag out")
-        for name in ("dynamic_epsilon", "dynamic_segments"):
+        for name in sorted(set(typed) - {"dynamic", "cache_size", "cache_dir"}):
+            method = name.partition("_")[0]
             require(
-                self.dynamic.dynamic != "sgd" or name not in typed,
-                f"--{name} has no effect with --dynamic sgd, --dynamic rms reads it; leave it out",
+                method not in _SWITCHES or method in self._active,
+                f"--{name} has no effect without {_SWITCHES.get(method)}; give it, or leave this flag out",
             )
+        self.dynamic.require_effect(typed)
         require(
             not self.name or config.convention == "txl",
             f"--convention {config.convention}: reproduces figures of plain models; drop it, or the test-time method: "
