@@ -20,7 +20,7 @@ class Lock:
     file stays until `remove`, so that the next process sees that one was killed.
 
     Args:
-        wait_s: seconds to wait for the lock.
+        wait_s: seconds to wait for the lock; may be infinite.
     Raises:
         UsageError: if another process holds it.
         OSError: if the file cannot be written.

@@ -1,6 +1,7 @@
 """Running a study: one task after another or several at once, each finished task only once."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from txl.files import written_whole
 from txl.records import read_json
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
-from txl.studies.plan import Flags, Study, Task, slug, tasks, words
+from txl.studies.plan import Study, Task, slug, tasks, words
 
 DONE, LOG = "done.json", "log.txt"
 """In the folder of a task: what has been done with which flags, and what its programs printed."""
@@ -59,12 +60,13 @@ def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
 def _do(study: Study, task: Task, n_thread: int) -> bool:
     """Do what is left of a task; False if nothing was."""
     task.folder.mkdir(parents=True, exist_ok=True)
-    lock = _locked(task.folder)
+    lock = Lock(task.folder / ".lock", wait_s=math.inf)  # another runner's work is then found done
     try:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
             raise TaskError(f"{task.folder} was trained with other flags; name another --folder, or remove it")
-        left = {name: flags for name, flags in study.evaluations.items() if not _has(done, name, flags)}
+        noted = done.get("evaluations", {})
+        left = {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
         if "train" in done and not left:
             return False
         program = partial(_program, task, n_thread=n_thread, lock=lock)
@@ -92,22 +94,9 @@ def finished(task: Task) -> dict[str, Any]:
     return done if isinstance(done, dict) else {}
 
 
-def _has(done: dict[str, Any], name: str, flags: Flags) -> bool:
-    return done.get("evaluations", {}).get(name, {}).get("flags") == flags
-
-
 def _note(task: Task, done: dict[str, Any]) -> None:
     with written_whole(task.folder / DONE) as temporary:
         temporary.write_text(json.dumps(done, indent=1), encoding="utf-8")
-
-
-def _locked(folder: Path) -> Lock:
-    """The lock of a task, waited for: another runner's work is then found done."""
-    while True:
-        try:
-            return Lock(folder / ".lock", wait_s=60.0)
-        except UsageError:
-            continue
 
 
 def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:
