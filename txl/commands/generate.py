@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
             vocab=vocab,
             tokenised=tokenised and not config.raw,
             ending=config.ending(),
-            rule=config.rule(),
+            rule=config,
             seed=config.seed,
             allow_unknown=config.allow_unk,
         )

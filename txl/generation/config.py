@@ -51,7 +51,3 @@ class GenerateConfig(Rule, ModelUse):
     def ending(self) -> Ending:
         """Where the texts end."""
         return Ending(**{f.name: getattr(self, f.name) for f in fields(Ending)})
-
-    def rule(self) -> Rule:
-        """How tokens are sampled."""
-        return Rule(**{f.name: getattr(self, f.name) for f in fields(Rule)})

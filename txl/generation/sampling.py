@@ -41,7 +41,7 @@ class Rows:
         seeds: Sequence[int | None],
     ) -> None:
         self._model, self._context, self._rule, self._banned = model, context, rule, list(banned)
-        self._generators = [_generator(seed, model.device) for seed in seeds]
+        self._generators = [seed if seed is None else torch.Generator(model.device).manual_seed(seed) for seed in seeds]
         self._unread: list[list[int]] = [[] for _ in seeds]
         self._reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
         self._memory: Any = model.fresh_memory(len(seeds))
@@ -100,10 +100,6 @@ class Rows:
     def _pick(self, row: int) -> Callable[[Tensor], int]:
         """Samples an index with probability proportional to the weights, for this row."""
         return lambda weight_U: int(torch.multinomial(weight_U, 1, generator=self._generators[row]))
-
-
-def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
-    return None if seed is None else torch.Generator(device).manual_seed(seed)
 
 
 def generate(
