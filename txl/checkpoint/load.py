@@ -27,11 +27,8 @@ Header = dict[str, tuple[tuple[int, ...], bool]]
 
 
 def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
-    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32.
-
-    Raises:
-        UsageError: if the weights are damaged, not finite, or do not fit the configuration.
-    """
+    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32. Raises `UsageError` if
+    the weights are damaged, not finite, or do not fit the configuration."""
     path = _path_of_weights(checkpoint.folder)
     require_weights(checkpoint)
     saved = {_current_name(name): tensor for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items()}
@@ -46,11 +43,8 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
 
 
 def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:
-    """Read the weights into a model, of a sharded one this rank's rows only.
-
-    Raises:
-        UsageError: if the weights are damaged, not finite, or do not fit the model.
-    """
+    """Read the weights into a model, of a sharded one this rank's rows only. Raises `UsageError` if the weights are
+    damaged, not finite, or do not fit the model."""
     require_weights(checkpoint)
     own = weights_of(model)
     names = {_current_name(name): name for name in header_of_weights(checkpoint.folder)}
@@ -127,11 +121,7 @@ def header_of_weights(folder: Path) -> Header:
 
 
 def checkpoint_of(run: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step, all its files checked.
-
-    Raises:
-        UsageError: if there is none, or it is damaged.
-    """
+    """The checkpoint of a step, all its files checked. Raises `UsageError` if there is none, or it is damaged."""
     found = require_some(run)
     if run / name_of(step) not in found:
         steps = ", ".join(path.name.removeprefix("step_").lstrip("0") for path in found)
@@ -142,11 +132,7 @@ def checkpoint_of(run: Path, step: int) -> Checkpoint:
 
 
 def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
-    """The newest complete checkpoint, and the errors of newer ones.
-
-    Raises:
-        UsageError: if none is complete.
-    """
+    """The newest complete checkpoint, and the errors of newer ones. Raises `UsageError` if none is complete."""
     errors: list[UsageError] = []
     for folder in reversed(require_some(run)):
         try:
@@ -159,11 +145,8 @@ def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
-    """Check all files, and their checksums where config.json has them.
-
-    Raises:
-        UsageError: naming the file that is missing or damaged.
-    """
+    """Check all files, and their checksums where config.json has them. Raises `UsageError` naming the file that is
+    missing or damaged."""
     require_weights(checkpoint)
     in_one = [] if shards_in(checkpoint.folder) else [checkpoint.folder / OPTIMIZER]
     for path in (*in_one, *_stream_files(checkpoint)):
@@ -175,11 +158,8 @@ def require_whole(checkpoint: Checkpoint) -> None:
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
-    """Compare the header of the weights with the configuration, before a model of that size is built.
-
-    Raises:
-        UsageError: if the weights are damaged or do not fit.
-    """
+    """Compare the header of the weights with the configuration, before a model of that size is built. Raises
+    `UsageError` if the weights are damaged or do not fit."""
     path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
     checkpoint.require_shards()
     header = header_of_weights(checkpoint.folder)
@@ -209,11 +189,7 @@ def _current_name(name: str) -> str:
 
 
 def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The content of progress.json.
-
-    Raises:
-        UsageError: if it is damaged.
-    """
+    """The content of progress.json. Raises `UsageError` if it is damaged."""
     path = checkpoint.folder / PROGRESS
     try:
         progress = read_json(path)

@@ -59,11 +59,8 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The best checkpoint in a run directory, else its last; or the one in the given folder.
-
-    Raises:
-        UsageError: if there is none, or it is damaged.
-    """
+    """The best checkpoint in a run directory, else its last; or the one in the given folder. Raises `UsageError` if
+    there is none, or it is damaged."""
     if not path.is_dir():
         raise UsageError(f"--work_dir {path}: no such folder; give the folder of a run, as in train.py --work_dir")
     if is_checkpoint(path):
@@ -73,11 +70,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
-    """The checkpoint of the highest step.
-
-    Raises:
-        UsageError: if there is none, or it is damaged.
-    """
+    """The checkpoint of the highest step. Raises `UsageError` if there is none, or it is damaged."""
     return open_folder(require_some(run)[-1])
 
 
@@ -94,11 +87,7 @@ def point_at_best(run: Path) -> None:
 
 
 def open_folder(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder.
-
-    Raises:
-        UsageError: if it is damaged.
-    """
+    """The checkpoint in a folder. Raises `UsageError` if it is damaged."""
     path = folder / RECORD
     try:
         record = read_json(path)

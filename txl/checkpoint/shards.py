@@ -55,11 +55,8 @@ def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of the tensors in all files of a checkpoint, without reading them.
-
-    Raises:
-        UsageError: if a file is damaged, or rows of a tensor are missing.
-    """
+    """Shape and dtype of the tensors in all files of a checkpoint, without reading them. Raises `UsageError` if a file
+    is damaged, or rows of a tensor are missing."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 

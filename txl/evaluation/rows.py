@@ -135,13 +135,7 @@ def row_of_split(
 
 
 def row_of_text(
-    ids: np.ndarray,
-    reading: Reading,
-    model: TransformerXL,
-    ranks: Ranks,
-    *,
-    first: int,
-    counts: Mapping[str, int],
+    ids: np.ndarray, reading: Reading, model: TransformerXL, ranks: Ranks, *, first: int, counts: Mapping[str, int]
 ) -> tuple[Row, Tensor]:
     """Score a text from token `first` on in this process; also the nats of each token, on the CPU.
 

@@ -152,11 +152,8 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name; auto: CUDA if available, else the CPU.
-
-    Raises:
-        UsageError: if there is no such device here.
-    """
+    """The device of this name; auto: CUDA if available, else the CPU. Raises `UsageError` if there is no such device
+    here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")

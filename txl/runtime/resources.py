@@ -22,15 +22,14 @@ def available_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    found = [_number(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo"))]
-    found[0] = None if found[0] is None else 1024 * found[0]
+    kib = _number(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo"))
+    found = [] if kib is None else [1024 * kib]
     for limit, use, inactive in _CGROUPS:
         most, used = _number(r"^(\d+)$", Path(limit)), _number(r"^(\d+)$", Path(use))
         if most is not None and used is not None:
             cached = _number(rf"^{inactive} (\d+)$", Path(limit).with_name("memory.stat")) or 0
             found.append(max(0, most - used + cached))
-    known = [n for n in found if n is not None]
-    return min(known) if known else None
+    return min(found, default=None)
 
 
 def resident_bytes(*, peak: bool = False) -> int:

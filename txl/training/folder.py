@@ -192,9 +192,8 @@ def _require_schedule(was: TrainConfig, typed: dict[str, Any]) -> None:
 
 
 def _require_shared(folder: Path, ranks: Ranks) -> None:
-    seen = ranks.gathered((folder / LOCK).exists())
-    require(
-        all(seen),
-        f"--work_dir {folder}: rank {seen.index(False) if False in seen else 0} does not see it; all hosts need the "
-        f"same folder, on a disk they share",
-    )
+    for rank, sees in enumerate(ranks.gathered((folder / LOCK).exists())):
+        require(
+            sees,
+            f"--work_dir {folder}: rank {rank} does not see it; all hosts need the same folder, on a disk they share",
+        )

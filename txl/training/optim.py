@@ -243,8 +243,9 @@ class Plateau:
             return lr
         return max(lr * self.factor, min(lr, self._config.lr_min))
 
-    def state(self) -> dict[str, float | None]:
-        return {"factor": self.factor, "best": None if math.isinf(self.best) else self.best, "n_bad": self.n_bad}
+    def state(self) -> dict[str, float]:
+        """JSON-ready but for the infinity of `best`, which `load` takes as None."""
+        return {"factor": self.factor, "best": self.best, "n_bad": self.n_bad}
 
     def load(self, state: dict[str, Any]) -> None:
         self.factor, self.n_bad = state["factor"], state["n_bad"]

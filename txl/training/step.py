@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context
+from txl.evaluation.report import finite
 from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
@@ -43,7 +44,7 @@ class Progress:
     epoch: int = 1
     batch: int = 0
     n_eval: int = 0
-    best_nats: float = float("inf")
+    best_nats: float = math.inf
     n_skipped: int = 0
     owes_evaluation: bool = False
     n_token: int = 0
@@ -162,14 +163,13 @@ class TrainState:
         parts = [memory for memory in self.memories if memory is not None]
         memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
         progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
-        progress["best_nats"] = None if self.progress.best_nats == float("inf") else self.progress.best_nats
         if self.scaler is not None:
             progress["scaler"] = self.scaler.state_dict()
         rng = {"cpu": torch.get_rng_state()}
         if self.ranks.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
         optimizer = self.optimizers.state() | self.average.trained()
-        return Snapshot(progress, optimizer, memory if parts else None, rng)
+        return Snapshot(finite(progress), optimizer, memory if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it does not fit the
@@ -205,7 +205,7 @@ class TrainState:
         scaler = saved.pop("scaler", None)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
-        saved["best_nats"] = float("inf") if saved["best_nats"] is None else saved["best_nats"]
+        saved["best_nats"] = math.inf if saved["best_nats"] is None else saved["best_nats"]
         n_token = saved["step"] * self.config.batch_size * self.context.tgt_len  # of checkpoints without n_token
         self.progress = Progress(**{"n_token": n_token, **saved})
 
