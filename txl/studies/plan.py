@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from txl.config import UsageError, require
 
@@ -32,7 +32,7 @@ class Study:
     variants: Mapping[str, Flags]
     evaluations: Mapping[str, Flags]
     baseline: str
-    metric: Literal["perplexity", "word_perplexity", "bits_per_character", "bits_per_byte"] = "perplexity"
+    metric: str = METRICS[0]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from txl.evaluation.report import write_text
 from txl.files import written_whole
 from txl.runtime.log import perplexity
 from txl.studies.plan import Study
@@ -30,8 +31,7 @@ def write_report(study: Study, found: Figures, failed: Mapping[str, str], folder
     }
     paths = [folder / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        with written_whole(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
     if any(found.values()):
         paths.append(folder / "study.png")
         plot(paths[-1], study, found)

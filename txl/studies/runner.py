@@ -1,6 +1,5 @@
 """Running a study: one task after another or several at once, each finished task only once."""
 
-import json
 import math
 import os
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from txl.config import UsageError
-from txl.files import written_whole
+from txl.evaluation.report import write_json
 from txl.records import read_json
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
@@ -74,12 +73,12 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
         if "train" not in done:
             program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
             done = {"train": task.flags, "evaluations": {}}
-            _note(task, done)
+            write_json(task.folder / DONE, done)
         for name, flags in left.items():
             path = task.folder / f"{slug(name)}.json"
             program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags, run)])
             done["evaluations"][name] = {"flags": flags, "rows": read_json(path)["rows"]}
-            _note(task, done)
+            write_json(task.folder / DONE, done)
         return True
     finally:
         lock.remove()
@@ -92,11 +91,6 @@ def finished(task: Task) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return done if isinstance(done, dict) else {}
-
-
-def _note(task: Task, done: dict[str, Any]) -> None:
-    with written_whole(task.folder / DONE) as temporary:
-        temporary.write_text(json.dumps(done, indent=1), encoding="utf-8")
 
 
 def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:

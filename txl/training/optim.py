@@ -1,5 +1,6 @@
 """Optimizers and learning rates."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -66,6 +67,15 @@ class Lamb(torch.optim.Optimizer):
         x.sub_(r * (group["lr"] * ratio))
 
 
+_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+_KINDS = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Muon: ("momentum_buffer",),
+    torch.optim.Adagrad: ("step", "sum"),
+}
+"""The tensors that optimizers other than Adam and its like keep per parameter; SGD without momentum: none."""
+
+
 class Optimizers:
     """The optimizer of --optim, or the two of muon, behind one interface.
 
@@ -123,29 +133,17 @@ class Optimizers:
         """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer are others."""
         left = dict(state)
         for optimizer in self._all:
+            kinds = _KINDS.get(type(optimizer), _OF_ADAM) if optimizer.defaults.get("momentum", True) else ()
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    for kind in _kinds(optimizer):
-                        value = left.pop(f"{self._names[parameter]}:{kind}", None)
-                        shape = torch.Size() if kind == "step" else parameter.shape
-                        if value is None or value.shape != shape or not value.is_floating_point():
-                            raise ValueError(f"holds no {kind} of {self._names[parameter]}, or of another shape")
-                        on_host = kind == "step" and not group.get("fused")
-                        optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
+                for parameter, kind in itertools.product(group["params"], kinds):
+                    value = left.pop(f"{self._names[parameter]}:{kind}", None)
+                    shape = torch.Size() if kind == "step" else parameter.shape
+                    if value is None or value.shape != shape or not value.is_floating_point():
+                        raise ValueError(f"holds no {kind} of {self._names[parameter]}, or of another shape")
+                    on_host = kind == "step" and not group.get("fused")
+                    optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
         if left:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
-
-
-def _kinds(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """The tensors that an optimizer keeps per parameter."""
-    match optimizer:
-        case torch.optim.SGD():
-            return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
-        case torch.optim.Muon():
-            return ("momentum_buffer",)
-        case torch.optim.Adagrad():
-            return ("step", "sum")
-    return ("step", "exp_avg", "exp_avg_sq")
 
 
 def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
