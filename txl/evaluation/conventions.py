@@ -20,10 +20,8 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
 
     Ours has as many unscored segments before the first scored one as give the result of a single stream, NVIDIA's as
     many as hold mem_len tokens, the others none. NVIDIA's `same_length` shows mem_len + 1 keys (DeepLearningExamples,
-    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len.
-
-    Raises:
-        UsageError: if the implementation does not support the context.
+    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len. Raises
+    `UsageError` if the implementation does not support the context.
     """
     match convention:
         case "original":

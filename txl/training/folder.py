@@ -86,10 +86,7 @@ def open_run(folder: Path, typed: dict[str, Any], ranks: Ranks, *, restarted: bo
     """The checkpoint to resume from, or None for a new run. Rank 0 decides for all; nothing is removed yet.
 
     With --resume, and when torchrun has restarted the run, it is the newest complete checkpoint, or that of the step
-    given to --resume.
-
-    Raises:
-        UsageError: if the folder holds another run, or a flag contradicts the checkpoint.
+    given to --resume. Raises `UsageError` if the folder holds another run, or a flag contradicts the checkpoint.
     """
     found = ranks.by_main(lambda: _decide(folder, typed, restarted=restarted))
     return None if found is None else open_checkpoint(Path(found))

@@ -29,10 +29,8 @@ BLOCK = 1 << 16
 class NearestNeighbours:
     """A source of `Mixture` that searches a store; it has no state.
 
-    With `knn_faiss`, an index finds the neighbours approximately; their distances are exact in both cases.
-
-    Raises:
-        UsageError: if faiss is requested and not installed.
+    With `knn_faiss`, an index finds the neighbours approximately; their distances are exact in both cases. Raises
+    `UsageError` if faiss is requested and not installed.
     """
 
     def __init__(self, store: Store, config: KnnConfig, *, device: torch.device) -> None:
@@ -88,10 +86,7 @@ def faiss_index(store: Store) -> Any:
     """The store's index, read from the store's folder or built there.
 
     As in the paper: product quantisation with inverted lists, of which 32 are searched; an exact index if the store is
-    too small to train that.
-
-    Raises:
-        UsageError: if faiss is not installed, or the index file is damaged.
+    too small to train that. Raises `UsageError` if faiss is not installed, or the index file is damaged.
     """
     try:
         import faiss  # pyright: ignore[reportMissingImports]  # optional, and slow to import
