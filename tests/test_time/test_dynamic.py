@@ -12,7 +12,7 @@ from txl.config import UsageError
 from txl.evaluation.config import CacheConfig, DynamicConfig
 from txl.evaluation.reading import Segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import ContinuousCache, DynamicEvaluation, gradient_statistics
+from txl.evaluation.test_time import ContinuousCache, DynamicEvaluation, Mixture, gradient_statistics
 
 CONTEXT = Context(tgt_len=5, mem_len=7)
 SGD = DynamicConfig(dynamic="sgd", dynamic_lr=0.05, dynamic_decay=0.1)
@@ -141,7 +141,7 @@ def test_no_learning_rate_and_no_decay_is_plain_evaluation() -> None:
 def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() -> None:
     model = build("adaptive")
     cache = ContinuousCache(model, CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3))
-    alone, together = DynamicEvaluation(model, SGD), DynamicEvaluation(model, SGD, sources=[cache])
+    alone, together = DynamicEvaluation(model, SGD), Mixture(DynamicEvaluation(model, SGD), [cache])
     memory, mixed_memory, state = alone.fresh_memory(2), together.fresh_memory(2), cache.fresh_state(2)
     for input_BT, target_BT, _ in cut(text(2)):
         plain_BT, hidden_BTD, _ = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, CONTEXT)

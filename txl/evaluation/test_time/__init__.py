@@ -11,14 +11,3 @@ from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statist
 from txl.evaluation.test_time.knn import NearestNeighbours
 from txl.evaluation.test_time.mixture import Mixture
 from txl.evaluation.test_time.prepared import TrainingText, prepared
-
-__all__ = [
-    "Additions",
-    "ContinuousCache",
-    "DynamicEvaluation",
-    "Mixture",
-    "NearestNeighbours",
-    "TrainingText",
-    "gradient_statistics",
-    "prepared",
-]

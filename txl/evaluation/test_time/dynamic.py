@@ -19,8 +19,8 @@ and epsilon are sqrt(N) times those here.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from torch import Tensor
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments, of_counted
-from txl.evaluation.test_time.mixture import Source, mixed_with
 from txl.model.transformer import AnyMemory, TransformerXL
 
 Weights = dict[str, Tensor]
@@ -42,13 +41,11 @@ class Adapted(NamedTuple):
         memory: hidden states of the segments before.
         learner: a copy of the model with the adapted weights.
         scored: after a segment was scored, until it is learned from: its nats (B, T), with their autograd graph.
-        states: of the sources.
     """
 
     memory: AnyMemory
     learner: TransformerXL
     scored: Tensor | None = None
-    states: tuple[Any, ...] = ()
 
 
 class DynamicEvaluation:
@@ -62,20 +59,12 @@ class DynamicEvaluation:
 
     Args:
         mean_square: (1), see `gradient_statistics`; needed for the rule "rms".
-        sources: retrieval methods to interpolate with. What was stored under earlier weights is compared with hidden
-            states under the current ones; the weights learn from the model's own loss.
     Raises:
         ValueError: if it is needed and missing.
     """
 
-    def __init__(
-        self,
-        model: TransformerXL,
-        config: DynamicConfig,
-        mean_square: Weights | None = None,
-        sources: Sequence[Source] = (),
-    ) -> None:
-        self.model, self.sources = model, tuple(sources)
+    def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
+        self.model = model
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
         self.lr, self.decay, self.epsilon = config.lr, config.dynamic_decay, config.dynamic_epsilon
         self.rms: Weights | None = None
@@ -87,17 +76,22 @@ class DynamicEvaluation:
 
     def fresh_memory(self, batch_size: int) -> Adapted:
         """The trained weights and an empty memory."""
-        states = tuple(source.fresh_state(batch_size) for source in self.sources)
-        return _fresh(self.model, batch_size)._replace(states=states)
+        return _fresh(self.model, batch_size)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
         """Nats of each target under the current weights, and the state to learn from them. Raises `UsageError` if the
         weights have diverged and a loss is not finite."""
+        nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context)
+        return nll_BT, memory
+
+    def nll_and_hidden(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context
+    ) -> tuple[Tensor, Tensor, Adapted]:
+        """`nll` with the hidden states (B, T, D) that the targets are predicted from."""
         nll_BT, hidden_BTD, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
             raise UsageError(f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a smaller one")
-        nll_BT, states = mixed_with(self.sources, memory.states, nll_BT, hidden_BTD, target_BT)
-        return nll_BT, memory._replace(states=states)
+        return nll_BT, hidden_BTD, memory
 
     @torch.no_grad()
     def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:

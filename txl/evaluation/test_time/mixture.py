@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.evaluation.test_time.dynamic import DynamicEvaluation
+from txl.model.transformer import TransformerXL
 
 
 class Source(Protocol):
@@ -28,42 +29,45 @@ class Source(Protocol):
 
 
 class Remembered(NamedTuple):
-    """The state after a segment: the model's memory and each source's state."""
+    """The state after a segment: the predictor's and each source's."""
 
-    memory: AnyMemory
+    memory: Any
     states: tuple[Any, ...]
 
 
 class Mixture:
-    """A predictor that interpolates the model's probabilities with those of each source, one after the other."""
+    """A predictor that interpolates the probabilities of a model, which may adapt to the text, with those of each
+    source, one after the other.
 
-    def __init__(self, model: TransformerXL, sources: Sequence[Source]) -> None:
-        self.model, self.sources = model, tuple(sources)
+    What a source stored under earlier weights is compared with hidden states under the current ones; weights learn from
+    the model's own loss.
+    """
+
+    def __init__(self, predictor: TransformerXL | DynamicEvaluation, sources: Sequence[Source]) -> None:
+        self.predictor, self.sources = predictor, tuple(sources)
 
     def fresh_memory(self, batch_size: int) -> Remembered:
         """The state before the first segment."""
         states = tuple(source.fresh_state(batch_size) for source in self.sources)
-        return Remembered(self.model.fresh_memory(batch_size), states)
+        return Remembered(self.predictor.fresh_memory(batch_size), states)
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: Remembered, context: Context
     ) -> tuple[Tensor, Remembered]:
         """Nats of each target (B, T), and the state after the segment."""
-        nll_BT, hidden_BTD, after = self.model.nll_and_hidden(input_BT, target_BT, memory.memory, context)
-        nll_BT, states = mixed_with(self.sources, memory.states, nll_BT, hidden_BTD, target_BT)
-        return nll_BT, Remembered(after, states)
+        nll_BT, hidden_BTD, after = self.predictor.nll_and_hidden(input_BT, target_BT, memory.memory, context)
+        states = []
+        with torch.autocast(nll_BT.device.type, enabled=False):  # similar states differ in their last bits only
+            for source, state in zip(self.sources, memory.states, strict=True):
+                nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
+                states.append(state)
+        return nll_BT, Remembered(after, tuple(states))
 
-
-def mixed_with(
-    sources: Sequence[Source], states: tuple[Any, ...], nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor
-) -> tuple[Tensor, tuple[Any, ...]]:
-    """`Source.mixed` for one source after the other: nats of each target, and their states after the segment."""
-    after = []
-    with torch.autocast(nll_BT.device.type, enabled=False):  # similar states differ in their last bits only
-        for source, state in zip(sources, states, strict=True):
-            nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
-            after.append(state)
-    return nll_BT, tuple(after)
+    def learn(self, memory: Remembered, counted_BT: Tensor | None) -> Remembered:
+        """See `DynamicEvaluation.learn`; a model by itself learns nothing."""
+        if isinstance(self.predictor, DynamicEvaluation):
+            return memory._replace(memory=self.predictor.learn(memory.memory, counted_BT))
+        return memory
 
 
 def mixed_nll(nll: Tensor, score_K: Tensor, is_target_K: Tensor, share: float) -> Tensor:

@@ -70,7 +70,7 @@ def prepared(
         stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
         with progress("gradients", len(stream), shown=ranks.is_main) as bar:
             mean_square = gradient_statistics(model, ticking(stream, bar), context)
-    return DynamicEvaluation(model, additions.dynamic, mean_square, sources)
+    return Mixture(DynamicEvaluation(model, additions.dynamic, mean_square), sources)
 
 
 def stored(
