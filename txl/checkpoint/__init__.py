@@ -14,26 +14,3 @@ from txl.checkpoint.folder import (
 from txl.checkpoint.load import checkpoint_of, load_model, load_snapshot, load_weights, newest_whole
 from txl.checkpoint.record import Checkpoint, last_checkpoint, open_checkpoint, point_at_best
 from txl.checkpoint.save import CheckpointWriter, Snapshot
-
-__all__ = [
-    "OPTIMIZER",
-    "PROGRESS",
-    "WEIGHTS",
-    "Background",
-    "Checkpoint",
-    "CheckpointWriter",
-    "Snapshot",
-    "checkpoint_of",
-    "checkpoints",
-    "damaged",
-    "is_checkpoint",
-    "last_checkpoint",
-    "load_model",
-    "load_snapshot",
-    "load_weights",
-    "newest_whole",
-    "open_checkpoint",
-    "point_at_best",
-    "remove_checkpoints",
-    "set_aside",
-]
