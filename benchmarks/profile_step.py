@@ -4,9 +4,9 @@
     python -m benchmarks.profile_step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large [--compile]
 
 Forward operators belong to the part of the model they were called in, backward ones to the part of the forward operator
-they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. For a GPU it is also said how
-many launches the host makes and how long it takes for them: where that is longer, the GPU waits. With --compile the
-parts of a layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
+they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. On a GPU there is a line
+on the host too, its launches and the time it takes: where that is longer, the GPU waits. With --compile the parts of a
+layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
 instead; attention there includes its LayerNorm and residual connection.
 """
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.equations.loops import D, H, N, assert_same, by_loop
 from txl import Context, Memory, ModelConfig, Span, TransformerXL
-from txl.model.transformer import Layer
+from txl.model.layer import Layer
 
 SIZES = {"n_token": 9, "n_layer": 2, "n_head": N, "d_head": H, "d_model": D, "d_inner": 5}
 SPANS = [(0, 1), (0, 5), (3, 4), (7, 2)]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 from txl.model.autocast import autocast
-from txl.model.transformer import Layer, TransformerXL
+from txl.model.layer import Layer
+from txl.model.transformer import TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.positions import build_position_encodings
 from txl.runtime.distributed import Ranks

@@ -1,0 +1,71 @@
+"""A layer of the model, for any position encoding and attention rule."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.memory import KeyValue, Span
+from txl.model.attention import Attention
+from txl.model.feed_forward import FeedForward
+from txl.ops.dropout import Dropout
+from txl.positions import PositionEncoding
+
+
+class Layer(nn.Module):
+    """Attention over [memory, segment], then a feed-forward network, each with residual connection and LayerNorm.
+
+    With `reversible` the state holds two streams, concatenated as (B, T, 2D); see `txl.model.reversible`.
+    """
+
+    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
+        super().__init__()
+        self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
+        self.attn = Attention(config, pos, dropatt=dropatt)
+        self.attn_drop = Dropout(dropout)
+        self.attn_norm = nn.LayerNorm(config.d_model)
+        self.ff = FeedForward(config, dropout=dropout)
+        self.ff_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The state after the layer, (B, T, D)."""
+        if self.reversible:
+            return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
+        x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
+        return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span))
+
+    def with_key_values(
+        self, state: Tensor, remembered: KeyValue, feats: Tensor, span: Span
+    ) -> tuple[Tensor, KeyValue]:
+        """`forward` with a memory of keys and values; see `Attention.with_key_values`."""
+        read_BTD = self.read(state)
+        normed_BTD = self.attn_norm(read_BTD) if self.pre_lnorm else read_BTD
+        attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, feats, span)
+        return self._after(state, self.attn_drop(attended_BTD)), seen
+
+    def read(self, state: Tensor) -> Tensor:
+        """The part of the state that attention reads and memory stores, (B, T, D)."""
+        return state.chunk(2, dim=-1)[1] if self.reversible else state
+
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """The attention output, added to stream 1. Positions added to the layer input do not stay in stream 2."""
+        return self._attended(*self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span), feats, span)
+
+    def _attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+        if self.pre_lnorm:  # memory is stored unnormalised and normalised on each read
+            x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
+        return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
+
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        """The feed-forward output, before the residual connection."""
+        return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
+
+    def _after(self, state: Tensor, attended_BTD: Tensor) -> Tensor:
+        if self.reversible:
+            x1_BTD, x2_BTD = state.chunk(2, dim=-1)
+            x1_BTD = x1_BTD + attended_BTD
+            return torch.cat([x1_BTD, x2_BTD + self.feed_forward(x1_BTD)], dim=-1)
+        x_BTD = state + attended_BTD
+        if self.pre_lnorm:
+            return x_BTD + self.feed_forward(x_BTD)
+        x_BTD = self.attn_norm(x_BTD)
+        return self.ff_norm(x_BTD + self.feed_forward(x_BTD))
