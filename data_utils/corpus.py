@@ -21,13 +21,13 @@ from .files import DataError, one_at_a_time, read_lines, reading, require_text
 from .id_streams import document_offsets, largest_id, open_checked, open_stream
 from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
-from .running import Bytes, Characters, Integers, RunningVocab
+from .running import Characters, Integers, RunningVocab
 from .saved_vocabulary import read_saved, write_saved
 from .sentences import VOCABULARY, digest_of, encoded_shards, read_vocabulary, sentence_starts, shards_of
 from .sources import home_of
 from .spelling import pieces, sizes_of
 from .subwords import DEFAULT_SIZE, Subwords
-from .symbols import Symbols
+from .symbols import ALL_BYTES, Symbols
 from .token_file import checked, fault, mapped_ids, read_header, write_tokens
 from .vocabulary import EOS, UNK, SentenceVocab, Vocab
 from .wikitext import article_starts
@@ -133,7 +133,7 @@ class Corpus:
             return document_offsets(self._text(name), len(self.split(name)))
         if isinstance(self.vocab, SentenceVocab):
             return sentence_starts(self.split(name), self.vocab.eos_id)
-        if isinstance(self.vocab, Symbols):
+        if self.config.dataset in BYTES:
             raise DataError(f"--reset document: {self.config.dataset} is one text without documents; leave it out")
         if isinstance(self.vocab, RunningVocab):
             if self.vocab.end_id is not None:
@@ -237,10 +237,11 @@ class Corpus:
     def _load_vocab(self) -> Vocab:
         config = self.config
         if config.dataset == "bytes":
-            return Bytes()
+            return Symbols(ALL_BYTES)
         if config.dataset == "ids":
             there = [text for text in map(self._text, SPLITS) if text.is_file()]
-            return Integers(config.vocab_size or 1 + max(largest_id(self.cache, text) for text in there))
+            n_token = config.vocab_size or 1 + max(largest_id(self.cache, text) for text in there)
+            return Integers(list(map(str, range(n_token))))
         if config.dataset == "lm1b":
             return read_vocabulary(self.folder)
         if config.tokenizer is not None:
