@@ -15,7 +15,7 @@ import numpy as np
 from txl.files import written_whole
 
 from .config import DataConfig
-from .files import NUL, DataError, not_utf8
+from .files import DataError, not_utf8, read_record, text_of, write_record
 from .sources import by_split, files_of, has_rows, lines_of, rows_of
 
 VERSION = 1
@@ -40,19 +40,13 @@ def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
     line_ends = 0
     for document in finders[rule](lines):
         if config.dataset != "bytes":
-            _require_text(document, path, line_ends)
+            try:
+                text_of(document)
+            except UnicodeDecodeError as error:
+                line_ends += document.count(b"\n", 0, error.start)
+                raise not_utf8(path, line_ends + 1, error.reason) from None
             line_ends += document.count(b"\n")
         yield document if document.endswith(b"\n") else document + b"\n"
-
-
-def _require_text(document: bytes, path: Path, n_line_before: int) -> None:
-    try:
-        document.decode()
-        begin, what = document.find(b"\0"), NUL
-    except UnicodeDecodeError as error:
-        begin, what = error.start, error.reason
-    if begin >= 0:
-        raise not_utf8(path, n_line_before + document.count(b"\n", 0, begin) + 1, what)
 
 
 def _up_to_blank_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -165,14 +159,10 @@ def kept(target: Path, fingerprint: object, write: Callable[[bool], dict[str, An
             prepared.json, with "said" in it.
     """
     record = target / "prepared.json"
-    try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
+    known = read_record(record)
     if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
         known = {"fingerprint": fingerprint, **write(bool(known))}
-        with written_whole(record) as temporary:
-            temporary.write_text(json.dumps(known), encoding="utf-8")
+        write_record(record, known)
     return known["said"]
 
 

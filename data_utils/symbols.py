@@ -11,8 +11,8 @@ ALL_BYTES = tuple(map(str, range(256)))
 
 
 class Symbols(RunningVocab):
-    """Bytes by their number, `32` is a space. A text begins after a line end or a space. Any bytes are text; what is not
-    UTF-8 is shown as U+FFFD."""
+    """Bytes by their number, `32` is a space. A text begins after a line end or a space. What is not UTF-8 is shown as
+    U+FFFD."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
