@@ -5,12 +5,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from txl.files import written_whole
 
 from .config import DataConfig
-from .documents import SPLITS, kept
+from .documents import SPLITS, kept, write_offsets
 from .files import DataError, reading, require_text
 
 VERSION = 1
@@ -42,7 +40,9 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
                 part = part.strip() if config.dataset == "text8" else part
             if not part:
                 raise DataError(f"{files[0]}: too short for a {split} split; it needs some 20 bytes of text")
-            _write(target, split, part)
+            with written_whole(target / f"{split}.txt") as temporary:
+                temporary.write_bytes(part)
+            write_offsets(target, split, [0, len(part)])
         return {"said": said}
 
     return target, kept(target, fingerprint, write)
@@ -108,10 +108,3 @@ def _unspaced(name: str, path: Path) -> bytes:
     if name == "text8" and _SPACED.fullmatch(first.rstrip(b"\n")):
         return content.rstrip(b"\n")[::2].replace(b"_", b" ")
     return content
-
-
-def _write(target: Path, split: str, part: bytes) -> None:
-    with written_whole(target / f"{split}.txt") as temporary:
-        temporary.write_bytes(part)
-    with written_whole(target / f"{split}.documents.npy") as temporary, temporary.open("wb") as file:
-        np.save(file, np.array([0, len(part)], dtype=np.int64))

@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -206,23 +206,23 @@ def _write(
                 if given == "train" and missing:
                     place = _place(document, config.split_seed)
                     least = sorted({*least, place})[: len(SPLITS)]
-                    split = chosen.get(place) or _dealt(place, missing, config.held_out)
+                    i = int(place / config.held_out)
+                    split = chosen.get(place) or (missing[i] if i < len(missing) else "train")
                 files[split].write(document)
                 ends[split].append(ends[split][-1] + len(document))
         for split in SPLITS:
             files[split].close()
-            with written_whole(target / f"{split}.documents.npy") as one, one.open("wb") as file:
-                np.save(file, np.array(ends[split], dtype=np.int64))
+            write_offsets(target, split, ends[split])
     return {split: len(ends[split]) - 1 for split in SPLITS}, least
+
+
+def write_offsets(target: Path, split: str, ends: Sequence[int]) -> None:
+    """Write where the documents of a split begin and end, in bytes."""
+    with written_whole(target / f"{split}.documents.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, np.array(ends, dtype=np.int64))
 
 
 def _place(document: bytes, seed: int) -> float:
     """A number from 0 to 1 by the hash of a document."""
     digest = hashlib.blake2b(document, digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest) / 2**64
-
-
-def _dealt(place: float, missing: list[str], share: float) -> str:
-    """`train`, or the missing split that a document falls into."""
-    i = int(place / share)
-    return missing[i] if i < len(missing) else "train"

@@ -103,7 +103,10 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
     if unknown and UNK not in vocab:
         raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
     if unknown:
-        _LOG.warning("%s: %s", name, _notice_of(unknown, len(words)) + advice)
+        first = list(dict.fromkeys(unknown))
+        shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
+        notice = "%s: %d of %d words are not in the vocabulary and are read as %s: %s%s"
+        _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
     if n_written_eos:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
     ids, ends = vocab.encode(words), [end for _, end in spans]
@@ -129,9 +132,3 @@ def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
     return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
-
-
-def _notice_of(unknown: list[str], n_token: int) -> str:
-    first = list(dict.fromkeys(unknown))
-    shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
-    return f"{len(unknown)} of {n_token} words are not in the vocabulary and are read as {UNK}: {shown}"

@@ -23,17 +23,7 @@ from .wikitext import tokenise
 
 MIN_COUNT = 3
 # tests, programs, installed packages, and modules that newer Pythons lack
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "turtledemo",
-    "pydoc_data",
-    "site-packages",
-    "dist-packages",
-    "lib2to3",
-    "distutils",
-}
+_LEFT_OUT = set("test tests idlelib turtledemo pydoc_data site-packages dist-packages lib2to3 distutils".split())
 _HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
 _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
 

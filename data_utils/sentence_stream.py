@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .files import DataError
-from .stream import TrainingSegment, as_tensor
+from .stream import TrainingSegment, as_tensor, draws_of
 
 
 class SentenceStream:
@@ -63,7 +63,7 @@ class SentenceStream:
         Raises:
             DataError: if there is none.
         """
-        draws = np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
+        draws = draws_of(epoch, self.seed)
         order = np.arange(len(self.files) - 1)
         if self.shuffle:
             draws.shuffle(order)

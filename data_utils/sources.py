@@ -21,6 +21,7 @@ COMPRESSED = (".gz", ".xz", ".zst")
 _TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
 _LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 _NAMES = {"validation": "valid", "val": "valid", "dev": "valid"}
 
 
@@ -170,10 +171,10 @@ def _opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Any]]:
         try:
             with _uncompressed(path, raw) as file:
                 yield file, lambda: bar.update(raw.tell() - bar.n)
-        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-            raise _damaged(path, error) from None
         except Exception as error:
-            if type(error).__name__ != "ZstdError":
+            if (
+                not isinstance(error, _DAMAGE) and type(error).__name__ != "ZstdError"
+            ):  # of a library that may be missing
                 raise
             raise _damaged(path, error) from None
         bar.update(bar.total - bar.n)

@@ -36,11 +36,9 @@ class Subwords(RunningVocab):
     """
 
     def __init__(self, content: str) -> None:
-        self.content = content
+        self.content, library = content, _library()
         try:
-            self.tokenizer = _library().Tokenizer.from_str(content)
-        except DataError:
-            raise
+            self.tokenizer = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"no tokenizer.json that tokenizers can read ({error})") from None
         self.tokenizer.no_truncation()
