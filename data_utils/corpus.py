@@ -120,11 +120,7 @@ class Corpus:
         return (read_header(self._token_path(name), self._made_from(name, self.vocab)) or {}).get("starts", [0])
 
     def document_starts(self, name: str) -> np.ndarray:
-        """Indices into the ids of a split where documents begin.
-
-        Raises:
-            DataError: if the text names none.
-        """
+        """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
         if isinstance(self.vocab, Integers):
             return document_offsets(self._text(name), len(self.split(name)))
         if isinstance(self.vocab, SentenceVocab):

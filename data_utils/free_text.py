@@ -35,11 +35,8 @@ class FreeText(NamedTuple):
 
 
 def read_text(name: str) -> str:
-    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input.
-
-    Raises:
-        DataError: if it is missing or not UTF-8, or standard input is closed.
-    """
+    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises `DataError` if it is missing
+    or not UTF-8, or standard input is closed."""
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
@@ -49,11 +46,8 @@ def read_text(name: str) -> str:
 
 
 def read_turns() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there, without line breaks.
-
-    Raises:
-        DataError: if a line is not UTF-8, or standard input is closed.
-    """
+    """The lines of standard input, each as soon as it is there, without line breaks. Raises `DataError` if a line is
+    not UTF-8, or standard input is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed; --interactive reads from it")
     while line := sys.stdin.buffer.readline():

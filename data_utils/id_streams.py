@@ -9,11 +9,8 @@ from .token_file import checked
 
 
 def open_stream(path: Path) -> np.ndarray:
-    """The integers of a .npy file, read-only.
-
-    Raises:
-        DataError: if it is missing, damaged, empty, or holds something else.
-    """
+    """The integers of a .npy file, read-only. Raises `DataError` if it is missing, damaged, empty, or holds something
+    else."""
     with reading(path):
         if not path.is_file():
             raise DataError(
@@ -56,11 +53,8 @@ def _range(cache: Path, path: Path) -> list[int]:
 
 
 def document_offsets(path: Path, n_token: int) -> np.ndarray:
-    """Indices where documents begin, from valid.documents.npy for valid.npy.
-
-    Raises:
-        DataError: if there is no such file, or it does not fit.
-    """
+    """Indices where documents begin, from valid.documents.npy for valid.npy. Raises `DataError` if there is no such
+    file, or it does not fit."""
     beside = path.with_name(f"{path.stem}.documents.npy")
     if not beside.is_file():
         raise DataError(f"{beside}: no such file; documents of --dataset ids need the index where each begins there")

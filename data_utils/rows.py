@@ -95,10 +95,8 @@ def equal_streams(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: in
     first token of each stream never count.
 
     With `n_warmup` this is NVIDIA's way (DeepLearningExamples, Transformer-XL, data_utils.py): each stream first reads
-    that many segments of the stream before it, which do not count; the first stream reads those of the last.
-
-    Raises:
-        DataError: if the text is too short for so many streams, or the streams are too short for the warmup.
+    that many segments of the stream before it, which do not count; the first stream reads those of the last. Raises
+    `DataError` if the text is too short for so many streams, or the streams are too short for the warmup.
     """
     n_step = len(require_streams(ids, batch_size)[0])
     if n_warmup * tgt_len > n_step:

@@ -58,11 +58,7 @@ class SentenceStream:
         return self.epoch(1)
 
     def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
-        """The segments of an epoch, counted from 1, from segment `first` on.
-
-        Raises:
-            DataError: if there is none.
-        """
+        """The segments of an epoch, counted from 1, from segment `first` on."""
         draws = draws_of(epoch, self.seed)
         order = np.arange(len(self.files) - 1)
         if self.shuffle:

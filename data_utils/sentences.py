@@ -31,10 +31,7 @@ def shards_of(folder: Path, split: str) -> list[Path]:
 
 def read_vocabulary(folder: Path) -> SentenceVocab:
     """The first word of each line of the vocabulary file; a word that comes again is left out, as in the 2019 code.
-
-    Raises:
-        DataError: if the file is missing, has a blank line, or lacks <S> or <UNK>.
-    """
+    Raises `DataError` if the file is missing, has a blank line, or lacks <S> or <UNK>."""
     path, words = folder / VOCABULARY, {}
     if not path.is_file():
         raise DataError(f"{path}: no such file; load it with: python -m data_utils.download lm1b")

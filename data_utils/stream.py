@@ -130,11 +130,8 @@ def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int
 
 
 def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> np.ndarray:
-    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped.
-
-    Raises:
-        DataError: if they have fewer than `shortest` tokens.
-    """
+    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped. Raises `DataError` if they
+    have fewer than `shortest` tokens."""
     n_step = len(ids) // batch_size
     if n_step < shortest:
         raise DataError(

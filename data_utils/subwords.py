@@ -29,11 +29,8 @@ def _library() -> Any:
 
 
 class Subwords(RunningVocab):
-    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one.
-
-    Raises:
-        ValueError: if `content` is no tokenizer.json.
-    """
+    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one. Raises
+    `ValueError` if `content` is no tokenizer.json."""
 
     def __init__(self, content: str) -> None:
         self.content, library = content, _library()

@@ -49,11 +49,7 @@ class TransferError(Exception):
 
 
 def load(remote: Remote, folder: Path) -> bool:
-    """Bring a file into `folder`; False if it was there.
-
-    Raises:
-        DataError: if no mirror gives it, with what to do.
-    """
+    """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it, with what to do."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.exists():
         if remote.is_at(target):

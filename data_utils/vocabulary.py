@@ -68,11 +68,7 @@ class Vocab:
         return word in self.index
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Ids of words; unknown words become `<unk>`.
-
-        Raises:
-            KeyError: with the word, if it is unknown and there is no `<unk>`.
-        """
+        """Ids of words; unknown words become `<unk>`. Raises `KeyError` with the word if there is no `<unk>`."""
         ids = list(map(self.index.get, words := list(words)))
         if None not in ids:
             return ids  # type: ignore[return-value]

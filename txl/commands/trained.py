@@ -34,11 +34,7 @@ def loaded(checkpoint: Checkpoint, use: ModelUse, device: torch.device) -> Itera
 
 
 def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
-    """The vocabulary of a checkpoint.
-
-    Raises:
-        UsageError: if it is damaged, or not that of the model.
-    """
+    """The vocabulary of a checkpoint. Raises `UsageError` if it is damaged, or not that of the model."""
     path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
@@ -74,11 +70,8 @@ def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, A
 
 
 def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
-    """The text of the flags, else of the training, encoded with the checkpoint's vocabulary.
-
-    Raises:
-        UsageError: if the text defines another vocabulary.
-    """
+    """The text of the flags, else of the training, encoded with the checkpoint's vocabulary. Raises `UsageError` if the
+    text defines another vocabulary."""
     vocab = vocabulary_of(checkpoint)
     as_trained: dict[str, Any] = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings

@@ -6,20 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, require
 from txl.convert.kimiyoung_arguments import constructor_arguments
 from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
+    INV_FREQ,
+    fill,
     inv_freq,
     require_exportable,
-    their_name,
     tied_names,
     to_ours,
     to_theirs,
 )
 from txl.model.transformer import TransformerXL
-
-_INV_FREQ = "pos_emb.inv_freq"
 
 
 def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
@@ -37,38 +36,27 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
             the wrong shape or dtype, or not finite.
     """
     state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    for name, tensor in state.items():
-        require(tensor.is_floating_point(), f"{name}: {tensor.dtype} is no dtype of weights")
-        require(bool(tensor.isfinite().all()), f"{name}: holds NaN or infinities; take another checkpoint")
     arguments = constructor_arguments(state, config)
     model_config = _model_config(arguments, state)
     dtype = state["word_emb.emb_layers.0.weight"].dtype
     rates = {name: arguments.get(name) or 0.0 for name in ("dropout", "dropatt")}
     model = TransformerXL(model_config, **rates).to(dtype)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            tensor = to_ours(state, name, model_config)
-            require(
-                tensor.shape == parameter.shape,
-                f"{their_name(name, model_config)}: has the shape of {tuple(tensor.shape)} where the configuration "
-                f"asks for {tuple(parameter.shape)}; give the constructor arguments the weights were trained with",
-            )
-            parameter.copy_(tensor)
-    _require_all_used(state, model, model_config)
+    fill(model, state, to_ours, besides=[INV_FREQ, *tied_names(model_config)])
+    if INV_FREQ in state:
+        own, theirs = inv_freq(model_config.d_model), state[INV_FREQ].float().cpu()
+        same = theirs.shape == own.shape and torch.allclose(theirs, own, rtol=1e-2)
+        require(same, f"{INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
     return model, _context(arguments, model_config)
 
 
 def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
-    """The state dict of the same model of kimiyoung/transformer-xl, which loads it with `strict=True`.
-
-    Raises:
-        UsageError: if it has no such model: another position encoding, u and v in each layer of its first one,
-            positions that count from the start, another attention rule, activation or recurrence.
-    """
+    """The state dict of the same model of kimiyoung/transformer-xl, which loads it with `strict=True`. Raises
+    `UsageError` if it has no such model: another position encoding, u and v in each layer of its first one,
+    positions that count from the start, another attention rule, activation or recurrence."""
     theirs = parameters_as_kimiyoung(model, dict(model.named_parameters()))
     theirs |= {name: theirs[first] for name, first in tied_names(model.config).items()}
     if model.config.position in ("rel_sinusoid", "sinusoid_input"):
-        theirs[_INV_FREQ] = inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
+        theirs[INV_FREQ] = inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
     return {name: tensor.detach() for name, tensor in theirs.items()}
 
 
@@ -94,11 +82,8 @@ def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str,
 
 
 def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by our parameter names (weights, gradients) under their names and in their layout, tied ones once.
-
-    Raises:
-        UsageError: as `to_kimiyoung`.
-    """
+    """Tensors by our parameter names (weights, gradients) under their names and in their layout, tied ones once. Raises
+    as `to_kimiyoung`."""
     require_exportable(model.config)
     return to_theirs(tensors, model.config)
 
@@ -127,14 +112,3 @@ def _context(arguments: Mapping[str, Any], config: ModelConfig) -> Context:
         same_length=arguments.get("same_length", False),
         clamp_len=-1 if config.position == "learned_per_layer" else clamp_len,  # attn_type 3 never looked at it
     )
-
-
-def _require_all_used(state: Mapping[str, Tensor], model: TransformerXL, config: ModelConfig) -> None:
-    used = {their_name(name, config) for name, _ in model.named_parameters()} | {*tied_names(config)}
-    if _INV_FREQ in state:
-        own = inv_freq(config.d_model)
-        same = state[_INV_FREQ].shape == own.shape and torch.allclose(state[_INV_FREQ].float().cpu(), own, rtol=1e-2)
-        require(same, f"{_INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
-        used.add(_INV_FREQ)
-    if left := sorted(set(state) - used):
-        raise UsageError(f"{', '.join(left[:5])}: no weights of the 2019 model that the arguments describe")

@@ -64,11 +64,7 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
 
 def words_of_pickle(path: Path) -> list[str]:
     """The words in a pickled vocabulary, in the order of their ids: `cache.pt` of the 2019 code or of NVIDIA's, or
-    Hugging Face's `vocab.bin` or `vocab.pkl`.
-
-    Raises:
-        UsageError: if the file is damaged or holds no vocabulary.
-    """
+    Hugging Face's `vocab.bin` or `vocab.pkl`. Raises `UsageError` if the file is damaged or holds no vocabulary."""
     found = read_pickle(path)
     holder = getattr(found, "vocab", found)
     fields: Mapping[str, Any] = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})

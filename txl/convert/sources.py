@@ -72,11 +72,8 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a vocabulary file, in the order of the ids.
-
-    Raises:
-        UsageError: if it cannot be read or holds no vocabulary.
-    """
+    """The words of a vocabulary file, in the order of the ids. Raises `UsageError` if it cannot be read or holds no
+    vocabulary."""
     if path.suffix not in (".txt", ".json"):
         return words_of_pickle(path)
     wrong = UsageError(f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids")
