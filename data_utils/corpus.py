@@ -42,7 +42,7 @@ class Corpus:
 
     Args:
         vocab: None: counted on the text, or read from the cache.
-        needed: splits that must be there.
+        needed: splits that must be there, and are opened.
     Raises:
         DataError: if the text is missing, empty or not UTF-8.
     """
@@ -67,6 +67,8 @@ class Corpus:
             self.vocab = vocab or self._load_vocab()
         if type(self.vocab) is not self.recipe.vocab:
             raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
+        for name in needed:
+            self.split(name)
 
     @property
     def defines_vocabulary(self) -> bool:

@@ -79,7 +79,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     trained_on = data_settings(checkpoint, typed) if checkpoint else {}
     words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
+    corpus = ranks.main_first(lambda: Corpus(build(DataConfig, typed, **trained_on), words, needed=splits))
     known = checkpoint or start
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
@@ -235,14 +235,6 @@ def training_stream(
         return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
     starts = corpus.document_starts("train") if by_document else None
     return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
-
-
-def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:
-    """The text as token files, written where they are missing or stale; `vocab`: None: counted on the text."""
-    corpus = Corpus(config, vocab, needed=splits)
-    for split in splits:
-        corpus.split(split)
-    return corpus
 
 
 def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:

@@ -42,7 +42,11 @@ def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any])
         arguments.get("pre_lnorm") is not None,
         "pre_lnorm: missing, and weights do not show it; give True or False (the 2019 code's default is False)",
     )
-    _check_lengths(state, arguments)
+    lengths = [arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")]
+    if "r_emb" in state and sum(lengths) != (n_row := state["r_emb"].shape[1]):  # of each position at construction
+        raise UsageError(
+            f"tgt_len, ext_len, mem_len: {lengths} are given, r_emb has {n_row} rows; give the lengths of the training"
+        )
     return arguments
 
 
@@ -161,15 +165,3 @@ def _tie_projs(state: Mapping[str, Tensor], given: Mapping[str, Any], n_cluster:
         else:
             is_tied.append(False)
     return is_tied
-
-
-def _check_lengths(state: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> None:
-    """Tables of attn_type 1 and 3 have a row for each position there was at construction."""
-    if "r_emb" not in state:
-        return
-    n_row = state["r_emb"].shape[1]
-    lengths = [arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")]
-    if sum(lengths) != n_row:
-        raise UsageError(
-            f"tgt_len, ext_len, mem_len: {lengths} are given, r_emb has {n_row} rows; give the lengths of the training"
-        )

@@ -13,6 +13,7 @@ from txl.model.transformer import TransformerXL
 from txl.records import read_json
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
+_WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 _TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
 
@@ -55,7 +56,10 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         model, context = from_huggingface(state, settings)
         folder = source
     else:
-        path = _weights(source)
+        there = [source] if source.is_file() else [path for name in _WEIGHTS if (path := source / name).is_file()]
+        if not there:
+            raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
+        path = there[0]
         folder = path.parent
         content = read_pickle(path)
         if is_nvidia(content):
@@ -89,13 +93,3 @@ def read_words(path: Path) -> list[str]:
     if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
         raise wrong
     return [str(word) for word in content]
-
-
-def _weights(source: Path) -> Path:
-    if source.is_file():
-        return source
-    names = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
-    found = next((source / name for name in names if (source / name).is_file()), None)
-    if found is None:
-        raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
-    return found
