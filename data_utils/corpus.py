@@ -19,7 +19,7 @@ from .byte_splits import byte_splits
 from .config import BYTES, RUNNING, DataConfig
 from .documents import SPLITS, documents_in, is_plain, prepared, rule_of
 from .files import DataError, one_at_a_time, read_lines, read_record, reading, require_text, write_record
-from .id_streams import document_offsets, largest_id, open_checked, open_stream
+from .id_streams import document_offsets, id_range, open_checked, open_stream
 from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
 from .running import Characters, Integers, RunningVocab
@@ -234,7 +234,7 @@ class Corpus:
             return Symbols(ALL_BYTES)
         if config.dataset == "ids":
             there = [text for text in map(self._text, SPLITS) if text.is_file()]
-            n_token = config.vocab_size or 1 + max(largest_id(self.cache, text) for text in there)
+            n_token = config.vocab_size or 1 + max(id_range(self.cache, text)[1] for text in there)
             return Integers(list(map(str, range(n_token))))
         if config.dataset == "lm1b":
             return read_vocabulary(self.folder)

@@ -30,7 +30,7 @@ def open_stream(path: Path) -> np.ndarray:
 def open_checked(cache: Path, path: Path, n_token: int) -> np.ndarray:
     """The integers of a .npy file. Raises `DataError` also if some are outside a vocabulary of `n_token`."""
     ids = open_stream(path)
-    least, largest = _range(cache, path)
+    least, largest = id_range(cache, path)
     if least < 0 or largest >= n_token:
         raise DataError(
             f"{path}: holds ids from {least} to {largest}, outside the vocabulary of {n_token}; give a larger "
@@ -39,12 +39,9 @@ def open_checked(cache: Path, path: Path, n_token: int) -> np.ndarray:
     return ids
 
 
-def largest_id(cache: Path, path: Path) -> int:
-    """The largest integer of a file; `cache` keeps it."""
-    return _range(cache, path)[1]
+def id_range(cache: Path, path: Path) -> list[int]:
+    """The least and the largest integer of a file; `cache` keeps them."""
 
-
-def _range(cache: Path, path: Path) -> list[int]:
     def found() -> str:
         ids = open_stream(path)
         return f"{ids.min()} {ids.max()}"

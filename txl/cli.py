@@ -57,7 +57,7 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
-    known = set(parser.names())
+    known = {option for option in parser._option_string_actions if option.startswith("--")}
     add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
@@ -135,9 +135,6 @@ def _out_of_memory(error: Exception) -> str:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
-
-    def names(self) -> list[str]:
-        return [option for option in self._option_string_actions if option.startswith("--")]
 
 
 class _Switch(argparse.Action):

@@ -55,13 +55,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
 
 
 def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
-    """The runs of --recl.
-
-    Args:
-        typed: the flags on the command line.
-    Raises:
-        UsageError: if they cannot be compared, or a flag does not go with --recl.
-    """
+    """The runs of --recl. Raises `UsageError` if they cannot be compared, or a typed flag does not go with --recl."""
     _require_nothing_else(typed, config)
     try:
         checkpoints = [open_checkpoint(Path(run)) for run in study.recl]

@@ -49,13 +49,8 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
 
 
 def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, Any]:
-    """The fields of `DataConfig` that a checkpoint was trained with, without the cache folder.
-
-    Args:
-        typed: the flags on the command line.
-    Raises:
-        UsageError: if config.json does not hold them, or the folder of the text is gone and --data is not given.
-    """
+    """The fields of `DataConfig` that a checkpoint was trained with, without the cache folder. Raises `UsageError` if
+    config.json does not hold them, or the folder of the text is gone and --data was not typed."""
     try:
         saved: dict[str, Any] = {**require_fields(checkpoint.record["data"], DataConfig), "cache_dir": None}
         config = DataConfig(**saved)

@@ -57,7 +57,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     model_config, context = configs_of(config)
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     rates = {name: config.get(name, 0.0) for name in ("dropout", "dropatt")}
-    model = TransformerXL(model_config, **rates).to(next(iter(state.values())).dtype)
+    model = TransformerXL(model_config, **rates)
     tied = tied_names(model_config)
     fill(model, theirs, tensor_for, besides=[INV_FREQ, *tied, *shared_biases(model_config)])
     for name, first in tied.items():

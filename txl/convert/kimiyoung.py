@@ -20,6 +20,8 @@ from txl.convert.kimiyoung_names import (
 )
 from txl.model.transformer import TransformerXL
 
+_SIZES = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
+
 
 def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
     """Build the model and the context of a model of kimiyoung/transformer-xl (PyTorch).
@@ -37,16 +39,30 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
     """
     state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     arguments = constructor_arguments(state, config)
-    model_config = _model_config(arguments, state)
-    dtype = state["word_emb.emb_layers.0.weight"].dtype
+    lengths = {name: arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")}
+    model_config = ModelConfig(
+        **{name: arguments[name] for name in _SIZES},
+        adaptive=bool(arguments["cutoffs"]),
+        cutoffs=tuple(arguments["cutoffs"]),
+        not_tied=not arguments["tie_weight"],
+        tie_projs=tuple(arguments["tie_projs"]),
+        position=ATTN_TYPES[arguments["attn_type"]],
+        n_position=state["r_emb"].shape[1] if "r_emb" in state else sum(lengths.values()) or None,
+        count_back=arguments["attn_type"] in (2, 3),
+    )
     rates = {name: arguments.get(name) or 0.0 for name in ("dropout", "dropatt")}
-    model = TransformerXL(model_config, **rates).to(dtype)
+    model = TransformerXL(model_config, **rates)
     fill(model, state, to_ours, besides=[INV_FREQ, *tied_names(model_config)])
     if INV_FREQ in state:
         own, theirs = inv_freq(model_config.d_model), state[INV_FREQ].float().cpu()
         same = theirs.shape == own.shape and torch.allclose(theirs, own, rtol=1e-2)
         require(same, f"{INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
-    return model, _context(arguments, model_config)
+    context = Context(
+        **lengths | {"tgt_len": lengths["tgt_len"] or Context.tgt_len},
+        same_length=arguments.get("same_length", False),
+        clamp_len=-1 if arguments["attn_type"] == 3 else arguments.get("clamp_len", -1),  # 3 never looked at it
+    )
+    return model, context
 
 
 def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
@@ -63,12 +79,11 @@ def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
 def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str, Any]:
     """The constructor's arguments of the same model of kimiyoung/transformer-xl."""
     config = model.config
-    same = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
     lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
     if config.n_position and sum(lengths.values()) != config.n_position:  # it makes its tables as long as their sum
         lengths = {"tgt_len": config.n_position, "ext_len": 0, "mem_len": 0}
     return {
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in _SIZES},
         **lengths,
         "dropout": model.drop.p,
         "dropatt": 0.0,
@@ -86,29 +101,3 @@ def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor])
     as `to_kimiyoung`."""
     require_exportable(model.config)
     return to_theirs(tensors, model.config)
-
-
-def _model_config(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> ModelConfig:
-    sizes = ("n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val", "pre_lnorm")
-    lengths = sum(arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len"))
-    return ModelConfig(
-        **{name: arguments[name] for name in sizes},
-        adaptive=bool(arguments["cutoffs"]),
-        cutoffs=tuple(arguments["cutoffs"]),
-        not_tied=not arguments["tie_weight"],
-        tie_projs=tuple(arguments["tie_projs"]),
-        position=ATTN_TYPES[arguments["attn_type"]],
-        n_position=state["r_emb"].shape[1] if "r_emb" in state else lengths or None,
-        count_back=arguments["attn_type"] in (2, 3),
-    )
-
-
-def _context(arguments: Mapping[str, Any], config: ModelConfig) -> Context:
-    clamp_len = arguments.get("clamp_len", -1)
-    return Context(
-        tgt_len=arguments.get("tgt_len") or Context.tgt_len,
-        mem_len=arguments.get("mem_len") or 0,
-        ext_len=arguments.get("ext_len") or 0,
-        same_length=arguments.get("same_length", False),
-        clamp_len=-1 if config.position == "learned_per_layer" else clamp_len,  # attn_type 3 never looked at it
-    )

@@ -32,7 +32,7 @@ def fill(
     *,
     besides: Collection[str],
 ) -> None:
-    """Give a model the weights of a state dict of another program.
+    """Give a model the weights of a state dict of another program, in the dtype of its embedding.
 
     Args:
         tensor_for: of the name of one of our parameters: the name there, and the tensor in our layout.
@@ -40,13 +40,16 @@ def fill(
     Raises:
         UsageError: if a tensor is missing, left over, of another shape, or not finite.
     """
-    used = {*besides}
+    for name, tensor in state.items():
+        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
+        require(good, f"{name}: not a finite floating-point tensor; take another checkpoint")
+    table, used = "word_emb.emb_layers.0.weight", {*besides}
+    require(table in state, f"{table}: missing from the weights; is this a model of another kind?")
+    model.to(state[table].dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             key, tensor = tensor_for(name, state, model.config)
             used.add(key)
-            good = tensor.is_floating_point() and bool(tensor.isfinite().all())
-            require(good, f"{key}: not a finite floating-point tensor; take another checkpoint")
             require(
                 tensor.shape == parameter.shape,
                 f"{key}: has the shape of {tuple(tensor.shape)} where the configuration asks for "
