@@ -61,10 +61,8 @@ def _files(config: DataConfig) -> list[Path]:
     if raw is not None and not all(one.is_file() for one in splits):
         return [raw]
     if not splits[0].is_file():
-        raise DataError(
-            f"{path / name}: no such file; put {name} or {name}.zip there, or the train.txt, valid.txt and test.txt of "
-            f"the 2019 scripts, or load it with: python -m data_utils.download {name}"
-        )
+        there = f"put {name}, {name}.zip or the three files of the 2019 scripts there"
+        raise DataError(f"{path / name}: no such file; {there}, or: python -m data_utils.download {name}")
     for one in splits:
         require_text(one)
     return splits
@@ -102,9 +100,7 @@ def _unspaced(name: str, path: Path) -> bytes:
         try:
             return bytes(10 if word == b"\n" else int(word) for word in content.split(b" ") if word)
         except ValueError:
-            raise DataError(
-                f"{path}: has something else than numbers of bytes between spaces; write it anew, or give enwik8 itself"
-            ) from None
+            raise DataError(f"{path}: has something else than numbers of bytes; give enwik8 itself") from None
     if name == "text8" and _SPACED.fullmatch(first.rstrip(b"\n")):
         return content.rstrip(b"\n")[::2].replace(b"_", b" ")
     return content

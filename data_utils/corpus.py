@@ -214,9 +214,7 @@ class Corpus:
                 yield
         except OSError as error:
             where = error.filename or self.cache
-            raise DataError(
-                f"{where}: {error.strerror or error}; make room, or name another folder with --cache_dir"
-            ) from error
+            raise DataError(f"{where}: {error.strerror or error}; make room, or give another --cache_dir") from error
 
     def _text(self, split: str) -> Path:
         return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"

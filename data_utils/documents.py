@@ -173,10 +173,8 @@ def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) ->
     if not all(counts[split] for split in missing) and len(least) > len(missing):
         counts, _ = _write(config, rule, splits, target, dict(zip(least, missing, strict=False)))
     if empty := [split for split in SPLITS if not counts[split]]:
-        raise DataError(
-            f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for "
-            f"{' and '.join(empty)}; choose --documents, or give files with these names"
-        )
+        found = f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for"
+        raise DataError(f"{found} {' and '.join(empty)}; choose --documents, or give files with these names")
     shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
     dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
     return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}

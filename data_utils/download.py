@@ -158,9 +158,7 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m data_utils.download",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m data_utils.download", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=SETS, help="the data set")
     parser.add_argument("--out", metavar="FOLDER", help="where it goes (default: where run_wt103.sh and scripts/ look)")

@@ -42,9 +42,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); give a text that this user may read"
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); give a text that you may read") from error
 
 
 def read_lines(path: Path, *, task: str) -> Iterator[str]:
@@ -113,9 +111,7 @@ def text_of(content: bytes) -> str:
 
 def not_utf8(path: Path, line: int, reason: str) -> DataError:
     """The error for a line that is not UTF-8."""
-    return DataError(
-        f"{path}, line {line}: not UTF-8 ({reason}); convert the file, for example with: iconv -f latin1 -t utf-8"
-    )
+    return DataError(f"{path}, line {line}: not UTF-8 ({reason}); convert it, as with: iconv -f latin1 -t utf-8")
 
 
 def require_text(path: Path) -> None:

@@ -58,10 +58,8 @@ def _decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not UTF-8 ({error.reason} at byte {error.start}); convert the file, for example with: "
-            f"iconv -f latin1 -t utf-8"
-        ) from None
+        what = f"{error.reason} at byte {error.start}"
+        raise DataError(f"{name}: not UTF-8 ({what}); convert it, as with: iconv -f latin1 -t utf-8") from None
 
 
 def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:

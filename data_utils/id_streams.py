@@ -13,15 +13,11 @@ def open_stream(path: Path) -> np.ndarray:
     else."""
     with reading(path):
         if not path.is_file():
-            raise DataError(
-                f"{path}: no such file; --dataset ids needs a folder with train.npy, valid.npy and test.npy"
-            )
+            raise DataError(f"{path}: no such file; --dataset ids needs train.npy, valid.npy and test.npy")
         try:
             ids = np.load(path, mmap_mode="r")
         except (ValueError, EOFError) as error:
-            raise DataError(
-                f"{path}: no array of numpy ({str(error).splitlines()[0]}); write it with np.save"
-            ) from None
+            raise DataError(f"{path}: no array of numpy ({str(error).splitlines()[0]}); use np.save") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
         raise DataError(f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)")
     return ids
@@ -32,10 +28,8 @@ def open_checked(cache: Path, path: Path, n_token: int) -> np.ndarray:
     ids = open_stream(path)
     least, largest = id_range(cache, path)
     if least < 0 or largest >= n_token:
-        raise DataError(
-            f"{path}: holds ids from {least} to {largest}, outside the vocabulary of {n_token}; give a larger "
-            f"--vocab_size, or other ids"
-        )
+        held = f"holds ids from {least} to {largest}, outside the vocabulary of {n_token}"
+        raise DataError(f"{path}: {held}; give a larger --vocab_size, or other ids")
     return ids
 
 

@@ -46,10 +46,8 @@ def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
     train = [lines for name, lines in documents if _split_of(name) == "train"]
     counts = Counter(word for lines in train for line in lines for word in line)
     if counts.total() < 50_000:
-        raise DataError(
-            f"{stdlib}: holds only {counts.total()} words of documentation; this Python comes without its sources, "
-            f"use another one or train on your own text with --dataset text --data FOLDER"
-        )
+        held = f"{stdlib}: holds only {counts.total()} words of documentation: a Python without its sources"
+        raise DataError(f"{held}; use another one, or your own text with --dataset text --data FOLDER")
     for split in SPLITS:
         with written_whole(folder / f"{split}.txt") as temporary, temporary.open("wb") as file:
             for name, lines in documents:

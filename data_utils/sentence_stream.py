@@ -45,10 +45,8 @@ class SentenceStream:
         self.columns = columns or slice(0, batch_size)
         self.by_sentence, self.shuffle, self.seed = by_sentence, shuffle, seed
         if next(self.epoch(1), None) is None:
-            raise DataError(
-                f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams of "
-                f"--tgt_len {tgt_len}; lower one of them"
-            )
+            short = f"the text of {len(ids)} tokens is too short for so many streams of --tgt_len {tgt_len}"
+            raise DataError(f"--batch_size {batch_size}: {short}; lower one of them")
 
     def __len__(self) -> int:
         """About as many segments as an epoch has, at least."""

@@ -134,10 +134,8 @@ def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> n
     have fewer than `shortest` tokens."""
     n_step = len(ids) // batch_size
     if n_step < shortest:
-        raise DataError(
-            f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
-            f"use at most {max(1, len(ids) // shortest)}"
-        )
+        short = f"the text of {len(ids)} tokens is too short for so many streams"
+        raise DataError(f"--batch_size {batch_size}: {short}; use at most {max(1, len(ids) // shortest)}")
     return rearrange(ids[: batch_size * n_step], "(b t) -> b t", b=batch_size)
 
 

@@ -55,9 +55,7 @@ class Symbols(RunningVocab):
         id_N = self.id_of_byte[np.frombuffer(content, dtype=np.uint8)]
         if (id_N < 0).any():
             at = int(np.argmax(id_N < 0))
-            raise DataError(
-                f"the text: byte {content[at]} (offset {at}) is not in the vocabulary of {len(self)}; take it out"
-            )
+            raise DataError(f"byte {content[at]} of the text (offset {at}) is not in the vocabulary; take it out")
         return id_N
 
     def tokens(self, text: str) -> Tokens:

@@ -65,9 +65,8 @@ def load(remote: Remote, folder: Path) -> bool:
         part.replace(target)
         return True
     digest = f" ({remote.digest})" if remote.digest else ""
-    raise DataError(
-        f"{remote.name}: cannot be loaded ({'; '.join(reasons)}); put it{digest} into {folder} and start again"
-    )
+    why = "; ".join(reasons)
+    raise DataError(f"{remote.name}: cannot be loaded ({why}); put it{digest} into {folder} and start again")
 
 
 def _from_mirror(remote: Remote, url: str, part: Path) -> None:

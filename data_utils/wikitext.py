@@ -71,7 +71,6 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
     if blank_L.any():
         heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
     if not heading_L.any():
-        raise DataError(
-            "--reset document: the text has no line like '= Title =' that begins a document; leave the flag out"
-        )
+        missing = "the text has no line like '= Title =' that begins a document"
+        raise DataError(f"--reset document: {missing}; leave the flag out")
     return begin_L[heading_L]

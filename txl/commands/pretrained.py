@@ -65,21 +65,18 @@ def read_pretrained(
 def _vocabulary_of_converted(converted: Converted, source: Path, named_by: str, dataset: str) -> Vocab:
     """The words of the model. Raises `UsageError` if there are none, or not as many as it has, or none ends a line."""
     n_token = converted.model.config.n_token
-    require(
-        bool(converted.words),
-        f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
-    )
+    files = "vocab.txt, vocab.json, vocab.bin or cache.pt"
+    require(bool(converted.words), f"{source}: holds no vocabulary; give {named_by} FILE ({files})")
     try:
         vocab = RECIPES[dataset].vocab(converted.words)
     except ValueError as error:
         raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
     require(
-        len(vocab) == n_token,
-        f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
+        len(vocab) == n_token, f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file of the model"
     )
+    ends_lines = EOS in vocab or isinstance(vocab, RunningVocab)
     require(
-        EOS in vocab or isinstance(vocab, RunningVocab),
-        f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name",
+        ends_lines, f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name"
     )
     return vocab
 

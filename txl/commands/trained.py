@@ -56,11 +56,8 @@ def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, A
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
-    data = config.data
-    require(
-        "data" in typed or home_of(data).is_dir(),
-        f"{data}: the text of the training is not there; name its folder with --data",
-    )
+    there = "data" in typed or home_of(config.data).is_dir()
+    require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
     return saved
 
 
@@ -76,9 +73,8 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == vocab.fingerprint(),
-            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
-            f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
-            f"valid.txt and test.txt only",
+            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained with "
+            f"({len(vocab):,} words); give that text, or a folder with valid.txt and test.txt only",
         )
     return corpus
 

@@ -38,14 +38,12 @@ def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any])
             said = list(said) if isinstance(value, list) else said
             require(said == value, f"{name}: {said} is given, but the weights are those of {name} {value}")
         arguments[name] = value
-    require(
-        arguments.get("pre_lnorm") is not None,
-        "pre_lnorm: missing, and weights do not show it; give True or False (the 2019 code's default is False)",
-    )
+    given_norm = arguments.get("pre_lnorm") is not None
+    require(given_norm, "pre_lnorm: missing, and weights do not show it; give it (the 2019 code's default is False)")
     lengths = [arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")]
     if "r_emb" in state and sum(lengths) != (n_row := state["r_emb"].shape[1]):  # of each position at construction
         raise UsageError(
-            f"tgt_len, ext_len, mem_len: {lengths} are given, r_emb has {n_row} rows; give the lengths of the training"
+            f"tgt_len, ext_len, mem_len: {lengths} given, r_emb has {n_row} rows; give those of the training"
         )
     return arguments
 
@@ -143,10 +141,7 @@ def _cutoffs(state: Mapping[str, Tensor], given: Mapping[str, Any], sizes: list[
     if not n_tail:
         return []
     said: list[int] = list(given.get("cutoffs") or ())
-    require(
-        len(said) == n_tail,
-        f"cutoffs: {said} are given, the weights have {n_tail}, which they do not show (div_val 1); give them",
-    )
+    require(len(said) == n_tail, f"cutoffs: {said} are given, the weights have {n_tail} (div_val 1); give them all")
     return said
 
 

@@ -50,11 +50,8 @@ def fill(
         for name, parameter in model.named_parameters():
             key, tensor = tensor_for(name, state, model.config)
             used.add(key)
-            require(
-                tensor.shape == parameter.shape,
-                f"{key}: has the shape of {tuple(tensor.shape)} where the configuration asks for "
-                f"{tuple(parameter.shape)}; give the configuration the weights were trained with",
-            )
+            has, asked = tuple(tensor.shape), tuple(parameter.shape)
+            require(has == asked, f"{key}: has the shape of {has}; the configuration, which must fit, asks for {asked}")
             parameter.copy_(tensor)
     left = sorted(set(state) - used)
     require(not left, f"{', '.join(left[:5])}: no weights of the model that the configuration describes")
@@ -148,18 +145,12 @@ def to_theirs(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tens
 
 def require_exportable(config: ModelConfig) -> None:
     """Raise `UsageError` if the 2019 code has no model of this kind."""
-    require(
-        config.position in ATTN_TYPES,
-        f"--position {config.position}: the original has no such encoding; it has {', '.join(ATTN_TYPES)}",
-    )
-    require(
-        config.position != "rel_sinusoid" or not config.untie_r,
-        "--untie_r: the original has one pair of u and v for all layers",
-    )
-    require(
-        config.count_back or config.position not in ("sinusoid_input", "learned_per_layer"),
-        f"--position {config.position}: the original counts positions back from the last token, this model does not",
-    )
+    flag, has = f"--position {config.position}", ", ".join(ATTN_TYPES)
+    require(config.position in ATTN_TYPES, f"{flag}: the original has no such encoding; it has {has}")
+    shared = config.position != "rel_sinusoid" or not config.untie_r
+    require(shared, "--untie_r: the original has one pair of u and v for all layers")
+    counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
+    require(counted, f"{flag}: the original counts positions back from the last token, this model does not")
     require_plain(config, "the original")
 
 

@@ -45,10 +45,8 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         UsageError: if nothing is there, it is of no known kind or damaged, or weights and configuration do not agree.
     """
     if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
-        raise UsageError(
-            f"{source}: a TensorFlow checkpoint is not read; the same weights are on the Hugging Face hub as "
-            f"transfo-xl/transfo-xl-wt103, convert that folder"
-        )
+        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
+        raise UsageError(f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder")
     words: list[str] = []
     if (source / "config.json").is_file():
         kind = "Hugging Face transfo-xl"
