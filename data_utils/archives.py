@@ -15,14 +15,9 @@ from .files import DataError
 
 
 def unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:
-    """Write files of an archive into `folder`.
-
-    Args:
-        named: where a member goes, relative to `folder`; several places, or none.
-    Raises:
-        DataError: if the archive is damaged, or a member would be written outside `folder` or is no plain file, before
-            anything is written; if none has a place.
-    """
+    """Write files of an archive into `folder`, where `named` says for a member: several places, one or none. Raises
+    `DataError` if the archive is damaged or has none of the files, or if a member would be written outside `folder` or
+    is no plain file, before anything is written."""
     is_empty = True
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:

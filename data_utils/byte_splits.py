@@ -19,14 +19,10 @@ _SPACED = re.compile(rb"(?:\S )*\S?")
 
 
 def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
-    """A folder in `cache` with the bytes of train.txt, valid.txt and test.txt, written anew where stale.
+    """A folder in `cache` with the bytes of train.txt, valid.txt and test.txt, written anew where stale; and what was
+    read, in words, empty if the 2019 code would read the same. Raises `DataError` if there is no text.
 
     A raw file, or the one in a zip archive, is cut as published: the last 5 % are test, the 5 % before them valid.
-
-    Returns:
-        The folder, and what was read, in words; empty if the 2019 code would read the same.
-    Raises:
-        DataError: if there is no text.
     """
     files = _files(config)
     target = cache / f"{config.dataset}-{config.data_convention}"

@@ -38,13 +38,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Corpus:
-    """The splits of a data set as ids.
+    """The splits of a data set as ids. Raises `DataError` if the text is missing, empty or not UTF-8.
 
     Args:
         vocab: None: counted on the text, or read from the cache.
         needed: splits that must be there, and are opened.
-    Raises:
-        DataError: if the text is missing, empty or not UTF-8.
     """
 
     def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:

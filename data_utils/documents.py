@@ -25,12 +25,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
-    """The documents of a file in order; each ends with a line end. The file's text is theirs, joined.
+    """The documents of a file in order; each ends with a line end. The file's text is theirs, joined. Raises
+    `DataError` if it cannot be read, or is no text; bytes need not be text.
 
     Args:
         rule: blank, heading, file or row; a row of plain text is a line.
-    Raises:
-        DataError: if the file cannot be read, or is no text. Bytes need not be text.
     """
     rows = has_rows(path)
     lines = rows_of(path, config.text_field, task="reading") if rows else lines_of(path, task="reading")
@@ -120,13 +119,11 @@ def is_plain(data: tuple[str, ...] | str) -> bool:
 
 
 def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
-    """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale.
+    """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale; and how
+    documents were found and dealt, in words.
 
     Valid and test are split off by document where there are none: a document goes where the hash of its text and the
     seed says, so that neither shards nor their order matter, and equal documents stay together.
-
-    Returns:
-        The folder, and how documents were found and dealt, in words.
     """
     files = files_of(config.data)
     splits = by_split(files, Path(config.data) if isinstance(config.data, str) else Path())
@@ -152,12 +149,9 @@ def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> 
 
 
 def kept(target: Path, fingerprint: object, write: Callable[[bool], dict[str, Any]]) -> str:
-    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint.
-
-    Args:
-        write: makes them anew, where they are missing or made from something else (True), and returns what is kept in
-            prepared.json, with "said" in it.
-    """
+    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint. Where
+    they are missing, or made from something else (True), `write` makes them and gives the record to keep, with "said"
+    in it."""
     record = target / "prepared.json"
     known = read_record(record)
     if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):

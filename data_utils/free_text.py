@@ -63,15 +63,13 @@ def _decoded(content: bytes, name: str) -> str:
 
 
 def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of.
-
-    Unknown words become `<unk>`, with a warning.
+    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of. Unknown
+    words become `<unk>`, with a warning and `advice`.
 
     Args:
         name: of the text, for messages.
         running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
             white space, as in the splits.
-        advice: added to the warning.
     Raises:
         DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """

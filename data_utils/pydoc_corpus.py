@@ -32,15 +32,9 @@ Document = tuple[str, list[list[str]]]
 
 
 def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
-    """Write train.txt, valid.txt and test.txt; about 330,000 words with Python 3.11.
-
-    Words seen fewer than 3 times in train are `<unk>` everywhere.
-
-    Args:
-        stdlib: the folder of the standard library's sources; None: of this Python.
-    Raises:
-        DataError: if there are too few sources.
-    """
+    """Write train.txt, valid.txt and test.txt; about 330,000 words with Python 3.11. Words seen fewer than 3 times in
+    train are `<unk>` everywhere. Raises `DataError` if the standard library in `stdlib` (None: of this Python) has too
+    few sources."""
     stdlib = stdlib or Path(sysconfig.get_paths()["stdlib"])
     documents = [*_topics(stdlib / "pydoc_data" / "topics.py"), *_modules(stdlib)]
     train = [lines for name, lines in documents if _split_of(name) == "train"]

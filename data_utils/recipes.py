@@ -35,13 +35,8 @@ RECIPES = {
 
 
 def vocabulary_of(dataset: str, attachment: Callable[[str], str]) -> Vocab:
-    """The vocabulary that a checkpoint keeps.
-
-    Args:
-        attachment: gives the content of an attached file by its name.
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """The vocabulary that a checkpoint keeps in files, whose contents `attachment` gives by name. Raises `ValueError`
+    if it is damaged."""
     if dataset == "bpe":
         return Subwords(attachment("tokenizer.json"))
     kind = RECIPES[dataset].vocab if dataset in RECIPES else Vocab  # what is wrong with the name is said elsewhere

@@ -37,14 +37,10 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough mem
 
 
 def read_flags(argv: Sequence[str], *classes: type, description: str, first: Sequence[str] = ()) -> Typed:
-    """The typed flags as {field: value}.
+    """The typed flags as {field: value}; --help lists the fields in `first` first. Raises `UsageError` on unknown or
+    refused flags, and on values of the wrong type.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
-
-    Args:
-        first: the most used fields, which --help lists first.
-    Raises:
-        UsageError: on unknown or refused flags, and on values of the wrong type.
     """
     for word in argv:
         shown = word.encode(errors="backslashreplace").decode()

@@ -41,14 +41,13 @@ class Pretrained:
 def read_pretrained(
     source: Path, vocabulary: Path | None = None, *, vocabulary_by: str, dataset: str = "wt103"
 ) -> Pretrained:
-    """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads.
+    """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads. Raises
+    `UsageError` if there is no such thing, it is damaged, or has no vocabulary.
 
     Args:
         vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
         vocabulary_by: how a user names that file, for errors.
         dataset: kind of the text that such a checkpoint was trained on.
-    Raises:
-        UsageError: if there is no such thing, it is damaged, or has no vocabulary.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
     if is_ours(source):

@@ -104,13 +104,8 @@ def losses_of(
     *,
     n_token: int,
 ) -> np.ndarray:
-    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes.
-
-    Args:
-        windows: those of this process; all together cover every position.
-    Raises:
-        UsageError: on all processes, if one of them has a loss that is not finite.
-    """
+    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes, whose windows
+    together cover every position. Raises `UsageError` on all of them if one has a loss that is not finite."""
     with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
         nats_CP = recl.losses_by_context(
             model,

@@ -45,15 +45,9 @@ _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
 def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
-    """Build the model and the context of a `TransfoXLLMHeadModel`.
-
-    Args:
-        state: its state dict.
-        config: its config.json.
-    Raises:
-        UsageError: if a tensor is missing, left over, of another shape, or not finite; if the configuration asks for
-            what the class never had.
-    """
+    """Build the model and the context of a `TransfoXLLMHeadModel` from its state dict and its config.json. Raises
+    `UsageError` if a tensor is missing, left over, of another shape, or not finite, or if the configuration asks for
+    what the class never had."""
     model_config, context = configs_of(config)
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     rates = {name: config.get(name, 0.0) for name in ("dropout", "dropatt")}

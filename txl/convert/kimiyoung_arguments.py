@@ -25,13 +25,9 @@ CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000
 
 
 def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of the 2019 constructor: what the weights show, then what was given, then its defaults.
-
-    Args:
-        given: constructor arguments, or the arguments of train.py as it logs them (`args.__dict__`).
-    Raises:
-        UsageError: if an argument is unknown, contradicts the weights, or is missing and cannot be read off them.
-    """
+    """All arguments of the 2019 constructor: what the weights show, then what was given (arguments of the constructor,
+    or those that train.py logs), then its defaults. Raises `UsageError` if one is unknown, contradicts the weights, or
+    is missing and cannot be read off them."""
     arguments = _of_constructor(given)
     for name, value in _shown(state, arguments).items():
         if (said := arguments.get(name)) is not None:

@@ -26,14 +26,8 @@ _EXPORTED: dict[str, Any] = {
 
 
 def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and constructor arguments of a `model.pt` of the 2019 code, for `from_kimiyoung`.
-
-    Args:
-        model: what `read_pickle` found in the file.
-        path: of the file, for errors.
-    Raises:
-        UsageError: if the file is damaged or holds something else.
-    """
+    """Weights and constructor arguments, for `from_kimiyoung`, of what `read_pickle` found in a `model.pt` of the 2019
+    code. Raises `UsageError` if it is damaged or something else."""
     if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
         try:
             arguments = require_fields(model["arguments"], _EXPORTED)
