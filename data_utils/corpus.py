@@ -145,10 +145,7 @@ class Corpus:
         header = self._header(path, fingerprint)
         if header is None:
             starts: list[int] = []
-            self._write(name, self._blocks(name, starts), self.vocab, starts)
-            header = self._header(path, fingerprint)
-            if header is None:
-                raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
+            header = self._write(name, self._blocks(name, starts), self.vocab, starts)
         n_unknown, n_eos, n_token = header["n_unknown"], header["n_eos"], header["n_token"]
         if n_unknown:
             _LOG.warning(
@@ -286,9 +283,9 @@ class Corpus:
                 self._write(split, counted.encoded(file, vocab, n_eos[split]), vocab)
         return vocab
 
-    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> None:
+    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> dict[str, Any]:
         path, text = self._token_path(name), self._text(name)
         if path.is_file():
             _LOG.warning("%s: stale or damaged, rewritten", path)
         blocks = with_words(blocks, text, vocab.eos_id)
-        write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)
+        return write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)

@@ -42,8 +42,9 @@ def checked(cache: Path, path: Path, find: Callable[[], str]) -> str:
 
 def write_tokens(
     path: Path, fingerprint: dict[str, Any], n_word: int, blocks: Iterable[Block], starts: Sequence[int] = ()
-) -> None:
-    """Write a token file with ids below `n_word`. `starts` is where the files of the text begin, read at the end."""
+) -> dict[str, Any]:
+    """Write a token file with ids below `n_word`; returns its header. `starts` is where the files of the text begin,
+    read at the end."""
     dtype = np.uint32 if n_word > 2**16 else np.uint16
     n_token = n_unknown = n_eos = 0
     checksum = hashlib.sha256()
@@ -67,6 +68,7 @@ def write_tokens(
         }
         file.seek(0)
         file.write(json.dumps(header).encode())
+    return header
 
 
 def read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:

@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv[len(places) :] if "--help" not in argv else argv, ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
     source, folder = map(Path, places)
-    require(source.exists(), f"{source}: no such file or folder; name a checkpoint or a run folder")
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
     found = read(source, config, typed)

@@ -21,6 +21,7 @@ _IN_LAYER = {
     "ff.3": "pos_ff.CoreNet.3",
     "ff_norm": "pos_ff.layer_norm",
 }
+_OF_ALL_LAYERS = {"r_RNH": "r_emb", "p_RD": "r_emb", "b_RN": "r_bias", "u_NH": "r_w_bias", "v_NH": "r_r_bias"}
 _FLIPPED = ("softmax.cluster_weight", "softmax.cluster_bias")  # theirs number tail clusters from the last one
 _ALL_LAYERS = ("r_emb", "r_bias", "r_w_bias")  # attn_type 1 and 3: one tensor for all layers
 
@@ -59,22 +60,12 @@ def fill(
 
 def their_name(name: str, config: ModelConfig) -> str:
     """The name of one of our parameters in the 2019 code."""
-    parts = name.split(".")
-    match parts:
-        case ["layers", _, "attn", "q_net", kind] if config.count_back:
-            return f"layers.{parts[1]}.dec_attn.q_net.{kind}"
-        case ["layers", _, "attn", "k_net" | "v_net", kind] if config.count_back:
-            return f"layers.{parts[1]}.dec_attn.kv_net.{kind}"
-        case ["layers", _, "attn", "q_net" | "k_net" | "v_net", kind]:
-            return f"layers.{parts[1]}.dec_attn.qkv_net.{kind}"
-        case ["layers", _, "attn", "pos", "r_RNH" | "p_RD"]:
-            return "r_emb"
-        case ["layers", _, "attn", "pos", "b_RN"]:
-            return "r_bias"
-        case ["layers", _, "attn", "pos", "u_NH"]:
-            return "r_w_bias"
-        case ["layers", _, "attn", "pos", "v_NH"]:
-            return "r_r_bias"
+    match name.split("."):
+        case ["layers", layer, "attn", "q_net" | "k_net" | "v_net" as net, kind]:
+            joined = "qkv_net" if not config.count_back else "q_net" if net == "q_net" else "kv_net"
+            return f"layers.{layer}.dec_attn.{joined}.{kind}"
+        case ["layers", _, "attn", "pos", kind] if kind in _OF_ALL_LAYERS:
+            return _OF_ALL_LAYERS[kind]
         case ["layers", layer, *inner, kind]:
             return f"layers.{layer}.{_IN_LAYER['.'.join(inner)]}.{kind}"
         case ["word_emb", "tables", i]:
