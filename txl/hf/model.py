@@ -167,13 +167,15 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 @contextlib.contextmanager
 def _recorded(model: TransformerXL, hids: list[Tensor], attentions: list[Tensor] | None) -> Iterator[None]:
     """Collect the input of each layer and, if asked for, its attention probabilities (B, N, T, S)."""
+
+    def watch(attention: Any, args: Any) -> None:
+        assert attentions is not None
+        attentions.append(probabilities(attention, *args))
+
     handles = [layer.register_forward_pre_hook(lambda _, args: hids.append(args[0])) for layer in model.layers]
     if attentions is not None:
-
-        def watch(attention: Any, args: Any) -> None:
-            attentions.append(probabilities(attention, *args))
-
-        handles += [layer.attn.register_forward_pre_hook(watch) for layer in model.layers]
+        for layer in model.layers:
+            handles.append(layer.attn.register_forward_pre_hook(watch))
     try:
         yield
     finally:
