@@ -4,8 +4,9 @@
     python -m benchmarks.profile_step --device cuda --dtype bfloat16 --shapes nvidia-base nvidia-large [--compile]
 
 Forward operators belong to the part of the model they were called in, backward ones to the part of the forward operator
-they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. With --compile the parts
-of a layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
+they differentiate. Times are the operators' own: of the device on a GPU, of the host on a CPU. For a GPU it is also said how
+many launches the host makes and how long it takes for them: where that is longer, the GPU waits. With --compile the
+parts of a layer are one, and are found under `layers`. With --original a checkout of kimiyoung/transformer-xl is looked at
 instead; attention there includes its LayerNorm and residual connection.
 """
 
@@ -131,6 +132,13 @@ def milliseconds(events: list[FunctionEvent], *, on_gpu: bool) -> dict[str, Coun
     return found
 
 
+def of_host(events: list[FunctionEvent]) -> tuple[float, int]:
+    """Milliseconds in which the host works and does not wait for the GPU, profiling included, and launches it makes."""
+    host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+    busy_us = sum(event.self_cpu_time_total for event in host if "Synchronize" not in event.name)
+    return busy_us / 1000, sum(event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch")) for event in host)
+
+
 def part_of(event: FunctionEvent) -> str | None:
     """The part that an event starts: one of `scoped`, or one labelled by PyTorch."""
     if event.name.startswith("Optimizer."):
@@ -148,8 +156,11 @@ def profiled(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     on_gpu = args.device == "cuda"
     for label, shape in asked_for(args, TRAINING, compile=args.compile).items():
         work = original.train(shape, args.original, mark_original) if args.original else our_steps(shape)
-        found = milliseconds(events_of(work, args.steps, on_gpu=on_gpu), on_gpu=on_gpu)
-        for row in told(label, found, args.steps):
+        events = events_of(work, args.steps, on_gpu=on_gpu)
+        if on_gpu:
+            host_ms, n_launch = of_host(events)
+            print(f"{label}: the host takes {host_ms / args.steps:.1f} ms a step, {n_launch / args.steps:.0f} launches")
+        for row in told(label, milliseconds(events, on_gpu=on_gpu), args.steps):
             yield {"program": "kimiyoung/transformer-xl" if args.original else "txl", "shape": label} | row
 
 

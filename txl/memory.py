@@ -132,6 +132,16 @@ class Memory:
         """A copy on a device. Copies to the host are synchronous, so the host can read them at once."""
         return Memory(tuple(layer.to(device, non_blocking=device.type != "cpu") for layer in self.layers))
 
+    def swapped_out(self) -> "Memory":
+        """A copy in the host's RAM, page-locked: a GPU makes it without waiting, and must be synchronised before the
+        host reads it."""
+
+        def copied(layer: Tensor) -> Tensor:
+            host = torch.empty(layer.shape, dtype=layer.dtype, pin_memory=layer.is_cuda)
+            return host.copy_(layer, non_blocking=True)
+
+        return Memory(tuple(copied(layer) for layer in self.layers))
+
     def extended(self, inputs: Sequence[Tensor], *, mem_len: int, ext_len: int = 0) -> "Memory":
         """The memory for the next segment: the last `mem_len` tokens of [memory, segment].
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl import ModelConfig, Span
-from txl.attention_rules.lsh import LshAttention, full_matrix, sorted_chunks
+from txl.attention_rules.lsh import LshAttention, sorted_chunks
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 B, N, H = 2, 2, 4
@@ -28,6 +28,23 @@ def operands(span: Span, n_bucket: int, n_round: int) -> tuple[list[Tensor], Ten
     shapes = ((B, N, span.n_new, H), (B, N, span.n_key, H), (B, N, span.n_key, H))
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     return leaves, torch.randint(0, n_bucket, (n_round, B, N, span.n_key))
+
+
+def full_matrix(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
+) -> Tensor:
+    """`sorted_chunks` by its definition, with the matrix of all pairs."""
+    at_S = torch.arange(span.n_key, device=q_BNTH.device)
+    same_RBNSS = bucket_RBNS[..., :, None] == bucket_RBNS[..., None, :]
+    earlier_SS = at_S[:, None] > at_S[None, :]
+    rank_RBNS = (same_RBNSS & earlier_SS).sum(-1)  # earlier tokens of the same bucket
+    near_RBNSS = rank_RBNS[..., :, None] - rank_RBNS[..., None, :] <= reach
+    seen_BNSS = (same_RBNSS & near_RBNSS & earlier_SS).any(0)
+    seen_BNTS = seen_BNSS[..., span.n_mem :, :] & span.mask_TS(q_BNTH.device)
+    itself_TS = at_S[span.n_mem :, None] == at_S[None, :]
+    seen_BNTS = seen_BNTS | (itself_TS & ~seen_BNTS.any(-1, keepdim=True))
+    logit_BNTS = (q_BNTH @ k_BNSH.mT).masked_fill(~seen_BNTS, -torch.inf)
+    return logit_BNTS.softmax(-1) @ v_BNSH
 
 
 @pytest.mark.parametrize(("M", "T"), [(0, 1), (0, 7), (5, 1), (9, 17), (30, 12)])

@@ -9,10 +9,10 @@ from torch import Tensor
 from tests.laws.conftest import ENCODINGS, N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.evaluation.config import DynamicConfig
+from txl.evaluation.config import CacheConfig, DynamicConfig
 from txl.evaluation.reading import Segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import DynamicEvaluation, gradient_statistics
+from txl.evaluation.test_time import ContinuousCache, DynamicEvaluation, gradient_statistics
 
 CONTEXT = Context(tgt_len=5, mem_len=7)
 SGD = DynamicConfig(dynamic="sgd", dynamic_lr=0.05, dynamic_decay=0.1)
@@ -136,6 +136,21 @@ def test_no_learning_rate_and_no_decay_is_plain_evaluation() -> None:
     dynamic = evaluate(model, cut(text_BL), CONTEXT, predictor=DynamicEvaluation(model, config))
     assert dynamic.tokens == plain.tokens
     assert dynamic.nats == pytest.approx(plain.nats, rel=1e-10)
+
+
+def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() -> None:
+    model = build("adaptive")
+    cache = ContinuousCache(model, CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3))
+    alone, together = DynamicEvaluation(model, SGD), DynamicEvaluation(model, SGD, sources=[cache])
+    memory, mixed_memory, state = alone.fresh_memory(2), together.fresh_memory(2), cache.fresh_state(2)
+    for input_BT, target_BT, _ in cut(text(2)):
+        plain_BT, hidden_BTD, _ = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, CONTEXT)
+        expected_BT, state = cache.mixed(plain_BT, hidden_BTD, target_BT, state)
+        mixed_BT, mixed_memory = together.nll(input_BT, target_BT, mixed_memory, CONTEXT)
+        torch.testing.assert_close(mixed_BT, expected_BT)
+        memory = alone.learn(alone.nll(input_BT, target_BT, memory, CONTEXT)[1], None)
+        mixed_memory = together.learn(mixed_memory, None)
+    assert not torch.allclose(mixed_BT, plain_BT)
 
 
 def test_it_learns_a_text_that_repeats() -> None:

@@ -68,34 +68,17 @@ class LshAttention(nn.Module):
         return torch.cat([turned_RBNSK, -turned_RBNSK], dim=-1).argmax(-1)
 
 
-def full_matrix(
+def sorted_chunks(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
 ) -> Tensor:
-    """The definition, with the matrix of all pairs; `q` is scaled. `sorted_chunks` is tested against it.
+    """The formula of `LshAttention` without the matrix of pairs, in time S log S + R S reach (H + R), memory R S reach.
 
     Args:
+        q_BNTH: scaled.
         bucket_RBNS: of every key in every round; query t is key n_mem + t.
         reach: number of earlier tokens of its bucket that a token sees.
     Returns:
         (B, N, T, H).
-    """
-    at_S = torch.arange(span.n_key, device=q_BNTH.device)
-    same_RBNSS = bucket_RBNS[..., :, None] == bucket_RBNS[..., None, :]
-    earlier_SS = at_S[:, None] > at_S[None, :]
-    rank_RBNS = (same_RBNSS & earlier_SS).sum(-1)  # earlier tokens of the same bucket
-    near_RBNSS = rank_RBNS[..., :, None] - rank_RBNS[..., None, :] <= reach
-    seen_BNSS = (same_RBNSS & near_RBNSS & earlier_SS).any(0)
-    seen_BNTS = seen_BNSS[..., span.n_mem :, :] & span.mask_TS(q_BNTH.device)
-    itself_TS = at_S[span.n_mem :, None] == at_S[None, :]
-    seen_BNTS = seen_BNTS | (itself_TS & ~seen_BNTS.any(-1, keepdim=True))
-    logit_BNTS = (q_BNTH @ k_BNSH.mT).masked_fill(~seen_BNTS, -torch.inf)
-    return logit_BNTS.softmax(-1) @ v_BNSH
-
-
-def sorted_chunks(
-    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
-) -> Tensor:
-    """Equals `full_matrix`, in time S log S + R S reach (H + R) and memory R S reach.
 
     Tokens are sorted by bucket, then position, and split into chunks of `reach`: the keys of a token are in its chunk
     and the previous one. Rounds are combined by their log-sum-exp, with each pair divided by the rounds it occurs in.

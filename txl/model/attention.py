@@ -10,6 +10,7 @@ from txl.attention_rules import build_attention_rule
 from txl.config import ModelConfig
 from txl.memory import KeyValue, Span
 from txl.ops.few_rows import Linear
+from txl.ops.numbers import product_dtype
 from txl.positions import PositionEncoding
 
 
@@ -34,6 +35,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The attention output of the new tokens, (B, T, D). `feats` is the result of `pos.prepare` for `span`."""
+        x_BTD, mem_BMD = _as_multiplied(x_BTD), _as_multiplied(mem_BMD)
         q_BNTH, k_BNSH = self.queries_and_keys(x_BTD, mem_BMD, feats, span)
         v_BNSH = self._heads(_joined(self.v_net(mem_BMD), self.v_net(x_BTD)))
         return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
@@ -59,6 +61,7 @@ class Attention(nn.Module):
 
         `feats` is the result of `pos.project` for `span`.
         """
+        x_BTD = _as_multiplied(x_BTD)
         q_BNTH = self._heads(self.q_net(x_BTD))
         both = remembered.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
         return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, feats, span), both
@@ -71,6 +74,11 @@ class Attention(nn.Module):
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
         return rearrange(x_BLE, "b l (n h) -> b n l h", n=self.n_head)
+
+
+def _as_multiplied(x: Tensor) -> Tensor:
+    """Under autocast x in half precision: cast once, not by each projection."""
+    return x.to(product_dtype(x))
 
 
 def _joined(mem_BME: Tensor, x_BTE: Tensor) -> Tensor:

@@ -283,6 +283,20 @@ class TransformerXL(nn.Module):
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
         GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
         """
+        nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context, since_BT, same_weight=same_weight)
+        return nll_BT, memory
+
+    def nll_and_hidden(
+        self,
+        input_BT: Tensor,
+        target_BT: Tensor,
+        memory: AnyMemory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        same_weight: bool = False,
+    ) -> tuple[Tensor, Tensor, AnyMemory]:
+        """`nll`, with the hidden states (B, T, D) that the targets are predicted from between its results."""
         tables = None  # one gradient for both uses of a tied table; a GPU would sum its rows in any order
         if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
             embedded_BTD, tables = self.word_emb.with_tables(input_BT)
@@ -290,7 +304,8 @@ class TransformerXL(nn.Module):
         else:
             out = self(input_BT, memory, context, since_BT)
         hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]
-        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), out.memory
+        nll_BT = self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight)
+        return nll_BT, hidden_BTD, out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

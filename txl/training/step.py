@@ -159,6 +159,8 @@ class TrainState:
 
     def snapshot(self) -> Snapshot:
         """The state besides the weights."""
+        if self.config.swap_mem and self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
         parts = [memory for memory in self.memories if memory is not None]
         memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
         progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
@@ -224,7 +226,7 @@ class TrainState:
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
-            memories.append(memory.to(torch.device("cpu")) if self.config.swap_mem else memory)
+            memories.append(memory.swapped_out() if self.config.swap_mem else memory)
         self.memories = memories
         return torch.cat(nlls)
 

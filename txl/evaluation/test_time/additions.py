@@ -53,10 +53,6 @@ class Additions(NamedTuple):
         if self.dynamic.dynamic == "off":
             return
         require(
-            " + " not in self.name,
-            f"{self.name}: hidden states of changing weights are not comparable; drop --dynamic, or the others",
-        )
-        require(
             config.dtype == "float32",
             f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights, which would "
             f"not adapt; drop one of the two",

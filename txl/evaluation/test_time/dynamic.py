@@ -19,8 +19,8 @@ and epsilon are sqrt(N) times those here.
 """
 
 import copy
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments
+from txl.evaluation.test_time.mixture import Source, mixed_with
 from txl.model.transformer import AnyMemory, TransformerXL
 
 Weights = dict[str, Tensor]
@@ -41,11 +42,13 @@ class Adapted(NamedTuple):
         memory: hidden states of the segments before.
         learner: a copy of the model with the adapted weights.
         scored: after a segment was scored, until it is learned from: its nats (B, T), with their autograd graph.
+        states: of the sources.
     """
 
     memory: AnyMemory
     learner: TransformerXL
     scored: Tensor | None = None
+    states: tuple[Any, ...] = ()
 
 
 class DynamicEvaluation:
@@ -59,12 +62,20 @@ class DynamicEvaluation:
 
     Args:
         mean_square: (1), see `gradient_statistics`; needed for the rule "rms".
+        sources: retrieval methods to interpolate with. What was stored under earlier weights is compared with hidden
+            states under the current ones; the weights learn from the model's own loss.
     Raises:
         ValueError: if it is needed and missing.
     """
 
-    def __init__(self, model: TransformerXL, config: DynamicConfig, mean_square: Weights | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: TransformerXL,
+        config: DynamicConfig,
+        mean_square: Weights | None = None,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self.model, self.sources = model, tuple(sources)
         self.trained: Weights = {name: p.detach() for name, p in model.named_parameters()}
         self.lr, self.decay, self.epsilon = config.lr, config.dynamic_decay, config.dynamic_epsilon
         self.rms: Weights | None = None
@@ -76,7 +87,8 @@ class DynamicEvaluation:
 
     def fresh_memory(self, batch_size: int) -> Adapted:
         """The trained weights and an empty memory."""
-        return _fresh(self.model, batch_size)
+        states = tuple(source.fresh_state(batch_size) for source in self.sources)
+        return _fresh(self.model, batch_size)._replace(states=states)
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
         """Nats of each target under the current weights, and the state to learn from them.
@@ -84,10 +96,11 @@ class DynamicEvaluation:
         Raises:
             UsageError: if the weights have diverged and a loss is not finite.
         """
-        nll_BT, memory = _scored(input_BT, target_BT, memory, context)
+        nll_BT, hidden_BTD, memory = _scored(input_BT, target_BT, memory, context)
         if not nll_BT.isfinite().all():
             raise UsageError(f"--dynamic_lr {self.lr:g}: the weights diverged, losses are infinite; use a smaller one")
-        return nll_BT, memory
+        nll_BT, states = mixed_with(self.sources, memory.states, nll_BT, hidden_BTD, target_BT)
+        return nll_BT, memory._replace(states=states)
 
     @torch.no_grad()
     def learn(self, memory: Adapted, counted_BT: Tensor | None) -> Adapted:
@@ -119,7 +132,7 @@ def gradient_statistics(model: TransformerXL, segments: Segments, context: Conte
     for input_BT, target_BT, counted_BT in segments:
         if memory is None:
             memory = _fresh(model, len(input_BT))
-        _, memory = _scored(input_BT.to(device), target_BT.to(device), memory, context)
+        *_, memory = _scored(input_BT.to(device), target_BT.to(device), memory, context)
         for name, gradient in _gradients(memory, counted_BT).items():
             squares[name].addcmul_(gradient, gradient)
         n_segment += 1
@@ -130,11 +143,11 @@ def _fresh(model: TransformerXL, batch_size: int) -> Adapted:
     return Adapted(model.empty_memory(batch_size), copy.deepcopy(model).eval())
 
 
-def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Adapted]:
-    """Nats of each target, and the state with what `_gradients` needs."""
+def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Tensor, Adapted]:
+    """Nats of each target, the hidden states they are predicted from, and the state with what `_gradients` needs."""
     with torch.enable_grad():
-        nll_BT, hidden = memory.learner.nll(input_BT, target_BT, memory.memory, context)
-    return nll_BT.detach(), Adapted(hidden, memory.learner, nll_BT)
+        nll_BT, hidden_BTD, after = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, context)
+    return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after, scored=nll_BT)
 
 
 def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:

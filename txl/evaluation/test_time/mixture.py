@@ -49,15 +49,21 @@ class Mixture:
         self, input_BT: Tensor, target_BT: Tensor, memory: Remembered, context: Context
     ) -> tuple[Tensor, Remembered]:
         """Nats of each target (B, T), and the state after the segment."""
-        hidden_BTD, after = self.model(input_BT, memory.memory, context)
-        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT)
-        states = []
-        with torch.autocast(nll_BT.device.type, enabled=False):  # similar states differ in their last bits only
-            for source, state in zip(self.sources, memory.states, strict=True):
-                nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
-                states.append(state)
-        return nll_BT, Remembered(after, tuple(states))
+        nll_BT, hidden_BTD, after = self.model.nll_and_hidden(input_BT, target_BT, memory.memory, context)
+        nll_BT, states = mixed_with(self.sources, memory.states, nll_BT, hidden_BTD, target_BT)
+        return nll_BT, Remembered(after, states)
+
+
+def mixed_with(
+    sources: Sequence[Source], states: tuple[Any, ...], nll_BT: Tensor, hidden_BTD: Tensor, target_BT: Tensor
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """`Source.mixed` for one source after the other: nats of each target, and their states after the segment."""
+    after = []
+    with torch.autocast(nll_BT.device.type, enabled=False):  # similar states differ in their last bits only
+        for source, state in zip(sources, states, strict=True):
+            nll_BT, state = source.mixed(nll_BT, hidden_BTD, target_BT, state)
+            after.append(state)
+    return nll_BT, tuple(after)
 
 
 def mixed_nll(nll: Tensor, score_K: Tensor, is_target_K: Tensor, share: float) -> Tensor:

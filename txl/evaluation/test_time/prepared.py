@@ -56,21 +56,21 @@ def prepared(
     Raises:
         UsageError: if the store belongs to another model or text, or does not fit on the disk.
     """
-    if additions.dynamic.dynamic == "sgd":
-        return DynamicEvaluation(model, additions.dynamic)
-    if text is not None and additions.dynamic.dynamic == "rms":
-        ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
-        stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
-        with progress("gradients", len(stream), shown=ranks.is_main) as bar:
-            mean_square = gradient_statistics(model, ticking(stream, bar), context)
-        return DynamicEvaluation(model, additions.dynamic, mean_square)
     sources: list[Source] = [ContinuousCache(model, additions.cache)] if additions.cache.cache_size else []
     if text is not None and additions.knn.knn_store is not None:
         store = ranks.main_first(
             lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size, shown=ranks.is_main)
         )
         sources.append(NearestNeighbours(store, additions.knn, device=model.device))
-    return Mixture(model, sources)
+    if additions.dynamic.dynamic == "off":
+        return Mixture(model, sources)
+    mean_square = None
+    if text is not None and additions.dynamic.dynamic == "rms":
+        ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]
+        stream = text.cut(ids, batch_size=batch_size, tgt_len=context.tgt_len, ext_len=context.ext_len, n_warmup=0)
+        with progress("gradients", len(stream), shown=ranks.is_main) as bar:
+            mean_square = gradient_statistics(model, ticking(stream, bar), context)
+    return DynamicEvaluation(model, additions.dynamic, mean_square, sources)
 
 
 def stored(
