@@ -57,8 +57,8 @@ def _files(config: DataConfig) -> list[Path]:
     if raw is not None and not all(one.is_file() for one in splits):
         return [raw]
     if not splits[0].is_file():
-        there = f"put {name}, {name}.zip or the three files of the 2019 scripts there"
-        raise DataError(f"{path / name}: no such file; {there}, or: python -m data_utils.download {name}")
+        there = f"put {name} or {name}.zip there, or the three files of the 2019 scripts"
+        raise DataError(f"{path / name}: no such file; {there}, or load it: python -m data_utils.download {name}")
     for one in splits:
         require_text(one)
     return splits

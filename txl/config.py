@@ -174,12 +174,10 @@ class ModelConfig(Checked):
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
-        for name, why in (
-            ("lsh_bucket", "buckets are directions and their opposites"),
-            ("d_model", "sines and cosines"),
-        ):
+        of_buckets = "and at least 2, buckets are directions and their opposites"
+        for name, why in (("lsh_bucket", of_buckets), ("d_model", "for as many sines as cosines")):
             value = getattr(self, name)
-            require(value % 2 == 0, f"--{name} {value}: must be even ({why}); use {value + 1}")
+            require(value % 2 == 0, f"--{name} {value}: must be even {why}; use {value + 1}")
         invertible = not self.reversible or self.pre_lnorm
         require(invertible, "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted")
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
@@ -221,7 +219,9 @@ class Context(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         sees_keys = not self.same_length or self.mem_len > 0
-        require(sees_keys, "--same_length needs --mem_len > 0, or no key is visible; give it, or --no_same_length")
+        require(
+            sees_keys, "--same_length needs --mem_len > 0, or no key is visible; give a memory, or --no_same_length"
+        )
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""

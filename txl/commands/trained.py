@@ -74,7 +74,7 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         require(
             own.fingerprint() == vocab.fingerprint(),
             f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained with "
-            f"({len(vocab):,} words); give that text, or a folder with valid.txt and test.txt only",
+            f"({len(vocab):,} words); give the --data and --dataset of the training run, or only valid.txt and test.txt",
         )
     return corpus
 
