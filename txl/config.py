@@ -219,9 +219,7 @@ class Context(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         sees_keys = not self.same_length or self.mem_len > 0
-        require(
-            sees_keys, "--same_length needs --mem_len > 0, or no key is visible; give a memory, or --no_same_length"
-        )
+        require(sees_keys, "--same_length needs --mem_len > 0 for a key to see; give a memory, or --no_same_length")
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""
