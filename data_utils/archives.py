@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from txl.files import written_whole
 
@@ -37,7 +37,7 @@ def unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]])
         raise DataError(f"{archive}: holds none of the data set's files; bring another archive")
 
 
-def _members(opened: Any) -> list[tuple[str, bool, Callable[[], IO[bytes]]]]:
+def _members(opened: Any) -> list[tuple[str, bool, Callable[[], Any]]]:
     """The files of an open archive: the name, whether it is a plain file, what opens it."""
     if isinstance(opened, tarfile.TarFile):
         return [(one.name, one.isreg(), partial(opened.extractfile, one)) for one in opened if not one.isdir()]

@@ -73,8 +73,8 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == vocab.fingerprint(),
-            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained with ("
-            f"{len(vocab):,} words); give the --data and --dataset of the training run, or only valid.txt and test.txt",
+            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained with "
+            f"({len(vocab):,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
         )
     return corpus
 

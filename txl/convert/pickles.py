@@ -46,6 +46,7 @@ class Inert:
     """A stand-in for an object of a class that is not imported, or for the result of a function that is not called."""
 
     name = ""
+    _modules: dict[str, Any]  # of a torch.nn.Module; not there in others
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.args = args
