@@ -209,7 +209,8 @@ class Corpus:
                 yield
         except OSError as error:
             where = error.filename or self.cache
-            raise DataError(f"{where}: {error.strerror or error}; make room, or give another --cache_dir") from error
+            advice = "make room, or name another folder with --cache_dir"
+            raise DataError(f"{where}: {error.strerror or error}; {advice}") from error
 
     def _text(self, split: str) -> Path:
         return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"

@@ -74,7 +74,8 @@ def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
         require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
     for name in ("tgt_len", "mem_len"):
         lengths = getattr(config, name)
-        require(len(lengths) < 2, f"--{name} {' '.join(map(str, lengths))}: --recl has its own lengths; give one value")
+        given = f"--{name} {' '.join(map(str, lengths))}"
+        require(len(lengths) < 2, f"{given}: --recl tries contexts of its own lengths; give one value at most")
 
 
 def context_losses(
