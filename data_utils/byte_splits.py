@@ -5,12 +5,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from txl.files import written_whole
 
 from .config import DataConfig
-from .documents import SPLITS, kept
+from .documents import SPLITS, kept, write_offsets
 from .files import DataError, reading, require_text
 
 VERSION = 1
@@ -21,14 +19,10 @@ _SPACED = re.compile(rb"(?:\S )*\S?")
 
 
 def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
-    """A folder in `cache` with the bytes of train.txt, valid.txt and test.txt, written anew where stale.
+    """A folder in `cache` with the bytes of train.txt, valid.txt and test.txt, written anew where stale; and what was
+    read, in words, empty if the 2019 code would read the same. Raises `DataError` if there is no text.
 
     A raw file, or the one in a zip archive, is cut as published: the last 5 % are test, the 5 % before them valid.
-
-    Returns:
-        The folder, and what was read, in words; empty if the 2019 code would read the same.
-    Raises:
-        DataError: if there is no text.
     """
     files = _files(config)
     target = cache / f"{config.dataset}-{config.data_convention}"
@@ -42,7 +36,9 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
                 part = part.strip() if config.dataset == "text8" else part
             if not part:
                 raise DataError(f"{files[0]}: too short for a {split} split; it needs some 20 bytes of text")
-            _write(target, split, part)
+            with written_whole(target / f"{split}.txt") as temporary:
+                temporary.write_bytes(part)
+            write_offsets(target, split, [0, len(part)])
         return {"said": said}
 
     return target, kept(target, fingerprint, write)
@@ -61,10 +57,8 @@ def _files(config: DataConfig) -> list[Path]:
     if raw is not None and not all(one.is_file() for one in splits):
         return [raw]
     if not splits[0].is_file():
-        raise DataError(
-            f"{path / name}: no such file; put {name} or {name}.zip there, or the train.txt, valid.txt and test.txt of "
-            f"the 2019 scripts, or load it with: python -m data_utils.download {name}"
-        )
+        there = f"put {name} or {name}.zip there, or the three files of the 2019 scripts"
+        raise DataError(f"{path / name}: no such file; {there}, or load it: python -m data_utils.download {name}")
     for one in splits:
         require_text(one)
     return splits
@@ -102,16 +96,7 @@ def _unspaced(name: str, path: Path) -> bytes:
         try:
             return bytes(10 if word == b"\n" else int(word) for word in content.split(b" ") if word)
         except ValueError:
-            raise DataError(
-                f"{path}: has something else than numbers of bytes between spaces; write it anew, or give enwik8 itself"
-            ) from None
+            raise DataError(f"{path}: has something else than numbers of bytes; give enwik8 itself") from None
     if name == "text8" and _SPACED.fullmatch(first.rstrip(b"\n")):
         return content.rstrip(b"\n")[::2].replace(b"_", b" ")
     return content
-
-
-def _write(target: Path, split: str, part: bytes) -> None:
-    with written_whole(target / f"{split}.txt") as temporary:
-        temporary.write_bytes(part)
-    with written_whole(target / f"{split}.documents.npy") as temporary, temporary.open("wb") as file:
-        np.save(file, np.array([0, len(part)], dtype=np.int64))

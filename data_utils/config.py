@@ -69,8 +69,6 @@ class DataConfig(Checked):
         if not isinstance(self.data, str):
             object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
-        if self.dataset != "text" and (self.min_freq, self.max_size) != (0, None):
-            raise DataError(f"--min_freq and --max_size: the vocabulary of {self.dataset} is fixed; use --dataset text")
         self.require_effect([f.name for f in fields(self)])
         if self.tokenizer is not None and self.vocab_size is not None:
             raise DataError(f"--vocab_size {self.vocab_size}: the vocabulary is that of --tokenizer; drop one of them")

@@ -3,10 +3,11 @@
 Stale or damaged token files are rewritten from the text.
 """
 
+import hashlib
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,16 @@ from txl.files import sha256
 from .byte_splits import byte_splits
 from .config import BYTES, RUNNING, DataConfig
 from .documents import SPLITS, documents_in, is_plain, prepared, rule_of
-from .files import DataError, one_at_a_time, read_lines, reading, require_text
-from .id_streams import document_offsets, largest_id, open_checked, open_stream
+from .files import DataError, one_at_a_time, read_lines, read_record, reading, require_text, write_record
+from .id_streams import document_offsets, id_range, open_checked, open_stream
 from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
-from .running import Bytes, Characters, Integers, RunningVocab
-from .saved_vocabulary import read_saved, write_saved
-from .sentences import VOCABULARY, digest_of, encoded_shards, read_vocabulary, sentence_starts, shards_of
+from .running import Characters, Integers, RunningVocab
+from .sentences import VOCABULARY, encoded_shards, read_vocabulary, shards_of
 from .sources import home_of
 from .spelling import pieces, sizes_of
 from .subwords import DEFAULT_SIZE, Subwords
-from .symbols import Symbols
+from .symbols import ALL_BYTES, Symbols
 from .token_file import checked, fault, mapped_ids, read_header, write_tokens
 from .vocabulary import EOS, UNK, SentenceVocab, Vocab
 from .wikitext import article_starts
@@ -38,38 +38,35 @@ _LOG = logging.getLogger(__name__)
 
 
 class Corpus:
-    """The splits of a data set as ids.
+    """The splits of a data set as ids. Raises `DataError` if the text is missing, empty or not UTF-8.
 
     Args:
         vocab: None: counted on the text, or read from the cache.
-        needed: splits that must be there.
-    Raises:
-        DataError: if the text is missing, empty or not UTF-8.
+        needed: splits that must be there, and are opened.
     """
 
     def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:
         self.config = config
         self.recipe = RECIPES[config.dataset]
-        home = home_of(config.data)
-        self.cache = Path(config.cache_dir) if config.cache_dir else home / "txl-cache"
-        self.folder, self.said = home, ""
-        """The folder of the splits, and how a text that came otherwise was made into one."""
+        self._home = self.folder = home_of(config.data)
+        self.cache = Path(config.cache_dir) if config.cache_dir else self._home / "txl-cache"
+        self.said = ""
+        """How a text that is not in train.txt, valid.txt and test.txt was made into these, in `folder`."""
         self._fingerprints: dict[str, str] = {}
         self._splits: dict[str, np.ndarray] = {}
-        with one_at_a_time(home):
-            self._lock = home
+        with self._writing():
             if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
-                with self._writing():
-                    write_pydoc_corpus(self.folder)
+                write_pydoc_corpus(self.folder)
             prepare = byte_splits if config.dataset in BYTES else prepared
             self._is_prepared = config.dataset in BYTES or (config.dataset in RUNNING and not is_plain(config.data))
             if self._is_prepared:
-                with self._writing():
-                    self.folder, self.said = prepare(config, self.cache, self._digest)
+                self.folder, self.said = prepare(config, self.cache, self._digest)
             self.require_splits(*self.recipe.counted if vocab is None else (), *needed)
             self.vocab = vocab or self._load_vocab()
         if type(self.vocab) is not self.recipe.vocab:
             raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
+        for name in needed:
+            self.split(name)
 
     @property
     def defines_vocabulary(self) -> bool:
@@ -80,7 +77,7 @@ class Corpus:
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
         if name not in self._splits:
-            with one_at_a_time(self._lock):
+            with self._writing():
                 self._splits[name] = self._open(name)
         return self._splits[name]
 
@@ -91,9 +88,8 @@ class Corpus:
         to those of the file.
         """
         if isinstance(self.vocab, Integers):
-            n_token = len(self.split(name))
-            nothing = {what: np.zeros(n_token, dtype=np.int64) for what in ("lines", "characters", "bytes", "unknown")}
-            return {"words": np.ones(n_token, dtype=np.int64), **nothing}
+            nothing_N = np.zeros(len(self.split(name)), dtype=np.int64)
+            return {**dict.fromkeys(("lines", "characters", "bytes", "unknown"), nothing_N), "words": nothing_N + 1}
         if isinstance(self.vocab, RunningVocab):
             texts = (document.decode(errors="surrogateescape") for document in self.documents(name))
             parts = [self.vocab.sizes(text, self.vocab.tokens(text)) for text in texts]
@@ -124,16 +120,12 @@ class Corpus:
         return (read_header(self._token_path(name), self._made_from(name, self.vocab)) or {}).get("starts", [0])
 
     def document_starts(self, name: str) -> np.ndarray:
-        """Indices into the ids of a split where documents begin.
-
-        Raises:
-            DataError: if the text names none.
-        """
+        """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
         if isinstance(self.vocab, Integers):
             return document_offsets(self._text(name), len(self.split(name)))
         if isinstance(self.vocab, SentenceVocab):
-            return sentence_starts(self.split(name), self.vocab.eos_id)
-        if isinstance(self.vocab, Symbols):
+            return np.flatnonzero(self.split(name)[:-1] == self.vocab.eos_id) + 1  # after each <S>
+        if self.config.dataset in BYTES:
             raise DataError(f"--reset document: {self.config.dataset} is one text without documents; leave it out")
         if isinstance(self.vocab, RunningVocab):
             if self.vocab.end_id is not None:
@@ -153,10 +145,7 @@ class Corpus:
         header = self._header(path, fingerprint)
         if header is None:
             starts: list[int] = []
-            self._write(name, self._blocks(name, starts), self.vocab, starts)
-            header = self._header(path, fingerprint)
-            if header is None:
-                raise DataError(f"{path}: was just written and reads differently; the disk of --cache_dir is faulty")
+            header = self._write(name, self._blocks(name, starts), self.vocab, starts)
         n_unknown, n_eos, n_token = header["n_unknown"], header["n_eos"], header["n_token"]
         if n_unknown:
             _LOG.warning(
@@ -187,10 +176,9 @@ class Corpus:
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
         if name not in self._fingerprints:
-            paths = self._texts(name)
-            for path in paths:
-                require_text(path)
-            self._fingerprints[name] = digest_of(paths, self._digest)
+            self.require_splits(name)
+            one, *more = map(self._digest, self._texts(name))
+            self._fingerprints[name] = hashlib.sha256("".join([one, *more]).encode()).hexdigest() if more else one
         return self._fingerprints[name]
 
     def _digest(self, path: Path) -> str:
@@ -215,14 +203,14 @@ class Corpus:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn write errors into a `DataError` that names --cache_dir."""
+        """One process at a time; errors of writing become a `DataError` that names --cache_dir."""
         try:
-            yield
+            with one_at_a_time(self._home):
+                yield
         except OSError as error:
             where = error.filename or self.cache
-            raise DataError(
-                f"{where}: {error.strerror or error}; make room, or name another folder with --cache_dir"
-            ) from error
+            advice = "make room, or name another folder with --cache_dir"
+            raise DataError(f"{where}: {error.strerror or error}; {advice}") from error
 
     def _text(self, split: str) -> Path:
         return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"
@@ -237,10 +225,11 @@ class Corpus:
     def _load_vocab(self) -> Vocab:
         config = self.config
         if config.dataset == "bytes":
-            return Bytes()
+            return Symbols(ALL_BYTES)
         if config.dataset == "ids":
             there = [text for text in map(self._text, SPLITS) if text.is_file()]
-            return Integers(config.vocab_size or 1 + max(largest_id(self.cache, text) for text in there))
+            n_token = config.vocab_size or 1 + max(id_range(self.cache, text)[1] for text in there)
+            return Integers(list(map(str, range(n_token))))
         if config.dataset == "lm1b":
             return read_vocabulary(self.folder)
         if config.tokenizer is not None:
@@ -254,12 +243,16 @@ class Corpus:
             **({"vocab_size": config.vocab_size} if config.dataset == "bpe" else {}),
         }
         path = self._token_path("vocab").with_suffix(".json")
-        known = read_saved(path, fingerprint, self.recipe.vocab)
-        if known is not None:
-            return known
-        vocab, content = self._new_vocab()
-        with self._writing():
-            write_saved(path, fingerprint, vocab, content)
+        saved = read_record(path)
+        with suppress(ValueError, KeyError, TypeError):  # what is damaged is made anew
+            if saved["fingerprint"] == fingerprint:
+                vocab = self.recipe.vocab(saved["words"])
+                if vocab.fingerprint() == saved["checksum"]:
+                    return vocab
+        if path.is_file():
+            _LOG.warning("%s: stale or damaged, rewritten", path)
+        vocab, words = self._new_vocab()
+        write_record(path, {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": words})
         return vocab
 
     def _new_vocab(self) -> tuple[Vocab, object]:
@@ -277,7 +270,7 @@ class Corpus:
     def _counted(self) -> Vocab:
         """The vocabulary of words. Writes the token files of the counted splits too, whose text is read only once."""
         counted, n_eos = Counted(), {}
-        with self._writing(), ExitStack() as stack:
+        with ExitStack() as stack:
             self.cache.mkdir(parents=True, exist_ok=True)
             files = {
                 split: stack.enter_context(tempfile.TemporaryFile(dir=self.cache)) for split in self.recipe.counted
@@ -291,10 +284,9 @@ class Corpus:
                 self._write(split, counted.encoded(file, vocab, n_eos[split]), vocab)
         return vocab
 
-    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> None:
+    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> dict[str, Any]:
         path, text = self._token_path(name), self._text(name)
         if path.is_file():
             _LOG.warning("%s: stale or damaged, rewritten", path)
-        with self._writing():
-            blocks = with_words(blocks, text, vocab.eos_id)
-            write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)
+        blocks = with_words(blocks, text, vocab.eos_id)
+        return write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)

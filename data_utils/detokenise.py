@@ -81,9 +81,8 @@ class _Spaced:
 
 
 def decoder(vocab: Vocab, *, tokenised: bool) -> Callable[[int], str]:
-    """A function that turns the ids of a text into text, one after the other, each with the white space before it.
-
-    This is the only place where ids become text.
+    """A function that turns the ids of a text into text, one after the other, each with the white space before it. This
+    is the only place where ids become text.
 
     Args:
         tokenised: the words are tokenised as WikiText's are, and become running text; else they, or the names of other

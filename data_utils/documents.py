@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from txl.files import written_whole
 
 from .config import DataConfig
-from .files import NUL, DataError, not_utf8
+from .files import DataError, not_utf8, read_record, text_of, write_record
 from .sources import by_split, files_of, has_rows, lines_of, rows_of
 
 VERSION = 1
@@ -25,12 +25,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
-    """The documents of a file in order; each ends with a line end. The file's text is theirs, joined.
+    """The documents of a file in order; each ends with a line end. The file's text is theirs, joined. Raises
+    `DataError` if it cannot be read, or is no text; bytes need not be text.
 
     Args:
         rule: blank, heading, file or row; a row of plain text is a line.
-    Raises:
-        DataError: if the file cannot be read, or is no text. Bytes need not be text.
     """
     rows = has_rows(path)
     lines = rows_of(path, config.text_field, task="reading") if rows else lines_of(path, task="reading")
@@ -40,19 +39,13 @@ def documents_in(path: Path, config: DataConfig, rule: str) -> Iterator[bytes]:
     line_ends = 0
     for document in finders[rule](lines):
         if config.dataset != "bytes":
-            _require_text(document, path, line_ends)
+            try:
+                text_of(document)
+            except UnicodeDecodeError as error:
+                line_ends += document.count(b"\n", 0, error.start)
+                raise not_utf8(path, line_ends + 1, error.reason) from None
             line_ends += document.count(b"\n")
         yield document if document.endswith(b"\n") else document + b"\n"
-
-
-def _require_text(document: bytes, path: Path, n_line_before: int) -> None:
-    try:
-        document.decode()
-        begin, what = document.find(b"\0"), NUL
-    except UnicodeDecodeError as error:
-        begin, what = error.start, error.reason
-    if begin >= 0:
-        raise not_utf8(path, n_line_before + document.count(b"\n", 0, begin) + 1, what)
 
 
 def _up_to_blank_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -126,13 +119,11 @@ def is_plain(data: tuple[str, ...] | str) -> bool:
 
 
 def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
-    """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale.
+    """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale; and how
+    documents were found and dealt, in words.
 
     Valid and test are split off by document where there are none: a document goes where the hash of its text and the
     seed says, so that neither shards nor their order matter, and equal documents stay together.
-
-    Returns:
-        The folder, and how documents were found and dealt, in words.
     """
     files = files_of(config.data)
     splits = by_split(files, Path(config.data) if isinstance(config.data, str) else Path())
@@ -158,21 +149,14 @@ def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> 
 
 
 def kept(target: Path, fingerprint: object, write: Callable[[bool], dict[str, Any]]) -> str:
-    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint.
-
-    Args:
-        write: makes them anew, where they are missing or made from something else (True), and returns what is kept in
-            prepared.json, with "said" in it.
-    """
+    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint. Where
+    they are missing, or made from something else (True), `write` makes them and gives the record to keep, with "said"
+    in it."""
     record = target / "prepared.json"
-    try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
+    known = read_record(record)
     if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
         known = {"fingerprint": fingerprint, **write(bool(known))}
-        with written_whole(record) as temporary:
-            temporary.write_text(json.dumps(known), encoding="utf-8")
+        write_record(record, known)
     return known["said"]
 
 
@@ -183,10 +167,8 @@ def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) ->
     if not all(counts[split] for split in missing) and len(least) > len(missing):
         counts, _ = _write(config, rule, splits, target, dict(zip(least, missing, strict=False)))
     if empty := [split for split in SPLITS if not counts[split]]:
-        raise DataError(
-            f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for "
-            f"{' and '.join(empty)}; choose --documents, or give files with these names"
-        )
+        found = f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for"
+        raise DataError(f"{found} {' and '.join(empty)}; choose --documents, or give files with these names")
     shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
     dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
     return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}
@@ -216,23 +198,23 @@ def _write(
                 if given == "train" and missing:
                     place = _place(document, config.split_seed)
                     least = sorted({*least, place})[: len(SPLITS)]
-                    split = chosen.get(place) or _dealt(place, missing, config.held_out)
+                    i = int(place / config.held_out)
+                    split = chosen.get(place) or (missing[i] if i < len(missing) else "train")
                 files[split].write(document)
                 ends[split].append(ends[split][-1] + len(document))
         for split in SPLITS:
             files[split].close()
-            with written_whole(target / f"{split}.documents.npy") as one, one.open("wb") as file:
-                np.save(file, np.array(ends[split], dtype=np.int64))
+            write_offsets(target, split, ends[split])
     return {split: len(ends[split]) - 1 for split in SPLITS}, least
+
+
+def write_offsets(target: Path, split: str, ends: Sequence[int]) -> None:
+    """Write where the documents of a split begin and end, in bytes."""
+    with written_whole(target / f"{split}.documents.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, np.array(ends, dtype=np.int64))
 
 
 def _place(document: bytes, seed: int) -> float:
     """A number from 0 to 1 by the hash of a document."""
     digest = hashlib.blake2b(document, digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest) / 2**64
-
-
-def _dealt(place: float, missing: list[str], share: float) -> str:
-    """`train`, or the missing split that a document falls into."""
-    i = int(place / share)
-    return missing[i] if i < len(missing) else "train"

@@ -125,13 +125,8 @@ SETS = {
 
 
 def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool:
-    """Bring a data set into `folder`; False if it was there.
-
-    Args:
-        mirrors: addresses of folders to ask first.
-    Raises:
-        DataError: if it cannot be loaded, with what to do.
-    """
+    """Bring a data set into `folder`, from `mirrors`, addresses of folders, first; False if it was there. Raises
+    `DataError` if it cannot be loaded, with what to do."""
     if all((folder / name).is_file() for name in wanted.files):
         return False
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,9 +153,7 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m data_utils.download",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m data_utils.download", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=SETS, help="the data set")
     parser.add_argument("--out", metavar="FOLDER", help="where it goes (default: where run_wt103.sh and scripts/ look)")

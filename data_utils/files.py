@@ -1,18 +1,19 @@
 """Reading text files that may be missing, empty or not UTF-8."""
 
+import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from txl.config import UsageError
-from txl.files import lock
+from txl.files import lock, written_whole
 
-NUL = "a NUL character: UTF-16, or no text"
 _PART, _BLOCK = 1 << 23, 1 << 15
 
 
@@ -41,9 +42,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); give a text that this user may read"
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); give a text that you may read") from error
 
 
 def read_lines(path: Path, *, task: str) -> Iterator[str]:
@@ -71,8 +70,8 @@ def watched(path: Path, task: str) -> Iterator[tqdm]:
     with bar, reading(path):
         try:
             yield bar
-        except UnicodeDecodeError as error:
-            raise not_utf8(path, _line_of_no_text(path), error.reason) from None
+        except UnicodeDecodeError:
+            raise _line_without_text(path) from None
         bar.update(bar.total - bar.n)
 
 
@@ -95,21 +94,24 @@ def blocks_of(path: Path, begin: int, end: int) -> Iterator[str]:
     with path.open("rb") as file:
         file.seek(begin)
         part = file.read(end - begin)
-    if b"\0" in part:
-        raise UnicodeDecodeError("utf-8", b"\0", 0, 1, NUL)
     at = 0 if begin or not part.startswith(BOM_UTF8) else len(BOM_UTF8)
     while at < len(part):
         stop = part.find(b"\n", at + _BLOCK, at + 2 * _BLOCK) + 1
         stop = stop or part.find(b" ", at + _BLOCK) + 1 or len(part)  # a long line
-        yield part[at:stop].decode()
+        yield text_of(part[at:stop])
         at = stop
+
+
+def text_of(content: bytes) -> str:
+    """The text of UTF-8 bytes. Raises `UnicodeDecodeError`, also at a NUL character."""
+    if (begin := content.find(b"\0")) >= 0:
+        raise UnicodeDecodeError("utf-8", content, begin, begin + 1, "a NUL character: UTF-16, or no text")
+    return content.decode()
 
 
 def not_utf8(path: Path, line: int, reason: str) -> DataError:
     """The error for a line that is not UTF-8."""
-    return DataError(
-        f"{path}, line {line}: not UTF-8 ({reason}); convert the file, for example with: iconv -f latin1 -t utf-8"
-    )
+    return DataError(f"{path}, line {line}: not UTF-8 ({reason}); convert it, as with: iconv -f latin1 -t utf-8")
 
 
 def require_text(path: Path) -> None:
@@ -123,13 +125,25 @@ def require_text(path: Path) -> None:
             raise DataError(f"{path}: is empty; every split needs some text")
 
 
-def _line_of_no_text(path: Path) -> int:
+def _line_without_text(path: Path) -> DataError:
     with path.open("rb") as file:
         for n, line in enumerate(file, 1):
             try:
-                if b"\0" in line:
-                    return n
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                return n
+                text_of(line)
+            except UnicodeDecodeError as error:
+                return not_utf8(path, n, error.reason)
     raise AssertionError(f"every line of {path} is UTF-8")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it is missing or damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")

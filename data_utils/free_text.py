@@ -35,11 +35,8 @@ class FreeText(NamedTuple):
 
 
 def read_text(name: str) -> str:
-    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input.
-
-    Raises:
-        DataError: if it is missing or not UTF-8, or standard input is closed.
-    """
+    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises `DataError` if it is missing
+    or not UTF-8, or standard input is closed."""
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
@@ -49,11 +46,8 @@ def read_text(name: str) -> str:
 
 
 def read_turns() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there, without line breaks.
-
-    Raises:
-        DataError: if a line is not UTF-8, or standard input is closed.
-    """
+    """The lines of standard input, each as soon as it is there, without line breaks. Raises `DataError` if a line is
+    not UTF-8, or standard input is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed; --interactive reads from it")
     while line := sys.stdin.buffer.readline():
@@ -64,22 +58,18 @@ def _decoded(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not UTF-8 ({error.reason} at byte {error.start}); convert the file, for example with: "
-            f"iconv -f latin1 -t utf-8"
-        ) from None
+        what = f"{error.reason} at byte {error.start}"
+        raise DataError(f"{name}: not UTF-8 ({what}); convert it, as with: iconv -f latin1 -t utf-8") from None
 
 
 def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of.
-
-    Unknown words become `<unk>`, with a warning.
+    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of. Unknown
+    words become `<unk>`, with a warning and `advice`.
 
     Args:
         name: of the text, for messages.
         running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
             white space, as in the splits.
-        advice: added to the warning.
     Raises:
         DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """
@@ -103,7 +93,10 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
     if unknown and UNK not in vocab:
         raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
     if unknown:
-        _LOG.warning("%s: %s", name, _notice_of(unknown, len(words)) + advice)
+        first = list(dict.fromkeys(unknown))
+        shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
+        notice = "%s: %d of %d words are not in the vocabulary and are read as %s: %s%s"
+        _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
     if n_written_eos:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
     ids, ends = vocab.encode(words), [end for _, end in spans]
@@ -129,9 +122,3 @@ def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
     return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
-
-
-def _notice_of(unknown: list[str], n_token: int) -> str:
-    first = list(dict.fromkeys(unknown))
-    shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
-    return f"{len(unknown)} of {n_token} words are not in the vocabulary and are read as {UNK}: {shown}"

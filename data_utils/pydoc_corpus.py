@@ -23,17 +23,7 @@ from .wikitext import tokenise
 
 MIN_COUNT = 3
 # tests, programs, installed packages, and modules that newer Pythons lack
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "turtledemo",
-    "pydoc_data",
-    "site-packages",
-    "dist-packages",
-    "lib2to3",
-    "distutils",
-}
+_LEFT_OUT = set("test tests idlelib turtledemo pydoc_data site-packages dist-packages lib2to3 distutils".split())
 _HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
 _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
 
@@ -42,24 +32,16 @@ Document = tuple[str, list[list[str]]]
 
 
 def write_pydoc_corpus(folder: Path, *, stdlib: Path | None = None) -> None:
-    """Write train.txt, valid.txt and test.txt; about 330,000 words with Python 3.11.
-
-    Words seen fewer than 3 times in train are `<unk>` everywhere.
-
-    Args:
-        stdlib: the folder of the standard library's sources; None: of this Python.
-    Raises:
-        DataError: if there are too few sources.
-    """
+    """Write train.txt, valid.txt and test.txt; about 330,000 words with Python 3.11. Words seen fewer than 3 times in
+    train are `<unk>` everywhere. Raises `DataError` if the standard library in `stdlib` (None: of this Python) has too
+    few sources."""
     stdlib = stdlib or Path(sysconfig.get_paths()["stdlib"])
     documents = [*_topics(stdlib / "pydoc_data" / "topics.py"), *_modules(stdlib)]
     train = [lines for name, lines in documents if _split_of(name) == "train"]
     counts = Counter(word for lines in train for line in lines for word in line)
     if counts.total() < 50_000:
-        raise DataError(
-            f"{stdlib}: holds only {counts.total()} words of documentation; this Python comes without its sources, "
-            f"use another one or train on your own text with --dataset text --data FOLDER"
-        )
+        held = f"{stdlib}: holds only {counts.total()} words of documentation: a Python without its sources"
+        raise DataError(f"{held}; use another one, or your own text with --dataset text --data FOLDER")
     for split in SPLITS:
         with written_whole(folder / f"{split}.txt") as temporary, temporary.open("wb") as file:
             for name, lines in documents:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .documents import SPLITS
-from .running import Bytes, Characters, Integers
+from .running import Characters, Integers
 from .subwords import Subwords
 from .symbols import Symbols, Text8Symbols
 from .vocabulary import EOS, UNK, LowerVocab, SentenceVocab, Vocab
@@ -29,25 +29,15 @@ RECIPES = {
     "pydoc": Recipe(counted=("train",), special=(EOS, UNK)),
     "characters": Recipe(counted=("train",), special=(), vocab=Characters),
     "bpe": Recipe(counted=("train",), special=(), vocab=Subwords),
-    "bytes": Recipe(counted=(), special=(), vocab=Bytes),
+    "bytes": Recipe(counted=(), special=(), vocab=Symbols),
     "ids": Recipe(counted=("train", "valid"), special=(), vocab=Integers),
 }
 
 
 def vocabulary_of(dataset: str, attachment: Callable[[str], str]) -> Vocab:
-    """The vocabulary that a checkpoint keeps.
-
-    Args:
-        attachment: gives the content of an attached file by its name.
-    Raises:
-        ValueError: if it is damaged.
-    """
-    if dataset == "bytes":
-        return Bytes()
+    """The vocabulary that a checkpoint keeps in files, whose contents `attachment` gives by name. Raises `ValueError`
+    if it is damaged."""
     if dataset == "bpe":
         return Subwords(attachment("tokenizer.json"))
-    text = attachment("vocab.txt")
-    if dataset == "ids":
-        return Integers(text.count("\n"))
     kind = RECIPES[dataset].vocab if dataset in RECIPES else Vocab  # what is wrong with the name is said elsewhere
-    return kind.from_text(text)
+    return kind.from_text(attachment("vocab.txt"))

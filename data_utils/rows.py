@@ -95,17 +95,13 @@ def equal_streams(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: in
     first token of each stream never count.
 
     With `n_warmup` this is NVIDIA's way (DeepLearningExamples, Transformer-XL, data_utils.py): each stream first reads
-    that many segments of the stream before it, which do not count; the first stream reads those of the last.
-
-    Raises:
-        DataError: if the text is too short for so many streams, or the streams are too short for the warmup.
+    that many segments of the stream before it, which do not count; the first stream reads those of the last. Raises
+    `DataError` if the text is too short for so many streams, or the streams are too short for the warmup.
     """
     n_step = len(require_streams(ids, batch_size)[0])
     if n_warmup * tgt_len > n_step:
-        raise DataError(
-            f"--batch_size {batch_size}: streams of {n_step} tokens are too short to warm up on {n_warmup * tgt_len} "
-            f"tokens of the stream before; use fewer streams or a smaller --mem_len"
-        )
+        short = f"streams of {n_step} tokens are too short to warm up on {n_warmup * tgt_len} tokens of the one before"
+        raise DataError(f"--batch_size {batch_size}: {short}; use fewer streams or a smaller --mem_len")
     row_B = np.arange(batch_size)
     first_B, last_B = row_B * n_step - n_warmup * tgt_len, (row_B + 1) * n_step - 1
     return RowStream(ids[: batch_size * n_step], first_B, last_B, np.full(batch_size, n_warmup), tgt_len, ext_len)

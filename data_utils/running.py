@@ -90,36 +90,6 @@ def _escaped(word: str) -> str:
     return json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"')
 
 
-def ends_of_bytes(text: str) -> np.ndarray:
-    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends with its last."""
-    if text.isascii():
-        return np.arange(1, len(text) + 1)
-    lengths_C = np.array([len(c.encode("utf-8", "surrogateescape")) for c in text], dtype=np.int64)
-    last_N = np.zeros(lengths_C.sum(), dtype=bool)
-    last_N[np.cumsum(lengths_C) - 1] = True
-    return np.cumsum(last_N)
-
-
-class Bytes(RunningVocab):
-    """The 256 bytes. Any file is text; what is not UTF-8 is shown as U+FFFD."""
-
-    def __init__(self) -> None:
-        super().__init__([str(i) for i in range(256)])
-
-    @property
-    def eos_id(self) -> int:
-        return 10
-
-    def tokens(self, text: str) -> Tokens:
-        return Tokens(np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8), ends_of_bytes(text))
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode("utf-8", "replace")
-
-    def encoded(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        return (np.frombuffer(document, dtype=np.uint8) for document in documents)
-
-
 class Characters(RunningVocab):
     """The characters of a training text, the line break and `<unk>`."""
 
@@ -154,23 +124,18 @@ class Characters(RunningVocab):
 
 
 class Integers(RunningVocab):
-    """Numbers that stand for anything; as text, numbers between spaces. A text begins after the number 0."""
-
-    def __init__(self, n_token: int) -> None:
-        super().__init__([str(i) for i in range(n_token)])
+    """Numbers from 0 on that stand for anything; as text, between spaces. A text begins after the number 0."""
 
     @property
     def eos_id(self) -> int:
         return 0
 
     def tokens(self, text: str) -> Tokens:
-        ids = []
-        for word in text.split():
-            if word not in self.index:
-                raise DataError(f"{word!r}: no number from 0 to {len(self) - 1}; give ids separated by white space")
-            ids.append(self.index[word])
-        ends = np.cumsum([len(word) + 1 for word in text.split()])
-        return Tokens(np.array(ids, dtype=np.int64), np.minimum(ends, len(text)))
+        words = text.split()
+        if unknown := [word for word in words if word not in self]:
+            raise DataError(f"{unknown[0]!r}: no number from 0 to {len(self) - 1}; give ids separated by white space")
+        ends = np.cumsum([len(word) + 1 for word in words])
+        return Tokens(np.array(self.encode(words), dtype=np.int64), np.minimum(ends, len(text)))
 
     def text_of(self, ids: Sequence[int]) -> str:
         return "".join(f" {i}" for i in ids)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .files import DataError
-from .stream import TrainingSegment, as_tensor
+from .stream import TrainingSegment, as_tensor, draws_of
 
 
 class SentenceStream:
@@ -45,10 +45,8 @@ class SentenceStream:
         self.columns = columns or slice(0, batch_size)
         self.by_sentence, self.shuffle, self.seed = by_sentence, shuffle, seed
         if next(self.epoch(1), None) is None:
-            raise DataError(
-                f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams of "
-                f"--tgt_len {tgt_len}; lower one of them"
-            )
+            short = f"the text of {len(ids)} tokens is too short for so many streams of --tgt_len {tgt_len}"
+            raise DataError(f"--batch_size {batch_size}: {short}; lower one of them")
 
     def __len__(self) -> int:
         """About as many segments as an epoch has, at least."""
@@ -58,12 +56,8 @@ class SentenceStream:
         return self.epoch(1)
 
     def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
-        """The segments of an epoch, counted from 1, from segment `first` on.
-
-        Raises:
-            DataError: if there is none.
-        """
-        draws = np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
+        """The segments of an epoch, counted from 1, from segment `first` on."""
+        draws = draws_of(epoch, self.seed)
         order = np.arange(len(self.files) - 1)
         if self.shuffle:
             draws.shuffle(order)

@@ -1,7 +1,6 @@
 """One Billion Word: sentences in many files and a vocabulary file, laid out as getdata.sh of the 2019 code does."""
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +29,9 @@ def shards_of(folder: Path, split: str) -> list[Path]:
     return [folder / f"{split}.txt"]
 
 
-def digest_of(paths: list[Path], digest: Callable[[Path], str]) -> str:
-    """One digest of several files in their order."""
-    if len(paths) == 1:
-        return digest(paths[0])
-    return hashlib.sha256("".join(digest(path) for path in paths).encode()).hexdigest()
-
-
 def read_vocabulary(folder: Path) -> SentenceVocab:
     """The first word of each line of the vocabulary file; a word that comes again is left out, as in the 2019 code.
-
-    Raises:
-        DataError: if the file is missing, has a blank line, or lacks <S> or <UNK>.
-    """
+    Raises `DataError` if the file is missing, has a blank line, or lacks <S> or <UNK>."""
     path, words = folder / VOCABULARY, {}
     if not path.is_file():
         raise DataError(f"{path}: no such file; load it with: python -m data_utils.download lm1b")
@@ -67,8 +56,3 @@ def encoded_shards(paths: list[Path], vocab: SentenceVocab, starts: list[int]) -
         for block in encoded(path, vocab):
             yield block
             n_token += len(block.ids)
-
-
-def sentence_starts(ids: np.ndarray, eos_id: int) -> np.ndarray:
-    """Indices of the first words of sentences. The `<S>` before each of them is given."""
-    return np.flatnonzero(ids[:-1] == eos_id) + 1

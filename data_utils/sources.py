@@ -21,16 +21,13 @@ COMPRESSED = (".gz", ".xz", ".zst")
 _TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
 _LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 _NAMES = {"validation": "valid", "val": "valid", "dev": "valid"}
 
 
 def files_of(data: tuple[str, ...] | str) -> list[Path]:
     """The files that --data names: a folder's with a known suffix, in it and below, in the order of their names; a
-    file; those that a glob matches; or several of these.
-
-    Raises:
-        DataError: if there are none.
-    """
+    file; those that a glob matches; or several of these. Raises `DataError` if there are none."""
     found: list[Path] = []
     for name in (data,) if isinstance(data, str) else data:
         path = Path(name)
@@ -91,11 +88,8 @@ def has_rows(path: Path) -> bool:
 
 
 def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
-    """The lines of a file of text, uncompressed, with their line ends and without a byte-order mark.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """The lines of a file of text, uncompressed, with their line ends and without a byte-order mark. Raises `DataError`
+    if it cannot be read."""
     with _opened(path, task) as (file, tick):
         for n, line in enumerate(file):
             if n % 4096 == 0:
@@ -104,11 +98,8 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
 
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
-    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out.
-
-    Raises:
-        DataError: if it cannot be read, or has no such field of text.
-    """
+    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out. Raises `DataError` if
+    it cannot be read, or has no such field of text."""
     rows = parquet_rows(path, field, task) if _kind(path) == "parquet" else _json_lines(path, field, task)
     for n, text in rows:
         if not isinstance(text, str | None):
@@ -170,10 +161,10 @@ def _opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Any]]:
         try:
             with _uncompressed(path, raw) as file:
                 yield file, lambda: bar.update(raw.tell() - bar.n)
-        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-            raise _damaged(path, error) from None
         except Exception as error:
-            if type(error).__name__ != "ZstdError":
+            if (
+                not isinstance(error, _DAMAGE) and type(error).__name__ != "ZstdError"
+            ):  # of a library that may be missing
                 raise
             raise _damaged(path, error) from None
         bar.update(bar.total - bar.n)

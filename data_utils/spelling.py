@@ -34,12 +34,8 @@ def pieces(line: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def sizes_of(written: Iterable[str], ids: np.ndarray, vocab: Vocab) -> dict[str, np.ndarray]:
-    """Words, lines, characters, bytes and `<unk>` that each token counts for, (N,) each.
-
-    Args:
-        written: the piece of the text of each token, white space included; together they are the text.
-        ids: of the tokens, (N,).
-    """
+    """Words, lines, characters, bytes and `<unk>` that each token counts for, (N,) each, of tokens with these `ids`
+    (N,). `written` are the pieces of the text, one a token, white space included."""
     lengths_N2 = np.array([(len(piece), len(piece.encode())) for piece in written], dtype=np.int64).reshape(-1, 2)
     assert len(lengths_N2) == len(ids), f"{len(lengths_N2)} pieces of text for {len(ids)} tokens"
     is_line_end_N = np.asarray(ids) == vocab.index[EOS]

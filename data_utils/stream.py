@@ -86,7 +86,8 @@ class SegmentStream:
         """The segments of an epoch, counted from 1, from segment `first` on."""
         streams, shifts_B = self.streams[self.columns], np.zeros(1, dtype=np.int64)
         if self.roll:
-            shifts_B = self._shifts(epoch)
+            n_stream, n_step = self.streams.shape
+            shifts_B = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
             streams = np.stack([np.roll(stream, shift) for stream, shift in zip(streams, shifts_B, strict=True)])
         for begin, end in islice(self._cuts(epoch), first, None):
             first_read = max(0, begin - self.ext_len)
@@ -109,20 +110,17 @@ class SegmentStream:
     def _cuts(self, epoch: int) -> Iterator[tuple[int, int]]:
         """Begin and end of each segment."""
         last = self.streams.shape[1] - 1
-        lengths = _varying_lengths(self.tgt_len, self._draws(epoch)) if self.varlen else repeat(self.tgt_len)
+        lengths = _varying_lengths(self.tgt_len, draws_of(epoch, self.seed)) if self.varlen else repeat(self.tgt_len)
         begin = self.start
         while begin < last - self.varlen:
             end = min(begin + next(lengths), last)
             yield begin, end
             begin = end
 
-    def _draws(self, epoch: int) -> np.random.RandomState:
-        return np.random.RandomState(self.seed if epoch == 1 else [self.seed, epoch])
 
-    def _shifts(self, epoch: int) -> np.ndarray:
-        """How far `roll` turns each stream in an epoch, (B,)."""
-        n_stream, n_step = self.streams.shape
-        return np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
+def draws_of(epoch: int, seed: int) -> np.random.RandomState:
+    """What is drawn in an epoch, counted from 1; in the first as in the 2019 code."""
+    return np.random.RandomState(seed if epoch == 1 else [seed, epoch])
 
 
 def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int]:
@@ -132,17 +130,12 @@ def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int
 
 
 def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> np.ndarray:
-    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped.
-
-    Raises:
-        DataError: if they have fewer than `shortest` tokens.
-    """
+    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped. Raises `DataError` if they
+    have fewer than `shortest` tokens."""
     n_step = len(ids) // batch_size
     if n_step < shortest:
-        raise DataError(
-            f"--batch_size {batch_size}: the text of {len(ids)} tokens is too short for so many streams; "
-            f"use at most {max(1, len(ids) // shortest)}"
-        )
+        short = f"the text of {len(ids)} tokens is too short for so many streams"
+        raise DataError(f"--batch_size {batch_size}: {short}; use at most {max(1, len(ids) // shortest)}")
     return rearrange(ids[: batch_size * n_step], "(b t) -> b t", b=batch_size)
 
 

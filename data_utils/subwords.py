@@ -29,18 +29,13 @@ def _library() -> Any:
 
 
 class Subwords(RunningVocab):
-    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one.
-
-    Raises:
-        ValueError: if `content` is no tokenizer.json.
-    """
+    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one. Raises
+    `ValueError` if `content` is no tokenizer.json."""
 
     def __init__(self, content: str) -> None:
-        self.content = content
+        self.content, library = content, _library()
         try:
-            self.tokenizer = _library().Tokenizer.from_str(content)
-        except DataError:
-            raise
+            self.tokenizer = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"no tokenizer.json that tokenizers can read ({error})") from None
         self.tokenizer.no_truncation()

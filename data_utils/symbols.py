@@ -1,16 +1,18 @@
-"""Vocabularies of enwik8 and text8: the bytes that occur, in the order of the 2019 code."""
+"""Vocabularies of bytes: all of them, or those that occur in enwik8 and text8, in the order of the 2019 code."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from .files import DataError
-from .running import RunningVocab, Tokens, ends_of_bytes
+from .running import RunningVocab, Tokens
+
+ALL_BYTES = tuple(map(str, range(256)))
 
 
 class Symbols(RunningVocab):
-    """Bytes by their number, `32` is a space, the most frequent first, ties by first occurrence. A text begins after a
-    line end or a space."""
+    """Bytes by their number, `32` is a space. A text begins after a line end or a space. What is not UTF-8 is shown as
+    U+FFFD."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
@@ -18,7 +20,7 @@ class Symbols(RunningVocab):
         if not all(0 <= code < 256 for code in codes):
             raise ValueError("a word is no byte")
         self.code_V = np.array(codes, dtype=np.uint8)
-        self.id_of_byte = np.full(256, -1, dtype=np.int64)
+        self.id_of_byte = np.full(256, -1, dtype=np.int16)
         self.id_of_byte[self.code_V] = np.arange(len(words))
 
     @staticmethod
@@ -33,7 +35,7 @@ class Symbols(RunningVocab):
 
     @classmethod
     def of(cls, texts: Iterable[bytes]) -> "Symbols":
-        """The vocabulary of texts, counted in their order."""
+        """The bytes of texts, the most frequent first, ties by first occurrence."""
         counts, first = np.zeros(256, dtype=np.int64), np.full(256, -1, dtype=np.int64)
         n_before = 0
         for text in texts:
@@ -53,9 +55,7 @@ class Symbols(RunningVocab):
         id_N = self.id_of_byte[np.frombuffer(content, dtype=np.uint8)]
         if (id_N < 0).any():
             at = int(np.argmax(id_N < 0))
-            raise DataError(
-                f"the text: byte {content[at]} (offset {at}) is not in the vocabulary of {len(self)}; take it out"
-            )
+            raise DataError(f"byte {content[at]} of the text (offset {at}) is not in the vocabulary; take it out")
         return id_N
 
     def tokens(self, text: str) -> Tokens:
@@ -80,3 +80,13 @@ class Text8Symbols(Symbols):
     @staticmethod
     def name_of(byte: int) -> str:
         return "_" if byte == 32 else chr(byte) if chr(byte).isalnum() and byte < 128 else f"<{byte}>"
+
+
+def ends_of_bytes(text: str) -> np.ndarray:
+    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends with its last."""
+    if text.isascii():
+        return np.arange(1, len(text) + 1)
+    lengths_C = np.array([len(c.encode("utf-8", "surrogateescape")) for c in text], dtype=np.int64)
+    last_N = np.zeros(lengths_C.sum(), dtype=bool)
+    last_N[np.cumsum(lengths_C) - 1] = True
+    return np.cumsum(last_N)

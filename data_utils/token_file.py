@@ -16,6 +16,7 @@ import numpy as np
 
 from txl.files import sha256, written_whole
 
+from .files import read_record, write_record
 from .words import Block
 
 _HEADER_BYTES = 4096
@@ -28,24 +29,22 @@ def checked(cache: Path, path: Path, find: Callable[[], str]) -> str:
     store = cache / "checked.json"
     state = path.stat()
     stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-    try:
-        known = dict(json.loads(store.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        known = {}
+    known = read_record(store)
     match known.get(name := str(path.resolve())):
         case [then, str(answer)] if then == stamp:
             return answer
     answer = find()
     if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
-        with suppress(OSError), written_whole(store) as temporary:  # a read-only cache folder is no error
-            temporary.write_text(json.dumps(known | {name: [stamp, answer]}), encoding="utf-8")
+        with suppress(OSError):  # a read-only cache folder is no error
+            write_record(store, known | {name: [stamp, answer]})
     return answer
 
 
 def write_tokens(
     path: Path, fingerprint: dict[str, Any], n_word: int, blocks: Iterable[Block], starts: Sequence[int] = ()
-) -> None:
-    """Write a token file with ids below `n_word`. `starts` is where the files of the text begin, read at the end."""
+) -> dict[str, Any]:
+    """Write a token file with ids below `n_word`; returns its header. `starts` is where the files of the text begin,
+    read at the end."""
     dtype = np.uint32 if n_word > 2**16 else np.uint16
     n_token = n_unknown = n_eos = 0
     checksum = hashlib.sha256()
@@ -69,6 +68,7 @@ def write_tokens(
         }
         file.seek(0)
         file.write(json.dumps(header).encode())
+    return header
 
 
 def read_header(path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:

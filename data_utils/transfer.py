@@ -49,11 +49,7 @@ class TransferError(Exception):
 
 
 def load(remote: Remote, folder: Path) -> bool:
-    """Bring a file into `folder`; False if it was there.
-
-    Raises:
-        DataError: if no mirror gives it, with what to do.
-    """
+    """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it, with what to do."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.exists():
         if remote.is_at(target):
@@ -69,19 +65,13 @@ def load(remote: Remote, folder: Path) -> bool:
         part.replace(target)
         return True
     digest = f" ({remote.digest})" if remote.digest else ""
-    raise DataError(
-        f"{remote.name}: cannot be loaded ({'; '.join(reasons)}); put it{digest} into {folder} and start again"
-    )
+    why = "; ".join(reasons)
+    raise DataError(f"{remote.name}: cannot be loaded ({why}); put it{digest} into {folder} and start again")
 
 
 def _from_mirror(remote: Remote, url: str, part: Path) -> None:
     """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with."""
-    is_resumed = part.exists() and part.stat().st_size > 0
-    _until_whole(url, part)
-    if remote.is_at(part):
-        return
-    part.unlink()
-    if is_resumed:  # the beginning may be at fault
+    for _ in range(2 if _size(part) else 1):  # the beginning may be at fault
         _until_whole(url, part)
         if remote.is_at(part):
             return
@@ -89,20 +79,23 @@ def _from_mirror(remote: Remote, url: str, part: Path) -> None:
     raise TransferError(f"the file is another ({remote.digest} expected)")
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _until_whole(url: str, part: Path) -> None:
     n_failed = 0
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = _size(part)
         try:
-            _go_on(url, part, before)
-            return
+            return _go_on(url, part, before)
         except urllib.error.HTTPError as error:
             if error.code == 416 and before:  # nothing is left, or the part is longer than the file
                 return
             raise TransferError(f"status {error.code}") from None
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            n_failed = 0 if part.exists() and part.stat().st_size > before else n_failed + 1
+            n_failed = 0 if _size(part) > before else n_failed + 1
             no_server = isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError)
             if n_failed >= TRIES or no_server:
                 raise TransferError(str(reason) or type(reason).__name__) from None

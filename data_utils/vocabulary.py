@@ -25,14 +25,8 @@ class Vocab:
     def build(
         cls, counts: Counter[str], *, special: Sequence[str] = (EOS,), min_freq: int = 0, max_size: int | None = None
     ) -> "Vocab":
-        """The vocabulary of counted words.
-
-        Args:
-            counts: how often each word occurs; its insertion order is the order of first occurrence.
-            special: words that come first, counted or not.
-            min_freq: rarer words are left out.
-            max_size: at most so many words besides the special ones.
-        """
+        """The vocabulary of counted words: the special ones, then at most `max_size` others, none rarer than
+        `min_freq`. The order of `counts` is that of first occurrence."""
         frequent = [word for word, n in counts.most_common(max_size) if n >= min_freq]
         return cls(list(dict.fromkeys([*special, *frequent])))
 
@@ -68,11 +62,7 @@ class Vocab:
         return word in self.index
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Ids of words; unknown words become `<unk>`.
-
-        Raises:
-            KeyError: with the word, if it is unknown and there is no `<unk>`.
-        """
+        """Ids of words; unknown words become `<unk>`. Raises `KeyError` with the word if there is no `<unk>`."""
         ids = list(map(self.index.get, words := list(words)))
         if None not in ids:
             return ids  # type: ignore[return-value]

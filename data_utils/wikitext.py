@@ -59,10 +59,8 @@ def _keeps_stop(stem: str, after: str) -> bool:
 def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
     """Indices of the first tokens of articles: level-one headings, lines like `= Title =`.
 
-    If the text has blank lines, a heading is between two of them, unlike formulas that begin and end with =.
-
-    Raises:
-        DataError: if there is no such line.
+    If the text has blank lines, a heading is between two of them, unlike formulas that begin and end with =. Raises
+    `DataError` if there is no such line.
     """
     eos, equals = vocab.index[EOS], vocab.index.get("=", -1)
     end_L = np.flatnonzero(ids == eos)
@@ -73,7 +71,6 @@ def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
     if blank_L.any():
         heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
     if not heading_L.any():
-        raise DataError(
-            "--reset document: the text has no line like '= Title =' that begins a document; leave the flag out"
-        )
+        missing = "the text has no line like '= Title =' that begins a document"
+        raise DataError(f"--reset document: {missing}; leave the flag out")
     return begin_L[heading_L]

@@ -117,11 +117,8 @@ class Counted:
 
 
 def encoded(path: Path, vocab: Vocab) -> Iterator[Block]:
-    """The ids of a text; unknown words are `<unk>`.
-
-    Raises:
-        DataError: at an unknown word, with its line, if the vocabulary has no `<unk>`.
-    """
+    """The ids of a text; unknown words are `<unk>`. Raises `DataError` at an unknown word, with its line, if the
+    vocabulary has no `<unk>`."""
     for types, token_N, n_eos in _numbered(path, task="tokenising"):
         unknown = [i for i, word in enumerate(types) if word not in vocab]
         if unknown and UNK not in vocab:

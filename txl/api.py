@@ -134,11 +134,8 @@ class LanguageModel:
         )
 
     def score(self, text: str, context: str = "") -> TextScore:
-        """The nats of each token of a text, which begins a line or continues `context`.
-
-        Raises:
-            UsageError: if the text is empty.
-        """
+        """The nats of each token of a text, which begins a line or continues `context`. Raises `UsageError` if the text
+        is empty."""
         before = [self.vocab.eos_id, *(self.encode(context) if context.strip() else [])]
         ids = self.encode(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))

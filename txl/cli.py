@@ -37,14 +37,10 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough mem
 
 
 def read_flags(argv: Sequence[str], *classes: type, description: str, first: Sequence[str] = ()) -> Typed:
-    """The typed flags as {field: value}.
+    """The typed flags as {field: value}; --help lists the fields in `first` first. Raises `UsageError` on unknown or
+    refused flags, and on values of the wrong type.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
-
-    Args:
-        first: the most used fields, which --help lists first.
-    Raises:
-        UsageError: on unknown or refused flags, and on values of the wrong type.
     """
     for word in argv:
         shown = word.encode(errors="backslashreplace").decode()
@@ -57,7 +53,7 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
         usage="%(prog)s [--flag value] ...",
     )
     _add_flags(parser, classes, first)
-    known = set(parser.names())
+    known = {option for option in parser._option_string_actions if option.startswith("--")}
     add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
@@ -135,9 +131,6 @@ def _out_of_memory(error: Exception) -> str:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
-
-    def names(self) -> list[str]:
-        return [option for option in self._option_string_actions if option.startswith("--")]
 
 
 class _Switch(argparse.Action):

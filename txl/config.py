@@ -174,19 +174,12 @@ class ModelConfig(Checked):
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
-        require(
-            self.lsh_bucket % 2 == 0,
-            f"--lsh_bucket {self.lsh_bucket}: must be even and at least 2, buckets are directions and their opposites",
-        )
-        require(
-            self.d_model % 2 == 0,
-            f"--d_model {self.d_model}: must be even, half of the position sinusoids are sines and half cosines; "
-            f"use {self.d_model + 1}",
-        )
-        require(
-            not self.reversible or self.pre_lnorm,
-            "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted",
-        )
+        of_buckets = "and at least 2, buckets are directions and their opposites"
+        for name, why in (("lsh_bucket", of_buckets), ("d_model", "for as many sines as cosines")):
+            value = getattr(self, name)
+            require(value % 2 == 0, f"--{name} {value}: must be even {why}; use {value + 1}")
+        invertible = not self.reversible or self.pre_lnorm
+        require(invertible, "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted")
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
         object.__setattr__(self, "tie_projs", tuple(self.tie_projs))
@@ -197,10 +190,8 @@ class ModelConfig(Checked):
         borders = (0, *self.cutoffs)
         ascending = all(a < b for a, b in pairwise(borders))
         require(ascending, f"--cutoffs {given}: must be positive and ascending, with no rank named twice")
-        require(
-            not self.cutoffs or self.cutoffs[-1] < self.n_token,
-            f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last cutoff must be below it",
-        )
+        inside = borders[-1] < self.n_token
+        require(inside, f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last must be below it")
 
     @property
     def cluster_sizes(self) -> tuple[int, ...]:
@@ -227,11 +218,8 @@ class Context(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not self.same_length or self.mem_len > 0,
-            "--same_length needs --mem_len > 0: with --mem_len 0 no key at all would be visible; "
-            "give a memory, or --no_same_length",
-        )
+        sees_keys = not self.same_length or self.mem_len > 0
+        require(sees_keys, "--same_length needs --mem_len > 0 for a key to see; give a memory, or --no_same_length")
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""

@@ -120,10 +120,8 @@ def _translate_attn_type(values: dict[str, Any]) -> None:
         return
     name = _ATTN_TYPE[number]
     if values.setdefault("position", name) != name:
-        raise UsageError(
-            f"--attn_type {number}: means --position {name}, but --position {values['position']} is given too; "
-            f"drop one of them"
-        )
+        other = f"--position {values['position']}"
+        raise UsageError(f"--attn_type {number}: means --position {name}, but {other} is given too; drop one of them")
     if number in "23":
         print(
             f"note: --attn_type {number} is --position {name}: positions are added to a token once, where the original "

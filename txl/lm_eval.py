@@ -5,9 +5,9 @@ python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ except ImportError:
         sys.exit(2)
     raise ImportError(missing) from None
 
+T = TypeVar("T")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -62,36 +63,34 @@ class TransformerXLForHarness(LM):
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """For each (context, continuation): nats, negative, and whether each token is the most likely one."""
-        found = []
-        for request in requests:
-            context, continuation = request.args
-            ids = self._ids(continuation)
-            before = [self.lm.vocab.eos_id, *self._ids(context)]
-            logprob, is_greedy = 0.0, True
-            for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
-                logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
-                is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
-            found.append((logprob, is_greedy))
-            self.cache_hook.add_partial("loglikelihood", request.args, found[-1])
-        return found
+        return self._answered("loglikelihood", requests, self._continued)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """For each document: its log-likelihood in nats, read from its first word on with one memory."""
-        found = []
-        for request in requests:
-            (text,) = request.args
-            found.append(-self.lm.score(text).total_nats if text.strip() else 0.0)
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
-        return found
+        return self._answered("loglikelihood_rolling", requests, self._read)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """For each (context, settings): words up to the first of the strings in `until`, or `max_gen_toks` of them."""
+        return self._answered("generate_until", requests, self._generated)
+
+    def _answered(self, kind: str, requests: Sequence[Any], answer: Callable[..., T]) -> list[T]:
         found = []
         for request in requests:
-            context, settings = request.args
-            found.append(self._generated(context, settings))
-            self.cache_hook.add_partial("generate_until", request.args, found[-1])
+            found.append(answer(*request.args))
+            self.cache_hook.add_partial(kind, request.args, found[-1])
         return found
+
+    def _continued(self, context: str, continuation: str) -> tuple[float, bool]:
+        ids = self._ids(continuation)
+        before = [self.lm.vocab.eos_id, *self._ids(context)]
+        logprob, is_greedy = 0.0, True
+        for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
+            logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
+            is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
+        return logprob, is_greedy
+
+    def _read(self, text: str) -> float:
+        return -self.lm.score(text).total_nats if text.strip() else 0.0
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
         rule = {name: settings[name] for name in ("top_k", "top_p") if settings.get(name) is not None}

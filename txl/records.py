@@ -1,7 +1,6 @@
 """Reading JSON records and checking them against type hints."""
 
 import json
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -53,8 +52,5 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(fits(item, args[1]) for item in value.values())
     if hint is float:
-        return type(value) in (int, float) and abs(value) <= _LARGEST and math.isfinite(value)
+        return type(value) in (int, float) and abs(value) <= 1.7e308  # neither NaN, infinity nor an int beyond floats
     return type(value) is (types.NoneType if hint is None else hint)
-
-
-_LARGEST = 1.7e308

@@ -209,7 +209,7 @@ TRAIN_VALUES = [
     ("--seed 99999999999999999999", "--seed 99999999999999999999", "must"),
     ("--min_freq -1", "--min_freq", "at least 0"),
     ("--max_size 0", "--max_size", "at least 1"),
-    ("--dataset wt2 --min_freq 3", "--min_freq", "use --dataset text"),
+    ("--dataset wt2 --min_freq 3", "--min_freq 3: has no effect with --dataset wt2, only with text", "leave it out"),
     ("--n_layer abc", "--n_layer", "int"),
     ("--n_layer 2.5", "--n_layer", "int"),
     ("--n_layer", "--n_layer", "expected one argument"),

@@ -138,7 +138,7 @@ def test_tensors_and_settings_for_hugging_face_are_its_own(name: str) -> None:
     [
         ({"position": "t5"}, "--position t5: Hugging Face has no such model"),
         ({"activation": "gelu"}, "--activation gelu: Hugging Face has no such model"),
-        ({"recurrence": "same"}, "--recurrence, --reversible: Hugging Face has none"),
+        ({"recurrence": "same"}, "--recurrence same: Hugging Face has no such model"),
     ],
 )
 def test_hugging_face_has_one_kind_of_model(settings: dict[str, Any], message: str) -> None:

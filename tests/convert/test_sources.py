@@ -104,7 +104,7 @@ def test_safetensors_are_read_too(hf: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_layer": 2}, "no tensors of the model that config.json describes"),
+        ({"n_layer": 2}, "no weights of the model that the configuration describes"),
         ({"n_layer": 4}, "missing from the weights"),
         ({"d_inner": 63}, "has the shape of"),
         ({"model_type": "gpt2"}, "model_type gpt2; only transfo-xl is read"),

@@ -15,7 +15,8 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.recipes import vocabulary_of
-from txl.data_utils.running import Bytes, Characters, RunningVocab
+from txl.data_utils.running import Characters, RunningVocab
+from txl.data_utils.symbols import ALL_BYTES, Symbols
 
 TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
 ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -88,14 +89,14 @@ def test_the_ids_of_a_split_are_its_text(folder: Path, dataset: str) -> None:
 
 
 def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningVocab) -> None:
-    dataset = {"Bytes": "bytes", "Characters": "characters", "Subwords": "bpe"}[type(vocab).__name__]
+    dataset = {"Symbols": "bytes", "Characters": "characters", "Subwords": "bpe"}[type(vocab).__name__]
     again = vocabulary_of(dataset, vocab.attachments().__getitem__)
     assert (again.words, again.eos_id, again.fingerprint()) == (vocab.words, vocab.eos_id, vocab.fingerprint())
     assert vocab.attachments()["vocab.txt"].count("\n") == len(vocab)
 
 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
-    shown = list(map(Bytes().decoder(), "a\u00f6\u6771".encode()))
+    shown = list(map(Symbols(ALL_BYTES).decoder(), "a\u00f6\u6771".encode()))
     assert shown == ["a", "", "\u00f6", "", "", "\u6771"]
 
 

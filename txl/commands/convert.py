@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv[len(places) :] if "--help" not in argv else argv, ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
     source, folder = map(Path, places)
-    require(source.exists(), f"{source}: no such file or folder; name a checkpoint or a run folder")
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
     found = read(source, config, typed)
@@ -84,13 +83,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrained:
-    """The model with all that is known of it.
-
-    Args:
-        typed: the flags on the command line.
-    Raises:
-        UsageError: if it is damaged, of no known kind, or has no vocabulary.
-    """
+    """The model with all that is known of it. Raises `UsageError` if it is damaged, of no known kind, or has no
+    vocabulary, or if a typed flag asks for what a run of ours has."""
     ours = is_ours(source)
     for name in ("vocab", "data", "dataset") if ours else ():
         require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")

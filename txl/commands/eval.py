@@ -26,15 +26,7 @@ from txl.data_utils.vocabulary import UNK
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
-from txl.evaluation.report import (
-    Token,
-    as_tsv,
-    print_row,
-    print_table,
-    require_outputs,
-    write_results,
-    write_tokens,
-)
+from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
 from txl.model.settings import require_read

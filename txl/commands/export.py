@@ -15,11 +15,8 @@ from txl.data_utils.vocabulary import EOS, UNK, Vocab
 
 
 def write_huggingface(found: Pretrained, folder: Path) -> None:
-    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`.
-
-    Raises:
-        UsageError: if Hugging Face has no such model.
-    """
+    """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`. Raises `UsageError` if
+    Hugging Face has no such model."""
     require(type(found.vocab) is Vocab, "TransfoXL of Hugging Face has words only; this model's tokens are others")
     double = second_names(found.model.config)
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
@@ -34,11 +31,8 @@ def write_huggingface(found: Pretrained, folder: Path) -> None:
 
 
 def write_original(found: Pretrained, folder: Path) -> None:
-    """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`.
-
-    Raises:
-        UsageError: if the 2019 code has no such model.
-    """
+    """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`. Raises
+    `UsageError` if the 2019 code has no such model."""
     weights = to_kimiyoung(found.model)
     arguments = arguments_for_kimiyoung(found.model, found.context)
     torch.save({"arguments": arguments, "state_dict": weights}, folder / "model.pt")

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
         if config.interactive:
             converse(how, *prompts[0], tokenised=tokenised)
             return
-        shown = [as_tokens(ids, vocab) if config.raw else text for text, ids in prompts]
+        shown = ["".join(map(decoder(vocab, tokenised=False), ids)) if config.raw else text for text, ids in prompts]
         if len(prompts) * config.num_samples == 1:
             say(shown[0], how.stream(prompts[0][1]))
             return
@@ -75,11 +75,6 @@ def prompts_of(config: GenerateConfig) -> Iterator[tuple[str, str]]:
 def ids_of(text: str, name: str, vocab: Vocab, *, tokenised: bool) -> list[int]:
     """The tokens of a prompt; none if it is blank. Unknown words become `<unk>`, with a warning."""
     return encode_text(text, vocab, name=name, running=tokenised).ids if text.strip() else []
-
-
-def as_tokens(ids: Sequence[int], vocab: Vocab) -> str:
-    """The tokens of a prompt as they are printed."""
-    return "".join(map(decoder(vocab, tokenised=False), ids))
 
 
 def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:

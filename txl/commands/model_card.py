@@ -32,13 +32,8 @@ model.load_state_dict(held["state_dict"])""",
 
 
 def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> str:
-    """What the model is, what it was trained on and how, its figures, how it is used.
-
-    Args:
-        kind: what the folder holds: txl, huggingface or original.
-        name: of the folder.
-        licence: of the model, as the hub names it.
-    """
+    """What the model is, what it was trained on and how, its figures, how it is used: for a folder of this `name` in
+    the format of this `kind`. `licence`: as the hub names it."""
     config, record = found.model.config, found.record
     n_weight = sum(p.numel() for p in found.model.parameters())
     data = record.get("data", {})

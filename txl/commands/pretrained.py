@@ -41,14 +41,13 @@ class Pretrained:
 def read_pretrained(
     source: Path, vocabulary: Path | None = None, *, vocabulary_by: str, dataset: str = "wt103"
 ) -> Pretrained:
-    """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads.
+    """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads. Raises
+    `UsageError` if there is no such thing, it is damaged, or has no vocabulary.
 
     Args:
         vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
         vocabulary_by: how a user names that file, for errors.
         dataset: kind of the text that such a checkpoint was trained on.
-    Raises:
-        UsageError: if there is no such thing, it is damaged, or has no vocabulary.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
     if is_ours(source):
@@ -65,21 +64,18 @@ def read_pretrained(
 def _vocabulary_of_converted(converted: Converted, source: Path, named_by: str, dataset: str) -> Vocab:
     """The words of the model. Raises `UsageError` if there are none, or not as many as it has, or none ends a line."""
     n_token = converted.model.config.n_token
-    require(
-        bool(converted.words),
-        f"{source}: holds no vocabulary; give {named_by} FILE (vocab.txt, vocab.json, vocab.bin or cache.pt)",
-    )
+    files = "vocab.txt, vocab.json, vocab.bin or cache.pt"
+    require(bool(converted.words), f"{source}: holds no vocabulary; give {named_by} FILE ({files})")
     try:
         vocab = RECIPES[dataset].vocab(converted.words)
     except ValueError as error:
         raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
     require(
-        len(vocab) == n_token,
-        f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file that belongs to it",
+        len(vocab) == n_token, f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file of the model"
     )
+    ends_lines = EOS in vocab or isinstance(vocab, RunningVocab)
     require(
-        EOS in vocab or isinstance(vocab, RunningVocab),
-        f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name",
+        ends_lines, f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name"
     )
     return vocab
 

@@ -33,11 +33,9 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
     ids = ranks.main_first(lambda: corpus.split(config.split))
     longest = study.context_lengths[-1]
-    require(
-        len(ids) > longest,
-        f"--recl_longest {study.recl_longest}: no token of the {config.split} split ({len(ids)} tokens) has {longest} "
-        f"before it; use at most {len(ids) - 1}, or a longer text",
-    )
+    short = f"no token of the {config.split} split ({len(ids)} tokens) has {longest} before it"
+    advice = f"use at most {len(ids) - 1}, or a longer text"
+    require(len(ids) > longest, f"--recl_longest {study.recl_longest}: {short}; {advice}")
     pictures = []
     if ranks.is_main:
         require_outputs(config)
@@ -55,13 +53,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
 
 
 def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
-    """The runs of --recl.
-
-    Args:
-        typed: the flags on the command line.
-    Raises:
-        UsageError: if they cannot be compared, or a flag does not go with --recl.
-    """
+    """The runs of --recl. Raises `UsageError` if they cannot be compared, or a typed flag does not go with --recl."""
     _require_nothing_else(typed, config)
     try:
         checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
@@ -69,11 +61,8 @@ def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -
         raise UsageError(str(error).replace("--work_dir", "--recl")) from None
     first, *others = checkpoints
     for other in others:
-        require(
-            other.attachment("vocab.txt") == first.attachment("vocab.txt"),
-            f"--recl {other.folder}: its vocabulary is not that of {first.folder}; losses of the same tokens are "
-            f"compared, so leave out one of the two",
-        )
+        same = other.attachment("vocab.txt") == first.attachment("vocab.txt")
+        require(same, f"--recl {other.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
     return checkpoints
 
 
@@ -84,11 +73,9 @@ def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
     for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
         require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
     for name in ("tgt_len", "mem_len"):
-        lengths = " ".join(map(str, getattr(config, name)))
-        require(
-            len(getattr(config, name)) < 2,
-            f"--{name} {lengths}: --recl tries contexts of its own lengths; give one value at most",
-        )
+        lengths = getattr(config, name)
+        given = f"--{name} {' '.join(map(str, lengths))}"
+        require(len(lengths) < 2, f"{given}: --recl tries contexts of its own lengths; give one value at most")
 
 
 def context_losses(
@@ -118,13 +105,8 @@ def losses_of(
     *,
     n_token: int,
 ) -> np.ndarray:
-    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes.
-
-    Args:
-        windows: those of this process; all together cover every position.
-    Raises:
-        UsageError: on all processes, if one of them has a loss that is not finite.
-    """
+    """Nats of one run by context length and position, see `recl.losses_by_context`, over all processes, whose windows
+    together cover every position. Raises `UsageError` on all of them if one has a loss that is not finite."""
     with progress(name, sum(map(len, windows)), shown=ranks.is_main) as bar:
         nats_CP = recl.losses_by_context(
             model,

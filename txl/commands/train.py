@@ -43,6 +43,7 @@ MOST_USED = (
     *("data", "dataset", "work_dir", "resume", "overwrite", "max_step", "batch_size", "lr", "tgt_len", "mem_len"),
     *("n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "adaptive"),
 )
+_NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,11 +64,9 @@ def set_batch_size(typed: Typed, ranks: Ranks) -> None:
     """Set `batch_size` from --local_batch_size, if that is given."""
     if "local_batch_size" in typed:
         batch_size = typed["local_batch_size"] * ranks.world
-        require(
-            typed.setdefault("batch_size", batch_size) == batch_size,
-            f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}: over "
-            f"{ranks.world} process(es) they differ; drop one of them",
-        )
+        same = typed.setdefault("batch_size", batch_size) == batch_size
+        both = f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}"
+        require(same, f"{both}: over {ranks.world} process(es) they differ; drop one of them")
 
 
 def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
@@ -79,7 +78,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     trained_on = data_settings(checkpoint, typed) if checkpoint else {}
     words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
-    corpus = ranks.main_first(lambda: open_corpus(build(DataConfig, typed, **trained_on), splits, words))
+    corpus = ranks.main_first(lambda: Corpus(build(DataConfig, typed, **trained_on), words, needed=splits))
     known = checkpoint or start
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
@@ -163,17 +162,13 @@ def settings(
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    require(
-        config.reset == "never" or (config.attn_impl != "fused" and asked["attention"] == "softmax"),
-        f"--reset {config.reset}: --attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the "
-        f"documents of a row; use --attention softmax with --attn_impl auto",
-    )
+    masks = config.attn_impl != "fused" and asked["attention"] == "softmax"
+    how = f"--attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the documents of a row"
+    require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
     context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
-    require(
-        "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len,
-        f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}, at the cost of the memory; lower it",
-    )
+    good = "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len
+    require(good, f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}; lower it")
     return dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len), context
 
 
@@ -237,14 +232,6 @@ def training_stream(
     return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
 
 
-def open_corpus(config: DataConfig, splits: Sequence[str], vocab: Vocab | None = None) -> Corpus:
-    """The text as token files, written where they are missing or stale; `vocab`: None: counted on the text."""
-    corpus = Corpus(config, vocab, needed=splits)
-    for split in splits:
-        corpus.split(split)
-    return corpus
-
-
 def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
     if in_shards(config, ranks) and start is None:
@@ -262,11 +249,9 @@ def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None,
 
 def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
-    require(
-        all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items()),
-        f"{corpus.folder}: its vocabulary is no longer the one {checkpoint.folder} was trained with; bring the text "
-        f"back, or start a new run in another --work_dir",
-    )
+    same = all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items())
+    changed = f"its vocabulary is no longer the one {checkpoint.folder} was trained with"
+    require(same, f"{corpus.folder}: {changed}; {_NEW_RUN}")
     if in_shards(config, ranks):
         model = model_in_shards(checkpoint.model_config, config, ranks)
         load_weights(checkpoint, model)
@@ -277,8 +262,5 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, r
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
     """Raise `UsageError` if a text has changed since the checkpoint was saved."""
     for split, fingerprint in checkpoint.record.get("texts", {}).items():
-        require(
-            texts.get(split) == fingerprint,
-            f"{split}.txt has changed since {checkpoint.folder} was saved; bring the text back, or start a new run in "
-            f"another --work_dir",
-        )
+        same = texts.get(split) == fingerprint
+        require(same, f"{split}.txt has changed since {checkpoint.folder} was saved; {_NEW_RUN}")

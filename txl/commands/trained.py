@@ -34,11 +34,7 @@ def loaded(checkpoint: Checkpoint, use: ModelUse, device: torch.device) -> Itera
 
 
 def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
-    """The vocabulary of a checkpoint.
-
-    Raises:
-        UsageError: if it is damaged, or not that of the model.
-    """
+    """The vocabulary of a checkpoint. Raises `UsageError` if it is damaged, or not that of the model."""
     path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
@@ -53,32 +49,21 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
 
 
 def data_settings(checkpoint: Checkpoint, typed: Collection[str]) -> dict[str, Any]:
-    """The fields of `DataConfig` that a checkpoint was trained with, without the cache folder.
-
-    Args:
-        typed: the flags on the command line.
-    Raises:
-        UsageError: if config.json does not hold them, or the folder of the text is gone and --data is not given.
-    """
+    """The fields of `DataConfig` that a checkpoint was trained with, without the cache folder. Raises `UsageError` if
+    config.json does not hold them, or the folder of the text is gone and --data was not typed."""
     try:
         saved: dict[str, Any] = {**require_fields(checkpoint.record["data"], DataConfig), "cache_dir": None}
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(checkpoint.folder / "config.json", error) from None
-    data = config.data
-    require(
-        "data" in typed or home_of(data).is_dir(),
-        f"{data}: the text of the training is not there; name its folder with --data",
-    )
+    there = "data" in typed or home_of(config.data).is_dir()
+    require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
     return saved
 
 
 def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
-    """The text of the flags, else of the training, encoded with the checkpoint's vocabulary.
-
-    Raises:
-        UsageError: if the text defines another vocabulary.
-    """
+    """The text of the flags, else of the training, encoded with the checkpoint's vocabulary. Raises `UsageError` if the
+    text defines another vocabulary."""
     vocab = vocabulary_of(checkpoint)
     as_trained: dict[str, Any] = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
@@ -88,9 +73,8 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == vocab.fingerprint(),
-            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained "
-            f"with ({len(vocab):,} words); give the --data and --dataset of the training run, or a folder with "
-            f"valid.txt and test.txt only",
+            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {checkpoint.folder} was trained with "
+            f"({len(vocab):,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
         )
     return corpus
 

@@ -14,14 +14,23 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.convert.kimiyoung_names import ATTN_TYPES, inv_freq, their_name, tied_names, to_ours, to_theirs
+from txl.convert.kimiyoung_names import (
+    ATTN_TYPES,
+    INV_FREQ,
+    fill,
+    inv_freq,
+    require_plain,
+    their_name,
+    tied_names,
+    to_ours,
+    to_theirs,
+)
 from txl.convert.pickles import PickledTensor, read_pickle
 from txl.model.transformer import TransformerXL
 from txl.records import read_json, require_fields
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
-_INV_FREQ = "pos_emb.inv_freq"
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
 """Settings that have one value here, and the value."""
@@ -36,49 +45,24 @@ _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
 def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
-    """Build the model and the context of a `TransfoXLLMHeadModel`.
-
-    Args:
-        state: its state dict.
-        config: its config.json.
-    Raises:
-        UsageError: if a tensor is missing, left over, of another shape, or not finite; if the configuration asks for
-            what the class never had.
-    """
+    """Build the model and the context of a `TransfoXLLMHeadModel` from its state dict and its config.json. Raises
+    `UsageError` if a tensor is missing, left over, of another shape, or not finite, or if the configuration asks for
+    what the class never had."""
     model_config, context = configs_of(config)
-    for name, tensor in state.items():
-        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
-        require(good, f"{name}: not a finite floating-point tensor; take another checkpoint")
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
-    dtype = next(iter(state.values())).dtype
-    model = TransformerXL(model_config, dropout=config.get("dropout", 0.0), dropatt=config.get("dropatt", 0.0))
-    model.to(dtype)
-    used = {_INV_FREQ} | {*tied_names(model_config)}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            key, tensor = tensor_for(name, theirs, model_config)
-            used.add(key)
-            require(
-                tensor.shape == parameter.shape,
-                f"{key}: has the shape of {tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}",
-            )
-            parameter.copy_(tensor)
-    for name, first in tied_names(model_config).items():
+    rates = {name: config.get(name, 0.0) for name in ("dropout", "dropatt")}
+    model = TransformerXL(model_config, **rates)
+    tied = tied_names(model_config)
+    fill(model, theirs, tensor_for, besides=[INV_FREQ, *tied, *shared_biases(model_config)])
+    for name, first in tied.items():
         same = name not in theirs or torch.equal(theirs[name], theirs[first])
         require(same, f"{name}: differs from {first}, to which config.json ties it")
-    if not model_config.untie_r:  # each layer lists the shared u and v once more
-        used |= {*shared_biases(model_config)}
-    left = sorted(set(theirs) - used)
-    require(not left, f"{', '.join(left[:5])}: no tensors of the model that config.json describes")
     return model, context
 
 
 def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and config.json of a folder that `save_pretrained` wrote.
-
-    Raises:
-        UsageError: if a file is missing or damaged, or the model is of another kind.
-    """
+    """State dict and config.json of a folder that `save_pretrained` wrote. Raises `UsageError` if a file is missing or
+    damaged, or the model is of another kind."""
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -105,11 +89,8 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
-    """The shape of the model and its context, of a config.json.
-
-    Raises:
-        UsageError: if it asks for what the class never had.
-    """
+    """The shape of the model and its context, of a config.json. Raises `UsageError` if it asks for what the class never
+    had."""
     for name in _REQUIRED:
         require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
     try:
@@ -142,10 +123,8 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
 def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:
     """The tensor of one of our parameters, and its name there, without the prefix `transformer.`.
 
-    Gradients flow through it. Cluster rows come in our order, unlike those of the 2019 code.
-
-    Raises:
-        UsageError: if it is missing.
+    Gradients flow through it. Cluster rows come in our order, unlike those of the 2019 code. Raises `UsageError` if it
+    is missing.
     """
     key = their_name(name, config)
     if config.untie_r and key in _SHARED:
@@ -154,7 +133,7 @@ def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> 
         return key, theirs[key]
     if key in _CLUSTERS and key in theirs:
         return key, theirs[key]
-    return key, to_ours(theirs, name, config)
+    return to_ours(name, theirs, config)
 
 
 def shared_biases(config: ModelConfig) -> dict[str, str]:
@@ -165,17 +144,11 @@ def shared_biases(config: ModelConfig) -> dict[str, str]:
 
 
 def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
-    """The state dict of the same `TransfoXLLMHeadModel`, tied tensors under each of their names.
-
-    Raises:
-        UsageError: if Hugging Face has no such model: another position encoding, attention rule, activation or
-            recurrence.
-    """
+    """The state dict of the same `TransfoXLLMHeadModel`, tied tensors under each of their names. Raises `UsageError` if
+    Hugging Face has no such model: another position encoding, attention rule, activation or recurrence."""
     config, ours = model.config, dict(model.named_parameters())
-    for name, only in (("position", ATTN_TYPES[0]), ("attention", "softmax"), ("activation", "relu")):
-        value = getattr(config, name)
-        require(value == only, f"--{name} {value}: Hugging Face has no such model, only {only}")
-    require(config.recurrence == "below" and not config.reversible, "--recurrence, --reversible: Hugging Face has none")
+    require(config.position == ATTN_TYPES[0], f"--position {config.position}: Hugging Face has no such model")
+    require_plain(config, "Hugging Face")
     theirs = to_theirs(ours, config)
     theirs |= {name: ours[f"softmax.{name.removeprefix('crit.')}"] for name in _CLUSTERS if name in theirs}
     if config.untie_r:
@@ -184,7 +157,7 @@ def to_huggingface(model: TransformerXL) -> dict[str, Tensor]:
                 theirs.pop(name, None)
                 theirs[f"layers.{i}.dec_attn.{name}"] = ours[f"layers.{i}.attn.pos.{our}"]
     theirs |= {name: theirs[first] for name, first in (tied_names(config) | shared_biases(config)).items()}
-    theirs[_INV_FREQ] = inv_freq(config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
+    theirs[INV_FREQ] = inv_freq(config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
     prefixed = {name if name.startswith("crit.") else f"transformer.{name}": theirs[name] for name in theirs}
     return {name: tensor.detach() for name, tensor in prefixed.items()}
 

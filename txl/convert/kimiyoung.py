@@ -6,20 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, require
 from txl.convert.kimiyoung_arguments import constructor_arguments
 from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
+    INV_FREQ,
+    fill,
     inv_freq,
     require_exportable,
-    their_name,
     tied_names,
     to_ours,
     to_theirs,
 )
 from txl.model.transformer import TransformerXL
 
-_INV_FREQ = "pos_emb.inv_freq"
+_SIZES = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
 
 
 def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[TransformerXL, Context]:
@@ -37,50 +38,52 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
             the wrong shape or dtype, or not finite.
     """
     state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    for name, tensor in state.items():
-        require(tensor.is_floating_point(), f"{name}: {tensor.dtype} is no dtype of weights")
-        require(bool(tensor.isfinite().all()), f"{name}: holds NaN or infinities; take another checkpoint")
     arguments = constructor_arguments(state, config)
-    model_config = _model_config(arguments, state)
-    dtype = state["word_emb.emb_layers.0.weight"].dtype
+    lengths = {name: arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")}
+    model_config = ModelConfig(
+        **{name: arguments[name] for name in _SIZES},
+        adaptive=bool(arguments["cutoffs"]),
+        cutoffs=tuple(arguments["cutoffs"]),
+        not_tied=not arguments["tie_weight"],
+        tie_projs=tuple(arguments["tie_projs"]),
+        position=ATTN_TYPES[arguments["attn_type"]],
+        n_position=state["r_emb"].shape[1] if "r_emb" in state else sum(lengths.values()) or None,
+        count_back=arguments["attn_type"] in (2, 3),
+    )
     rates = {name: arguments.get(name) or 0.0 for name in ("dropout", "dropatt")}
-    model = TransformerXL(model_config, **rates).to(dtype)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            tensor = to_ours(state, name, model_config)
-            require(
-                tensor.shape == parameter.shape,
-                f"{their_name(name, model_config)}: has the shape of {tuple(tensor.shape)} where the configuration "
-                f"asks for {tuple(parameter.shape)}; give the constructor arguments the weights were trained with",
-            )
-            parameter.copy_(tensor)
-    _require_all_used(state, model, model_config)
-    return model, _context(arguments, model_config)
+    model = TransformerXL(model_config, **rates)
+    fill(model, state, to_ours, besides=[INV_FREQ, *tied_names(model_config)])
+    if INV_FREQ in state:
+        own, theirs = inv_freq(model_config.d_model), state[INV_FREQ].float().cpu()
+        same = theirs.shape == own.shape and torch.allclose(theirs, own, rtol=1e-2)
+        require(same, f"{INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
+    context = Context(
+        **lengths | {"tgt_len": lengths["tgt_len"] or Context.tgt_len},
+        same_length=arguments.get("same_length", False),
+        clamp_len=-1 if arguments["attn_type"] == 3 else arguments.get("clamp_len", -1),  # 3 never looked at it
+    )
+    return model, context
 
 
 def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
-    """The state dict of the same model of kimiyoung/transformer-xl, which loads it with `strict=True`.
-
-    Raises:
-        UsageError: if it has no such model: another position encoding, u and v in each layer of its first one,
-            positions that count from the start, another attention rule, activation or recurrence.
-    """
+    """The state dict of the same model of kimiyoung/transformer-xl, which loads it with `strict=True`. Raises
+    `UsageError` if it has no such model: another position encoding, u and v in each layer of its first one,
+    positions that count from the start, another attention rule, activation or recurrence."""
     theirs = parameters_as_kimiyoung(model, dict(model.named_parameters()))
     theirs |= {name: theirs[first] for name, first in tied_names(model.config).items()}
     if model.config.position in ("rel_sinusoid", "sinusoid_input"):
-        theirs[_INV_FREQ] = inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
+        theirs[INV_FREQ] = inv_freq(model.config.d_model).to(theirs["word_emb.emb_layers.0.weight"])
     return {name: tensor.detach() for name, tensor in theirs.items()}
 
 
 def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str, Any]:
     """The constructor's arguments of the same model of kimiyoung/transformer-xl."""
     config = model.config
-    same = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val", "pre_lnorm")
     lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
     if config.n_position and sum(lengths.values()) != config.n_position:  # it makes its tables as long as their sum
         lengths = {"tgt_len": config.n_position, "ext_len": 0, "mem_len": 0}
     return {
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in _SIZES},
         **lengths,
         "dropout": model.drop.p,
         "dropatt": 0.0,
@@ -94,47 +97,7 @@ def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str,
 
 
 def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by our parameter names (weights, gradients) under their names and in their layout, tied ones once.
-
-    Raises:
-        UsageError: as `to_kimiyoung`.
-    """
+    """Tensors by our parameter names (weights, gradients) under their names and in their layout, tied ones once. Raises
+    as `to_kimiyoung`."""
     require_exportable(model.config)
     return to_theirs(tensors, model.config)
-
-
-def _model_config(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> ModelConfig:
-    sizes = ("n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed", "div_val", "pre_lnorm")
-    lengths = sum(arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len"))
-    return ModelConfig(
-        **{name: arguments[name] for name in sizes},
-        adaptive=bool(arguments["cutoffs"]),
-        cutoffs=tuple(arguments["cutoffs"]),
-        not_tied=not arguments["tie_weight"],
-        tie_projs=tuple(arguments["tie_projs"]),
-        position=ATTN_TYPES[arguments["attn_type"]],
-        n_position=state["r_emb"].shape[1] if "r_emb" in state else lengths or None,
-        count_back=arguments["attn_type"] in (2, 3),
-    )
-
-
-def _context(arguments: Mapping[str, Any], config: ModelConfig) -> Context:
-    clamp_len = arguments.get("clamp_len", -1)
-    return Context(
-        tgt_len=arguments.get("tgt_len") or Context.tgt_len,
-        mem_len=arguments.get("mem_len") or 0,
-        ext_len=arguments.get("ext_len") or 0,
-        same_length=arguments.get("same_length", False),
-        clamp_len=-1 if config.position == "learned_per_layer" else clamp_len,  # attn_type 3 never looked at it
-    )
-
-
-def _require_all_used(state: Mapping[str, Tensor], model: TransformerXL, config: ModelConfig) -> None:
-    used = {their_name(name, config) for name, _ in model.named_parameters()} | {*tied_names(config)}
-    if _INV_FREQ in state:
-        own = inv_freq(config.d_model)
-        same = state[_INV_FREQ].shape == own.shape and torch.allclose(state[_INV_FREQ].float().cpu(), own, rtol=1e-2)
-        require(same, f"{_INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
-        used.add(_INV_FREQ)
-    if left := sorted(set(state) - used):
-        raise UsageError(f"{', '.join(left[:5])}: no weights of the 2019 model that the arguments describe")

@@ -25,24 +25,22 @@ CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000
 
 
 def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of the 2019 constructor: what the weights show, then what was given, then its defaults.
-
-    Args:
-        given: constructor arguments, or the arguments of train.py as it logs them (`args.__dict__`).
-    Raises:
-        UsageError: if an argument is unknown, contradicts the weights, or is missing and cannot be read off them.
-    """
+    """All arguments of the 2019 constructor: what the weights show, then what was given (arguments of the constructor,
+    or those that train.py logs), then its defaults. Raises `UsageError` if one is unknown, contradicts the weights, or
+    is missing and cannot be read off them."""
     arguments = _of_constructor(given)
     for name, value in _shown(state, arguments).items():
         if (said := arguments.get(name)) is not None:
             said = list(said) if isinstance(value, list) else said
             require(said == value, f"{name}: {said} is given, but the weights are those of {name} {value}")
         arguments[name] = value
-    require(
-        arguments.get("pre_lnorm") is not None,
-        "pre_lnorm: missing, and weights do not show it; give True or False (the 2019 code's default is False)",
-    )
-    _check_lengths(state, arguments)
+    given_norm = arguments.get("pre_lnorm") is not None
+    require(given_norm, "pre_lnorm: missing, and weights do not show it; give it (the 2019 code's default is False)")
+    lengths = [arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")]
+    if "r_emb" in state and sum(lengths) != (n_row := state["r_emb"].shape[1]):  # of each position at construction
+        raise UsageError(
+            f"tgt_len, ext_len, mem_len: {lengths} given, r_emb has {n_row} rows; give those of the training"
+        )
     return arguments
 
 
@@ -139,10 +137,7 @@ def _cutoffs(state: Mapping[str, Tensor], given: Mapping[str, Any], sizes: list[
     if not n_tail:
         return []
     said: list[int] = list(given.get("cutoffs") or ())
-    require(
-        len(said) == n_tail,
-        f"cutoffs: {said} are given, the weights have {n_tail}, which they do not show (div_val 1); give them",
-    )
+    require(len(said) == n_tail, f"cutoffs: {said} are given, the weights have {n_tail} (div_val 1); give them all")
     return said
 
 
@@ -161,15 +156,3 @@ def _tie_projs(state: Mapping[str, Tensor], given: Mapping[str, Any], n_cluster:
         else:
             is_tied.append(False)
     return is_tied
-
-
-def _check_lengths(state: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> None:
-    """Tables of attn_type 1 and 3 have a row for each position there was at construction."""
-    if "r_emb" not in state:
-        return
-    n_row = state["r_emb"].shape[1]
-    lengths = [arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")]
-    if sum(lengths) != n_row:
-        raise UsageError(
-            f"tgt_len, ext_len, mem_len: {lengths} are given, r_emb has {n_row} rows; give the lengths of the training"
-        )

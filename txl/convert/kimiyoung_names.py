@@ -1,15 +1,18 @@
 """Names and layout of parameters in kimiyoung/transformer-xl, beside ours."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from txl.config import ModelConfig, UsageError, require
+from txl.model.transformer import TransformerXL
 
 ATTN_TYPES = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
 """Our position encodings by their `attn_type` in the 2019 code."""
 
+INV_FREQ = "pos_emb.inv_freq"
+"""The buffer of frequencies that models with sinusoids save."""
 _IN_LAYER = {
     "attn.o_net": "dec_attn.o_net",
     "attn.pos.r_net": "dec_attn.r_net",
@@ -18,28 +21,51 @@ _IN_LAYER = {
     "ff.3": "pos_ff.CoreNet.3",
     "ff_norm": "pos_ff.layer_norm",
 }
+_OF_ALL_LAYERS = {"r_RNH": "r_emb", "p_RD": "r_emb", "b_RN": "r_bias", "u_NH": "r_w_bias", "v_NH": "r_r_bias"}
 _FLIPPED = ("softmax.cluster_weight", "softmax.cluster_bias")  # theirs number tail clusters from the last one
 _ALL_LAYERS = ("r_emb", "r_bias", "r_w_bias")  # attn_type 1 and 3: one tensor for all layers
 
 
+def fill(
+    model: TransformerXL,
+    state: Mapping[str, Tensor],
+    tensor_for: Callable[[str, Mapping[str, Tensor], ModelConfig], tuple[str, Tensor]],
+    *,
+    besides: Collection[str],
+) -> None:
+    """Give a model the weights of a state dict of another program, in the dtype of its embedding.
+
+    Args:
+        tensor_for: of the name of one of our parameters: the name there, and the tensor in our layout.
+        besides: names that may be there too.
+    Raises:
+        UsageError: if a tensor is missing, left over, of another shape, or not finite.
+    """
+    for name, tensor in state.items():
+        good = tensor.is_floating_point() and bool(tensor.isfinite().all())
+        require(good, f"{name}: not a finite floating-point tensor; take another checkpoint")
+    table, used = "word_emb.emb_layers.0.weight", {*besides}
+    require(table in state, f"{table}: missing from the weights; is this a model of another kind?")
+    model.to(state[table].dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            key, tensor = tensor_for(name, state, model.config)
+            used.add(key)
+            has, asked = tuple(tensor.shape), tuple(parameter.shape)
+            require(has == asked, f"{key}: has the shape of {has}; the configuration, which must fit, asks for {asked}")
+            parameter.copy_(tensor)
+    left = sorted(set(state) - used)
+    require(not left, f"{', '.join(left[:5])}: no weights of the model that the configuration describes")
+
+
 def their_name(name: str, config: ModelConfig) -> str:
     """The name of one of our parameters in the 2019 code."""
-    parts = name.split(".")
-    match parts:
-        case ["layers", _, "attn", "q_net", kind] if config.count_back:
-            return f"layers.{parts[1]}.dec_attn.q_net.{kind}"
-        case ["layers", _, "attn", "k_net" | "v_net", kind] if config.count_back:
-            return f"layers.{parts[1]}.dec_attn.kv_net.{kind}"
-        case ["layers", _, "attn", "q_net" | "k_net" | "v_net", kind]:
-            return f"layers.{parts[1]}.dec_attn.qkv_net.{kind}"
-        case ["layers", _, "attn", "pos", "r_RNH" | "p_RD"]:
-            return "r_emb"
-        case ["layers", _, "attn", "pos", "b_RN"]:
-            return "r_bias"
-        case ["layers", _, "attn", "pos", "u_NH"]:
-            return "r_w_bias"
-        case ["layers", _, "attn", "pos", "v_NH"]:
-            return "r_r_bias"
+    match name.split("."):
+        case ["layers", layer, "attn", "q_net" | "k_net" | "v_net" as net, kind]:
+            joined = "qkv_net" if not config.count_back else "q_net" if net == "q_net" else "kv_net"
+            return f"layers.{layer}.dec_attn.{joined}.{kind}"
+        case ["layers", _, "attn", "pos", kind] if kind in _OF_ALL_LAYERS:
+            return _OF_ALL_LAYERS[kind]
         case ["layers", layer, *inner, kind]:
             return f"layers.{layer}.{_IN_LAYER['.'.join(inner)]}.{kind}"
         case ["word_emb", "tables", i]:
@@ -70,12 +96,9 @@ def tied_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-def to_ours(state: Mapping[str, Tensor], name: str, config: ModelConfig) -> Tensor:
-    """Our parameter, taken from their tensors.
-
-    Raises:
-        UsageError: if their tensor is missing, or of another shape than the configuration asks for.
-    """
+def to_ours(name: str, state: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:
+    """The name of one of our parameters there, and its tensor in our layout. Raises `UsageError` if their tensor is
+    missing, or of another shape than the configuration asks for."""
     theirs = their_name(name, config)
     if theirs not in state:
         raise UsageError(f"{theirs}: missing from the weights; is this a model of another kind?")
@@ -83,11 +106,11 @@ def to_ours(state: Mapping[str, Tensor], name: str, config: ModelConfig) -> Tens
     parts = name.split(".")
     if theirs in _ALL_LAYERS and config.position != "rel_sinusoid":
         tensor = _far_first(tensor, theirs)[int(parts[1])]
-        return tensor.flatten(1) if parts[-1] == "p_RD" else tensor
+        return theirs, tensor.flatten(1) if parts[-1] == "p_RD" else tensor
     if parts[2:4] in (["attn", "q_net"], ["attn", "k_net"], ["attn", "v_net"]):
         held = _joined(theirs)
-        return tensor.chunk(len(held))[held.index(parts[3][0])]
-    return tensor.flip(0) if name in _FLIPPED else tensor
+        return theirs, tensor.chunk(len(held))[held.index(parts[3][0])]
+    return theirs, tensor.flip(0) if name in _FLIPPED else tensor
 
 
 def to_theirs(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -113,22 +136,21 @@ def to_theirs(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tens
 
 def require_exportable(config: ModelConfig) -> None:
     """Raise `UsageError` if the 2019 code has no model of this kind."""
-    require(
-        config.position in ATTN_TYPES,
-        f"--position {config.position}: the original has no such encoding; it has {', '.join(ATTN_TYPES)}",
-    )
-    require(
-        config.position != "rel_sinusoid" or not config.untie_r,
-        "--untie_r: the original has one pair of u and v for all layers",
-    )
-    require(
-        config.count_back or config.position not in ("sinusoid_input", "learned_per_layer"),
-        f"--position {config.position}: the original counts positions back from the last token, this model does not",
-    )
-    for name, default in (("attention", "softmax"), ("activation", "relu"), ("recurrence", "below")):
+    flag, has = f"--position {config.position}", ", ".join(ATTN_TYPES)
+    require(config.position in ATTN_TYPES, f"{flag}: the original has no such encoding; it has {has}")
+    shared = config.position != "rel_sinusoid" or not config.untie_r
+    require(shared, "--untie_r: the original has one pair of u and v for all layers")
+    counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
+    require(counted, f"{flag}: the original counts positions back from the last token, this model does not")
+    require_plain(config, "the original")
+
+
+def require_plain(config: ModelConfig, program: str) -> None:
+    """Raise `UsageError` if a model has layers that neither the 2019 code nor Hugging Face has."""
+    plain = {"attention": "softmax", "activation": "relu", "recurrence": "below", "reversible": False}
+    for name, only in plain.items():
         value = getattr(config, name)
-        require(value == default, f"--{name} {value}: the original has no such model")
-    require(not config.reversible, "--reversible: the original has no such model")
+        require(value == only, f"--{name} {value}: {program} has no such model, only {only}")
 
 
 def _joined(name: str) -> str:
@@ -142,5 +164,5 @@ def _far_first(table: Tensor, name: str) -> Tensor:
 
 
 def inv_freq(d_model: int) -> Tensor:
-    """The buffer of frequencies that each model of theirs saves."""
+    """`INV_FREQ` of a model, (d_model / 2,)."""
     return 1 / (10000 ** (torch.arange(0.0, d_model, 2.0) / d_model))

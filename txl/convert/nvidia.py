@@ -22,15 +22,10 @@ def is_nvidia(content: Any) -> bool:
 
 
 def read_nvidia(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-    """Weights in the 2019 code's names and constructor arguments, for `from_kimiyoung`; and the words, if it has them.
+    """Weights in the 2019 code's names and constructor arguments, for `from_kimiyoung`; and the words, if there are
+    any, of what `read_pickle` found in a file. Raises `UsageError` if it is damaged.
 
     Its softmax keeps weights and biases in lists of their own and lists shared projections once more.
-
-    Args:
-        content: what `read_pickle` found in the file, for which `is_nvidia` holds.
-        path: of the file, for errors.
-    Raises:
-        UsageError: if the file is damaged.
     """
     held, given = content["model_state"], content["model_config"]
     try:

@@ -26,14 +26,8 @@ _EXPORTED: dict[str, Any] = {
 
 
 def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and constructor arguments of a `model.pt` of the 2019 code, for `from_kimiyoung`.
-
-    Args:
-        model: what `read_pickle` found in the file.
-        path: of the file, for errors.
-    Raises:
-        UsageError: if the file is damaged or holds something else.
-    """
+    """Weights and constructor arguments, for `from_kimiyoung`, of what `read_pickle` found in a `model.pt` of the 2019
+    code. Raises `UsageError` if it is damaged or something else."""
     if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
         try:
             arguments = require_fields(model["arguments"], _EXPORTED)
@@ -43,17 +37,17 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
             raise UsageError(f"{path}: damaged ({error}); use another copy") from None
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
-    if hasattr(model, "module") or "module" in _children(model):  # DataParallel
-        model = _children(model)["module"]
+    if hasattr(model, "module") or "module" in model._modules:  # DataParallel
+        model = model._modules["module"]
     try:
         state = {name: tensor.read() for name, tensor in _tensors(model)}
-        layer = _children(_children(model)["layers"])["0"]
+        layer = model._modules["layers"]._modules["0"]
         arguments = {name: getattr(model, name) for name in (*_SIZES, *_LENGTHS)}
         arguments |= {
-            "pre_lnorm": bool(_children(layer)["dec_attn"].pre_lnorm),
-            "div_val": _children(model)["word_emb"].div_val,
-            "cutoffs": list(_children(model)["crit"].cutoffs)[:-1],
-            "dropout": float(_children(model)["drop"].p),
+            "pre_lnorm": bool(layer._modules["dec_attn"].pre_lnorm),
+            "div_val": model._modules["word_emb"].div_val,
+            "cutoffs": list(model._modules["crit"].cutoffs)[:-1],
+            "dropout": float(model._modules["drop"].p),
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy") from None
@@ -64,11 +58,7 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
 
 def words_of_pickle(path: Path) -> list[str]:
     """The words in a pickled vocabulary, in the order of their ids: `cache.pt` of the 2019 code or of NVIDIA's, or
-    Hugging Face's `vocab.bin` or `vocab.pkl`.
-
-    Raises:
-        UsageError: if the file is damaged or holds no vocabulary.
-    """
+    Hugging Face's `vocab.bin` or `vocab.pkl`. Raises `UsageError` if the file is damaged or holds no vocabulary."""
     found = read_pickle(path)
     holder = getattr(found, "vocab", found)
     fields: Mapping[str, Any] = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
@@ -86,10 +76,6 @@ def _text(word: str) -> str:
         return word
 
 
-def _children(module: Any) -> Mapping[str, Any]:
-    return module._modules
-
-
 def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, PickledTensor]]:
     """Parameters and buffers by their names in the state dict."""
     if depth > 8:
@@ -100,6 +86,6 @@ def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
                 yield prefix + name, tensor
             elif tensor is not None:
                 raise ValueError(f"{prefix}{name} is no tensor")
-    for name, child in _children(module).items():
+    for name, child in module._modules.items():
         if child is not None:
             yield from _tensors(child, f"{prefix}{name}.", depth + 1)

@@ -46,6 +46,7 @@ class Inert:
     """A stand-in for an object of a class that is not imported, or for the result of a function that is not called."""
 
     name = ""
+    _modules: dict[str, Any]  # of a torch.nn.Module; not there in others
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.args = args
@@ -89,11 +90,7 @@ class PickledTensor:
     stride: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own.
-
-        Raises:
-            ValueError: if it reaches beyond its storage.
-        """
+        """The tensor, in memory of its own. Raises `ValueError` if it reaches beyond its storage."""
         storage = self.storage
         last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         is_empty = 0 in self.shape
@@ -109,11 +106,8 @@ class PickledTensor:
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickled file holds: builtin types, `PickledTensor`s, and `Inert` objects.
-
-    Raises:
-        UsageError: if the file is damaged, is none of the known formats, or names what no checkpoint has.
-    """
+    """What a pickled file holds: builtin types, `PickledTensor`s, and `Inert` objects. Raises `UsageError` if the file
+    is damaged, is none of the known formats, or names what no checkpoint has."""
     try:
         if zipfile.is_zipfile(path):
             return _read_zip(path)

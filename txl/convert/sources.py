@@ -13,6 +13,7 @@ from txl.model.transformer import TransformerXL
 from txl.records import read_json
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
+_WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 _TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
 
@@ -44,10 +45,8 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         UsageError: if nothing is there, it is of no known kind or damaged, or weights and configuration do not agree.
     """
     if source.suffix in _TENSORFLOW or (source / "checkpoint").is_file():
-        raise UsageError(
-            f"{source}: a TensorFlow checkpoint is not read; the same weights are on the Hugging Face hub as "
-            f"transfo-xl/transfo-xl-wt103, convert that folder"
-        )
+        same = "transfo-xl/transfo-xl-wt103 of the Hugging Face hub has the same weights"
+        raise UsageError(f"{source}: a TensorFlow checkpoint is not read; {same}, convert that folder")
     words: list[str] = []
     if (source / "config.json").is_file():
         kind = "Hugging Face transfo-xl"
@@ -55,7 +54,10 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         model, context = from_huggingface(state, settings)
         folder = source
     else:
-        path = _weights(source)
+        there = [source] if source.is_file() else [path for name in _WEIGHTS if (path := source / name).is_file()]
+        if not there:
+            raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
+        path = there[0]
         folder = path.parent
         content = read_pickle(path)
         if is_nvidia(content):
@@ -72,11 +74,8 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a vocabulary file, in the order of the ids.
-
-    Raises:
-        UsageError: if it cannot be read or holds no vocabulary.
-    """
+    """The words of a vocabulary file, in the order of the ids. Raises `UsageError` if it cannot be read or holds no
+    vocabulary."""
     if path.suffix not in (".txt", ".json"):
         return words_of_pickle(path)
     wrong = UsageError(f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids")
@@ -92,13 +91,3 @@ def read_words(path: Path) -> list[str]:
     if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
         raise wrong
     return [str(word) for word in content]
-
-
-def _weights(source: Path) -> Path:
-    if source.is_file():
-        return source
-    names = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
-    found = next((source / name for name in names if (source / name).is_file()), None)
-    if found is None:
-        raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
-    return found

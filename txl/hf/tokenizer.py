@@ -60,10 +60,8 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         if path is None:
             raise UsageError("TransfoXLTokenizer: no vocabulary; give vocab_file, one word a line")
         self.vocab = Vocab(read_words(Path(path)))
-        require(
-            str(unk_token) in self.vocab or "<UNK>" in self.vocab,
-            f"{path}: has no {unk_token} that stands for unknown words; add it, or name another with unk_token",
-        )
+        has_unknown = str(unk_token) in self.vocab or "<UNK>" in self.vocab
+        require(has_unknown, f"{path}: has no {unk_token} for unknown words; add it, or name another with unk_token")
         self.lower_case = lower_case
         self._unknown = str(unk_token) if str(unk_token) in self.vocab else "<UNK>"
         self._moses = _moses(language)

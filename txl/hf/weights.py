@@ -51,12 +51,8 @@ def call_with(
     prefixes: tuple[str, ...],
     function: Callable[[TransformerXL], T],
 ) -> T:
-    """`function(model)` while the parameters of the model are `theirs`, of which gradients are taken.
-
-    Args:
-        theirs: by their names in the published checkpoint, without `transformer.`.
-        prefixes: only the parameters whose names begin with one of them are put in place.
-    """
+    """`function(model)` while its parameters are `theirs`, of which gradients are taken: by their names in the
+    published checkpoint, without `transformer.`; only those whose names with us begin with one of `prefixes`."""
     names = (name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(prefixes))
     ours = {f"model.{name}": tensor_for(name, theirs, model.config)[1] for name in names}
     return torch.func.functional_call(_Call(model), ours, (function,), tie_weights=False)
