@@ -117,7 +117,8 @@ def stock(
 @pytest.fixture
 def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with all that the pages name."""
-    for run in ("mine", "other", "wt2", "shakespeare"):
+    of_studies = [f"wikipedia-8m/{name}__rel_sinusoid/seed_1/run" for name in ("recurrence", "no_recurrence")]
+    for run in ("mine", "other", "wt2", "shakespeare", *of_studies):
         shutil.copytree(stock / "run", tmp_path / "runs" / run)
     for text in ("my_folder", "data/wikitext-2"):
         shutil.copytree(stock / "text", tmp_path / text)
