@@ -32,11 +32,8 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             n_warmup = -(-context.mem_len // context.tgt_len)
             return Reading(context, within(seen, n_token), n_warmup, with_cuda_graphs(model))
         case "huggingface":
-            require(
-                context.ext_len == 0,
-                f"--ext_len {context.ext_len}: Hugging Face's model has none; --convention huggingface needs --ext_len "
-                f"0",
-            )
+            none = "Hugging Face's model has none; --convention huggingface needs --ext_len 0"
+            require(context.ext_len == 0, f"--ext_len {context.ext_len}: {none}")
             # its memory starts full, so limiting it to the text would give another result
             return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
     seen = within(context, n_token)

@@ -24,11 +24,10 @@ class Nats(nn.Module):
         context: Context,
         since_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, AnyMemory]:
+        nll_BT, hidden_BTD, new_memory = self.model.nll_and_hidden(
+            input_BT, target_BT, memory, context, since_BT, same_weight=True
+        )
         if not self.label_smoothing:
-            nll_BT, new_memory = self.model.nll(input_BT, target_BT, memory, context, since_BT, same_weight=True)
             return nll_BT, nll_BT.detach(), new_memory
-        hidden_BTD, new_memory = self.model(input_BT, memory, context, since_BT)
-        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-        nll_BT = self.model.softmax.nll(hidden_BTD, target_BT, same_weight=True)
         added_BT = self.model.softmax.smoothing(hidden_BTD, target_BT)
         return nll_BT + self.label_smoothing * added_BT, nll_BT.detach(), new_memory
