@@ -72,7 +72,7 @@ def launches(B: int, N: int, H: int, T: int, M: int, dtype: torch.dtype) -> dict
     """One launch of each kernel on inputs of this shape."""
     q, k, v, r, u, w = (x.detach() for x in inputs(B, N, H, T, T + M, dtype))
     out, lse, qu, qw, *padded = _forward(q, k, v, r, u, w, None, H**-0.5, -1, 0.0, KEEP_MIB)
-    k, v, r = padded or (k, v, r.transpose(0, 1))
+    k, v, r = padded if padded[0].numel() else (k, v, r.transpose(0, 1))
     call = launch.Call(qu, qw, k, v, r, None, H, H**-0.5, -1, 0.0)
     grad = launch.incoming(call, torch.randn_like(out), out, lse)
 

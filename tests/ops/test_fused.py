@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is published for Linux only", exc_t
 
 from txl import Context, ModelConfig, TransformerXL
 from txl.ops.rel_attention import kept, launch, rel_attention
-from txl.ops.rel_attention.fused import _forward, fused
+from txl.ops.rel_attention.fused import fused, operator
 from txl.ops.rel_attention.launch import Tile
 from txl.ops.rel_attention.naive import naive
 
@@ -275,7 +275,7 @@ def test_the_operator_keeps_the_promises_of_pytorch() -> None:
     """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
     for H in (8, 5):
         args = inputs(1, 2, 5, 7, H)
-        torch.library.opcheck(_forward, (*args, None, 0.5, -1, 0.0, 1))
+        torch.library.opcheck(operator.custom_op, (*args, None, 0.5, -1, 0.0, 1))
 
 
 def test_a_layer_compiles_into_one_graph() -> None:

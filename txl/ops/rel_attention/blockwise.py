@@ -6,14 +6,14 @@ within the tile. The backward pass recomputes the probabilities of a tile from t
 from a seed and the tile's number. The equations are those of `dense.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import custom_op
 
+from txl.ops.operator import Operator
 from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _QUERIES, _KEYS = 128, 512
@@ -174,29 +174,30 @@ def _backward_of_logits(tile: _Tile, x: Heads, grads: Gradients, dlogit_NTS: Ten
     grads.r_NSH[tile.heads, rows].baddbmm_(dplace_NTL.mT, tile.of_queries(x.qw_NBTH))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
     *operands, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT = inputs
-    ctx.save_for_backward(*operands, *output, first_BT)
+    ctx.save_for_backward(*operands, *results, first_BT)
 
 
-def _backward(ctx: Any, dout_BNTH: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
     *saved, first_BT = ctx.saved_tensors
-    grads = _backward_op(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT)
-    return *grads, *[None] * 5
+    return *backward(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT), *[None] * 5
 
 
-_forward_op = custom_op("txl::rel_attention_blockwise", forward, mutates_args=())
-_backward_op = custom_op("txl::rel_attention_blockwise_backward", backward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(q_BNTH, *_):  # type: ignore[no-untyped-def]
+def _fake_forward(q_BNTH: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, N, T, H = q_BNTH.shape
     return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(N, B, T, 1)
 
 
-_backward_op.register_fake(like_operands)
-_forward_op.register_autograd(_backward, setup_context=_setup)
+operator = Operator(
+    "rel_attention_blockwise",
+    forward,
+    backward,
+    fake_forward=_fake_forward,
+    fake_backward=like_operands,
+    save=_save,
+    gradients=_gradients,
+)
 
 
 def blockwise(
@@ -205,5 +206,5 @@ def blockwise(
     """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores."""
     seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
     if needs_grad(*operands):
-        return _forward_op(*operands, scale, window, dropout, seed, first_BT)[0]
+        return operator(*operands, scale, window, dropout, seed, first_BT)
     return forward(*operands, scale, window, dropout, seed, first_BT)[0]

@@ -11,14 +11,14 @@ shift is a view of y r^T with a row stride one shorter (`tiles.skewed`), and dlo
 shift^-1(dlogit): neither direction copies. Keys that no query of a block sees are left out of its products.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from txl.ops.dropout import as_drawn, draw_kept
+from txl.ops.operator import Operator
 from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
@@ -237,22 +237,16 @@ def _backward_of_logits(
     block.of_distances(grads.r_NSH).add_(dr_NSH)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
     *operands, ctx.scale, ctx.window, ctx.dropout, _, _, _ = inputs
-    ctx.save_for_backward(*operands, *output)
+    ctx.save_for_backward(*operands, *results)
 
 
-def _backward(ctx: Any, dout_BNTH: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _backward_op(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
-    return *grads, *[None] * 6
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
+    return *backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout), *[None] * 6
 
 
-_forward_op = custom_op("txl::rel_attention_dense", forward, mutates_args=())
-_backward_op = custom_op("txl::rel_attention_dense_backward", backward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
+def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
     B, N, T, H = q_BNTH.shape
     on_cpu = q_BNTH.device.type == "cpu"
     n_prob = _n_score(B, N, T, k_BNSH.shape[2], window, on_cpu=on_cpu) if keep else 0
@@ -260,8 +254,15 @@ def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *
     return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(n_prob), kept
 
 
-_backward_op.register_fake(like_operands)
-_forward_op.register_autograd(_backward, setup_context=_setup)
+operator = Operator(
+    "rel_attention_dense",
+    forward,
+    backward,
+    fake_forward=_fake_forward,
+    fake_backward=like_operands,
+    save=_save,
+    gradients=_gradients,
+)
 
 
 def _one_query(*operands: *Operands, scale: float, window: int, clamp_len: int) -> Tensor:
@@ -289,7 +290,7 @@ def dense(
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
     dropout = as_drawn(dropout)
     if needs_grad(*operands):
-        return _forward_op(*operands, scale, window, dropout, True, clamp_len, first_BT)[0]
+        return operator(*operands, scale, window, dropout, True, clamp_len, first_BT)
     if operands[0].shape[2] == 1 and dropout == 0 and first_BT is None:
         return _one_query(*operands, scale=scale, window=window, clamp_len=clamp_len)
     return forward(*operands, scale, window, dropout, False, clamp_len, first_BT)[0]

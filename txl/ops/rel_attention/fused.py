@@ -1,12 +1,14 @@
 """The operator in Triton. Of T x S tensors it stores one at most, in the backward pass. README.md here derives it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.config import KEEP_MIB
+from txl.ops.operator import Operator
 from txl.ops.rel_attention.kept import kept_backward, sequences_that_fit
 from txl.ops.rel_attention.launch import (
     Call,
@@ -40,7 +42,7 @@ def fused(
     seed = None
     if dropout > 0:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=operands[0].device)
-    return _forward(*operands, seed, scale, window, dropout, keep_mib)[0]
+    return operator(*operands, seed, scale, window, dropout, keep_mib)
 
 
 def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropout: float) -> None:
@@ -56,7 +58,6 @@ def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropou
         raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
 
 
-@torch.library.custom_op("txl::rel_attention", mutates_args=())
 def _forward(
     q_BNTH: Tensor,
     k_BNSH: Tensor,
@@ -69,27 +70,26 @@ def _forward(
     window: int,
     dropout: float,
     keep_mib: int,
-) -> list[Tensor]:
-    """The output and tensors for the backward pass: [out, lse, qu, qw] and, if heads are padded, [k, v, r]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output and tensors for the backward pass: out, lse, qu, qw and, empty unless heads are padded, k, v, r."""
     with torch.cuda.device_of(q_BNTH):  # Triton launches on the current device, whose tensors these need not be
         qu_BNTP, qw_BNTP = biased_queries(q_BNTH, u_NH, w_NH, scale * math.log2(math.e))
         k_BNSP, v_BNSP, r_NSP = aligned(k_BNSH), aligned(v_BNSH), aligned(r_SNH.transpose(0, 1)[None])[0]
         call = Call(qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, q_BNTH.shape[3], scale, window, dropout)
-        padded = [k_BNSP, v_BNSP, r_NSP] if qu_BNTP.shape[3] != q_BNTH.shape[3] else []
-        return [*forward(call), qu_BNTP, qw_BNTP, *padded]
+        if qu_BNTP.shape[3] == q_BNTH.shape[3]:  # a custom operator must not return its arguments
+            k_BNSP, v_BNSP, r_NSP = (q_BNTH.new_empty(0) for _ in range(3))
+        return *forward(call), qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP
 
 
-@_forward.register_fake
-def _(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout, keep_mib):
+def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, scale, window, dropout, keep_mib):
     B, N, T, H = q_BNTH.shape
     S, HP = k_BNSH.shape[2], padded_head(H, q_BNTH.dtype)
     out_BNTH = q_BNTH.new_empty(B, T, N, H).transpose(1, 2)
     lse_BNT = q_BNTH.new_empty(B, N, T, dtype=torch.float32)
-    padded = [(B, N, S, HP), (B, N, S, HP), (N, S, HP)] if HP != H else []
-    return [out_BNTH, lse_BNT, *(q_BNTH.new_empty(shape) for shape in [(B, N, T, HP), (B, N, T, HP), *padded])]
+    padded = [(B, N, S, HP), (B, N, S, HP), (N, S, HP)] if HP != H else [(0,)] * 3
+    return out_BNTH, lse_BNT, *(q_BNTH.new_empty(shape) for shape in [(B, N, T, HP), (B, N, T, HP), *padded])
 
 
-@torch.library.custom_op("txl::rel_attention_backward", mutates_args=())
 def _backward(
     dout_BNTH: Tensor,
     out_BNTH: Tensor,
@@ -117,25 +117,34 @@ def _backward(
         return dq_BNTH, dk_BNSH, dv_BNSH, backward_places(call, grad), du_NH, sum_NH - du_NH
 
 
-@_backward.register_fake
-def _(dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout, keep_mib):
+def _fake_backward(
+    dout_BNTH, out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k_BNSP, v_BNSP, r_NSP, seed, scale, window, dropout, keep_mib
+):
     B, N, T, H = out_BNTH.shape
     S = k_BNSP.shape[2]
     dq_BNTH, dk_BNSH, dv_BNSH = (out_BNTH.new_empty(B, L, N, H).transpose(1, 2) for L in (T, S, S))
     return dq_BNTH, dk_BNSH, dv_BNSH, lse_BNT.new_empty(S, N, H), lse_BNT.new_empty(N, H), lse_BNT.new_empty(N, H)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
     _, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, seed, *ctx.numbers = inputs
-    out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, *padded = output
-    k, v, r = padded or (k_BNSH, v_BNSH, r_SNH.transpose(0, 1))
+    out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, *padded = results
+    k, v, r = padded if padded[0].numel() else (k_BNSH, v_BNSH, r_SNH.transpose(0, 1))
     ctx.save_for_backward(out_BNTH, lse_BNT, qu_BNTP, qw_BNTP, k, v, r, seed)
     ctx.dtypes = r_SNH.dtype, u_NH.dtype, w_NH.dtype
 
 
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, *shared = _backward(grads[0], *ctx.saved_tensors, *ctx.numbers)
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, *shared = backward(dout_BNTH, *ctx.saved_tensors, *ctx.numbers)
     return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True)), None, None, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_save)
+operator = Operator(
+    "rel_attention",
+    _forward,
+    _backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+)
