@@ -1,5 +1,7 @@
 """Fine-tuning a trained model to classify texts."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,14 @@ def test_every_text_is_in_one_batch() -> None:
     assert sorted(label for batch in found for _, label in batch) == list(range(23))
 
 
+@pytest.fixture
+def notices() -> Iterator[None]:
+    """The program silences those of the text library, for good."""
+    yield
+    logging.getLogger("txl.data_utils").setLevel(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("notices")
 def test_a_model_learns_to_tell_texts_apart(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
