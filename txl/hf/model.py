@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization  # pyright: ignore[reportMissingImports]
 from transformers.utils import ModelOutput  # pyright: ignore[reportMissingImports]
@@ -20,6 +19,7 @@ from txl.evaluation.study.attention_by_distance import probabilities
 from txl.hf.config import TransfoXLConfig
 from txl.hf.weights import Weights, add_weights, call_with
 from txl.memory import Memory
+from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
 
 
@@ -97,8 +97,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         super().__init__(config)
         model_config, self.context = configs_of(config.to_dict())
         self.mem_len = config.mem_len
-        with torch.device("meta"):
-            model = TransformerXL(model_config, dropout=config.dropout, dropatt=config.dropatt)
+        model = model_without_values(model_config, dropout=config.dropout, dropatt=config.dropatt)
         self.__dict__["ours"] = model  # no submodule: its weights are those here
         add_weights(self, model, "transformer.")
         self.post_init()

@@ -12,6 +12,7 @@ from txl.config import Context, ModelConfig, require
 from txl.memory import Span
 from txl.model.autocast import autocast
 from txl.model.layer import Layer
+from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.positions import build_position_encodings
@@ -88,8 +89,7 @@ def passing_bytes(
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
     """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
-    with torch.device("meta"):
-        one, two = (weight_bytes(TransformerXL(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
+    one, two = (weight_bytes(model_without_values(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
     weights = (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
     require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
 
