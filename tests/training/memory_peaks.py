@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers import it: once for all forks
 from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
