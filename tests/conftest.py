@@ -23,6 +23,9 @@ os.fsync = lambda descriptor: None  # nothing here outlives a power cut; process
 meter.measured_peak_flops = functools.cache(meter.measured_peak_flops)  # once a process, not once a training
 
 
+long_test = pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes long; CI sets TXL_LONG_TESTS=1")
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

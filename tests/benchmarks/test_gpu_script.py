@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
+
 pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU coreutils, as gpu.sh does")
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
@@ -122,7 +124,7 @@ def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes minutes; set TXL_LONG_TESTS=1")
+@long_test
 @pytest.mark.parametrize("part", [1, 2, 3, 4])
 def test_every_benchmark_runs_without_a_gpu(part: int, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHON": sys.executable, "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
+
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,7 @@ KERNELS |= {"kept_keys", "kept_queries", "kept_places"}  # of a backward pass th
 
 
 @pytest.mark.slow
+@long_test
 @pytest.mark.parametrize(("H", "dtype", "dropout"), CASES)
 def test_kernels_fit_on_sm_90_without_spills_that_matter(H: int, dtype: str, dropout: float, tmp_path: Path) -> None:
     """At most 64 of a kernel's thousands of instructions store to local memory, as benchmarks/aot.py reads them off."""

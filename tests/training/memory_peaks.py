@@ -26,11 +26,9 @@ WIDE = {"d_model": 512, "d_inner": 2048, "n_head": 8, "d_head": 64}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # shape, training, streams, tgt, mem
     "small": ({}, {}, 8, 128, 128),
     "wide": (WIDE, {}, 2, 16, 16),
-    "words": ({"n_token": 60000}, {}, 4, 64, 64),
     "clusters": ({"n_token": 90000, "cutoffs": (2000, 20000), "div_val": 2, "d_model": 256}, {}, 4, 64, 64),
     "dense": ({}, {"dropout": 0.1, "dropatt": 0.1}, 16, 128, 128),
     "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
-    "naive": ({}, {"attn_impl": "naive"}, 8, 128, 128),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
     "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
     "alibi": ({"position": "alibi", "activation": "swiglu"}, {}, 16, 128, 128),
