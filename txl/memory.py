@@ -235,12 +235,12 @@ class KeyValueMemory:
     Attributes:
         feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
             first, for the longest span so far; shorter spans use the last rows.
-        clamp_len: of `feats`.
+        feats_for: what `feats` depend on besides; see `TransformerXL.with_feats`.
     """
 
     layers: tuple[KeyValue, ...]
     feats: tuple[Tensor, ...] = ()
-    clamp_len: int = -1
+    feats_for: tuple[object, ...] = ()
 
     @property
     def length(self) -> int:
@@ -260,4 +260,4 @@ class KeyValueMemory:
         """
         end = self.length + max(0, n_new - ext_len)
         begin = max(0, end - mem_len)
-        return KeyValueMemory(tuple(both.between(begin, end) for both in seen), self.feats, self.clamp_len)
+        return KeyValueMemory(tuple(both.between(begin, end) for both in seen), self.feats, self.feats_for)

@@ -82,11 +82,28 @@ def test_a_tied_table_gets_both_gradients(cut: str) -> None:
         loss = softmax.nll(hidden_BTD, target_BT, *tables).sum() + (hidden_BTD * weight_BTD).sum()
         return torch.autograd.grad(loss, wanted, allow_unused=True)
 
-    torch.testing.assert_close(gradients(*embedding.with_tables(token_BT)), gradients(embedding(token_BT)))
-    rows_BTD, _ = embedding.with_tables(token_BT)
+    tables: list[Tensor] = []
+    torch.testing.assert_close(gradients(embedding(token_BT, tables), tables), gradients(embedding(token_BT)))
+    rows_BTD = embedding(token_BT, [])
     alone = torch.autograd.grad((rows_BTD * weight_BTD).sum(), list(embedding.parameters()))
     expected = torch.autograd.grad((embedding(token_BT) * weight_BTD).sum(), list(embedding.parameters()))
     torch.testing.assert_close(alone, expected)
+
+
+def test_a_hook_of_the_embedding_is_called_in_training_as_in_evaluation() -> None:
+    model = TransformerXL(ModelConfig(n_token=12, n_layer=1, n_head=1, d_head=4, d_model=6, d_inner=4))
+    model.word_emb.register_forward_hook(lambda module, inputs, out: out + torch.arange(6))
+    ids = torch.tensor([[0, 5, 5, 11]])
+    trained = model.nll(ids, ids, None, Context())[0]
+    with torch.no_grad():
+        torch.testing.assert_close(trained, model.nll(ids, ids, None, Context())[0])
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_targets_of_32_bits_count_as_those_of_64(cut: str) -> None:
+    softmax = softmax_of(**CUTS[cut])
+    hidden_LD, target_L = torch.randn(7, 6).double(), torch.randint(0, 12, (7,))
+    torch.testing.assert_close(softmax.nll(hidden_LD, target_L.int()), softmax.nll(hidden_LD, target_L))
 
 
 def test_smoothing_without_clusters_is_the_usual_one() -> None:

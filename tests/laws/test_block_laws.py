@@ -115,6 +115,14 @@ def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> N
     assert step_peak("kept", 10, n_token=256) > 2 * many
 
 
+def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(token_BT: Tensor) -> None:
+    model = build("plain", **REVERSIBLE).train()
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    out = torch.func.functional_call(model, weights, (token_BT, None, Context(tgt_len=24)))
+    with pytest.raises(RuntimeError, match="not with functional_call"):
+        out.hidden_BTD.sum().backward()
+
+
 def test_post_norm_layers_are_not_reversible() -> None:
     with pytest.raises(UsageError, match="--reversible needs --pre_lnorm"):
         ModelConfig(n_token=5, reversible=True)

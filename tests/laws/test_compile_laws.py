@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from txl import Context, ModelConfig, Span, TransformerXL
+from txl.ops.rel_attention.dense import dense
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +47,21 @@ def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory(impl: st
         made.append(len(graphs))
     assert made[0] == 1
     assert made[-1] <= 3, made
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_compiled_graph_drops_it_drops_again_when_it_recomputes() -> None:
+    operands = [torch.randn(shape, requires_grad=True) for shape in [(2, 2, 5, 4)] * 3 + [(5, 2, 4), (2, 4), (2, 4)]]
+
+    def attended(*operands: torch.Tensor) -> torch.Tensor:
+        return dense(*operands, scale=0.5, dropout=0.5)
+
+    def recomputed(*operands: torch.Tensor) -> torch.Tensor:
+        return checkpoint(attended, *operands, use_reentrant=False)
+
+    def gradients(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        return torch.autograd.grad(compiled(*operands).square().sum(), operands)
+
+    torch.testing.assert_close(gradients(recomputed), gradients(attended))

@@ -223,6 +223,33 @@ def test_a_fresh_memory_takes_gradients_to_every_layer(model: TransformerXL, tok
             model.nll(first, first, memory, context)
 
 
+def test_frozen_embeddings_do_not_keep_gradients_from_the_layers(token_BT: Tensor) -> None:
+    model = TransformerXL(ModelConfig(n_token=50, n_layer=2, n_head=2, d_head=4, d_model=8, d_inner=8, not_tied=True))
+    model.word_emb.requires_grad_(False)
+    context = Context(tgt_len=4, mem_len=8)
+    model.nll(token_BT, token_BT, model.fresh_memory(len(token_BT)), context)[0].sum().backward()
+    assert [name for name, p in model.layers.named_parameters() if p.grad is None] == []
+    with torch.no_grad():
+        memory = model(token_BT, model.fresh_memory(len(token_BT)), context).memory
+    with pytest.raises(ValueError, match="takes no gradient"):
+        model(token_BT, memory, context)
+
+
+def test_position_features_do_not_keep_what_training_dropped(token_BT: Tensor) -> None:
+    """Nor the dtype of autocast."""
+    config = ModelConfig(n_token=50, n_layer=2, n_head=2, d_head=4, d_model=8, d_inner=8)
+    model, context = TransformerXL(config, dropout=0.5).train(), Context(tgt_len=8, mem_len=8)
+    first, second = token_BT[:, :8], token_BT[:, 8:16]
+    for autocast in (False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            memory = model(first, model.fresh_memory(len(first)), context).memory
+        model.eval()
+        with torch.no_grad():
+            found = model(second, memory, context).hidden_BTD
+            expected = model(second, dataclasses.replace(memory, feats=()), context).hidden_BTD
+        torch.testing.assert_close(found, expected)
+
+
 @torch.no_grad()
 def test_a_token_more_does_not_copy_the_memory(model: TransformerXL, token_BT: Tensor) -> None:
     if encoding(model).places_hidden_states():

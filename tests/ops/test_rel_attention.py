@@ -195,7 +195,7 @@ def test_half_precision_is_near(impl: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("impl", FAST)
 def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     operator = MODULES[impl].operator.custom_op
-    last = (True, -1, None) if impl == "dense" else (7, None)
+    last = (True, -1, None, None) if impl == "dense" else (7, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 

@@ -85,31 +85,27 @@ class AdaptiveEmbedding(nn.Module):
         self.tables = nn.ParameterList(_table(*shape) for shape in tables)
         self.projs = nn.ParameterList(_table(*shape) for shape in projs)
 
-    def forward(self, token_BT: Tensor) -> Tensor:
+    def forward(self, token_BT: Tensor, tables: list[Tensor] | None = None) -> Tensor:
         """Hidden states (B, T, D) on the device of the tables.
 
         Ids may be on the CPU while the tables are on a GPU, which avoids synchronisation; ids on a GPU synchronise once
         per cluster if div_val > 1.
 
+        Args:
+            tables: an empty list gets the tables for a softmax tied to them: a gradient of these takes up that of the
+                words in place, which else is as large as the tables and almost all zeros.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        return self._embedded(token_BT, F.embedding)
-
-    def with_tables(self, token_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, and the tables for a softmax tied to them: a gradient of these takes up that of the words in
-        place, which else is as large as the tables and almost all zeros."""
-        tables = []
+        _check_ids(token_BT, self.n_token)
 
         def look_up(id_L: Tensor, table: Tensor) -> Tensor:
+            if tables is None:
+                return F.embedding(id_L, table)
             row_LE, same_table = _LookUp.apply(id_L, table)
             tables.append(same_table)
             return row_LE
 
-        return self._embedded(token_BT, look_up), tables
-
-    def _embedded(self, token_BT: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        _check_ids(token_BT, self.n_token)
         if len(self.tables) == 1:
             out = look_up(_to_device(token_BT, self.tables[0].device), self.tables[0])
             out = (
@@ -170,7 +166,7 @@ class AdaptiveSoftmax(nn.Module):
             hidden: output of the last layer, (..., D).
             target: token ids, (...). Keep them on the CPU while `hidden` is on a GPU: they are grouped by cluster there
                 without synchronisation; on a GPU it takes one per tail cluster.
-            tables: those of a tied embedding, see `AdaptiveEmbedding.with_tables`.
+            tables: those of a tied embedding, see `AdaptiveEmbedding.forward`.
             same_weight: promises that all losses have the same gradient, see `txl.ops.linear_cross_entropy`.
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
@@ -226,7 +222,7 @@ class AdaptiveSoftmax(nn.Module):
     def _group(self, target_L: Tensor, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
         """The class of each target in the head, then those of the tail targets within their clusters; the indices of
         the tail targets; and the number of targets in the head (all) and in each tail cluster."""
-        column_L, orders, places = target_L.clone(), [], []
+        column_L, orders, places = target_L.to(torch.int64, copy=True), [], []
         for c, (order, place) in enumerate(_cluster_members(target_L, self.sizes[0], self.sizes[1:])):
             column_L[order] = self.sizes[0] + c
             orders.append(order)

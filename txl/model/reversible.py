@@ -82,6 +82,9 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy1_BTD: Tensor, dy2_BTD: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # decorated
+        now = {id(p) for layer in ctx.layers for p in layer.parameters()}
+        if now != {id(p) for p in ctx.parameters}:
+            raise RuntimeError("reversible layers compute again with their own weights: not with functional_call")
         y1_BTD, y2_BTD, feats = ctx.saved_tensors
         feats = feats.detach().requires_grad_(ctx.needs_input_grad[6])
         sums = _Sums([*ctx.parameters, feats])

@@ -15,6 +15,7 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
+from txl.ops.numbers import product_dtype
 from txl.ops.rel_attention import refusal, resolved
 from txl.positions import build_position_encodings, require_serves
 
@@ -85,7 +86,7 @@ class TransformerXL(nn.Module):
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:
             memory = self.empty_memory(batch_size, like=h_BTD)
-        if isinstance(memory, KeyValueMemory) and h_BTD.requires_grad:
+        if isinstance(memory, KeyValueMemory) and self._layers_need_gradients(h_BTD):
             if memory.length:
                 raise ValueError(
                     "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
@@ -104,6 +105,11 @@ class TransformerXL(nn.Module):
             x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
             h_BTD = (x1_BTD + x2_BTD) / 2
         return Output(self.drop(h_BTD), memory)
+
+    def _layers_need_gradients(self, h_BTD: Tensor) -> bool:
+        """Also with frozen embeddings."""
+        trains = torch.is_grad_enabled() and any(p.requires_grad for layer in self.layers for p in layer.parameters())
+        return trains or h_BTD.requires_grad
 
     def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
         feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
@@ -155,15 +161,16 @@ class TransformerXL(nn.Module):
         """
         span = Span.of(context, n_mem=memory.length, n_new=n_new)
         encodings = [layer.attn.pos for layer in self.layers]
-        by_distance = encodings[0].by_distance
-        is_for_this_clamp = by_distance and bool(memory.feats) and memory.clamp_len == span.clamp_len
-        if is_for_this_clamp and len(memory.feats[0]) >= span.n_key:
+        by_distance, weight = encodings[0].by_distance, self.layers[0].attn.k_net.weight
+        made_for = span.clamp_len, product_dtype(weight), weight.device, self.training
+        serves = by_distance and bool(memory.feats) and memory.feats_for == made_for
+        if serves and not self.training and len(memory.feats[0]) >= span.n_key:  # in training they have dropout
             return memory
         if by_distance:
             longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
             span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
-        feats = encodings[0].prepare(span, like=self.layers[0].attn.k_net.weight)
-        return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), clamp_len=span.clamp_len)
+        feats = encodings[0].prepare(span, like=weight)
+        return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), feats_for=made_for)
 
     def use_attention(self, impl: str, *, keep_mib: int = KEEP_MIB) -> None:
         """Choose the implementation of relative attention, see `txl.ops.rel_attention`; results agree up to rounding.
@@ -235,10 +242,11 @@ class TransformerXL(nn.Module):
         same_weight: bool = False,
     ) -> tuple[Tensor, Tensor, AnyMemory]:
         """`nll`, with the hidden states (B, T, D) that the targets are predicted from between its results."""
-        tables = None  # one gradient for both uses of a tied table; a GPU would sum its rows in any order
+        tables: list[Tensor] | None = None
+        # one gradient for both uses of a tied table; a GPU would sum its rows in any order
         if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
-            embedded_BTD, tables = self.word_emb.with_tables(input_BT)
-            out = self.read(embedded_BTD, memory, context, since_BT)
+            tables = []
+            out = self.read(self.word_emb(input_BT, tables), memory, context, since_BT)
         else:
             out = self(input_BT, memory, context, since_BT)
         hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]

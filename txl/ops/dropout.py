@@ -28,11 +28,11 @@ def as_drawn(p: float) -> float:
     return min(round(p * _LEVELS), _LEVELS - 1) / _LEVELS
 
 
-def draw_kept(p: float, *, out: Tensor) -> Tensor:
+def draw_kept(p: float, *, out: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Fill `out` with True or 1 where an element is kept, else False or 0; on a CPU `as_drawn(p)` are dropped."""
     if out.device.type != "cpu":
-        return torch.ge(torch.rand(out.shape, device=out.device), p, out=out)
-    draws = torch.empty(-(-out.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        return torch.ge(torch.rand(out.shape, device=out.device, generator=generator), p, out=out)
+    draws = torch.empty(-(-out.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     first_kept = round(as_drawn(p) * _LEVELS) - _LEVELS // 2
     return torch.ge(draws.view(torch.int16)[: out.numel()].view(out.shape), first_kept, out=out)
 

@@ -148,9 +148,10 @@ def forward(
     keep: bool,
     clamp_len: int,
     first_BT: Tensor | None,
+    seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, N, T, H), stored as (B, T, N, H); with `keep` also what `backward` needs: the probabilities of all
-    blocks in a row, and dropout's mask (empty without dropout)."""
+    blocks in a row, and dropout's mask (empty without dropout), drawn from the seed or PyTorch's generator."""
     n_distinct = clamp_len + 1 if clamp_len > 0 else k_BNSH.shape[2]
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
@@ -160,12 +161,13 @@ def forward(
     place = q_BNTH.new_empty(largest)
     prob = q_BNTH.new_empty(sum(block.n_score for block in blocks) if keep else largest)
     kept = torch.empty(prob.shape if dropout > 0 else 0, dtype=torch.bool, device=prob.device)
+    generator = None if seed is None else torch.Generator(prob.device).manual_seed(int(seed))
     first = 0
     for block in blocks:
         last = first + block.n_score
         prob_ZTS = _probabilities(block, x, window, first_BT, place, prob[first:last], n_distinct)
         if dropout > 0:
-            kept_ZTS = draw_kept(dropout, out=kept[first:last].view(prob_ZTS.shape))
+            kept_ZTS = draw_kept(dropout, out=kept[first:last].view(prob_ZTS.shape), generator=generator)
             prob_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
         block.set_queries(out_BTNH.permute(2, 0, 1, 3), torch.bmm(prob_ZTS, block.of_keys(x.v_NBSH)))
         first = last if keep else 0
@@ -238,12 +240,12 @@ def _backward_of_logits(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, _, _, _ = inputs
+    *operands, ctx.scale, ctx.window, ctx.dropout, _, _, _, _ = inputs
     ctx.save_for_backward(*operands, *results)
 
 
 def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
-    return *backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout), *[None] * 6
+    return *backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout), *[None] * 7
 
 
 def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]
@@ -290,7 +292,9 @@ def dense(
     """See `txl.ops.rel_attention.rel_attention`. Keeps B x N x T x S probabilities for the backward pass."""
     dropout = as_drawn(dropout)
     if needs_grad(*operands):
-        return operator(*operands, scale, window, dropout, True, clamp_len, first_BT)
+        # PyTorch does not know what an operator of a compiled graph draws, so it could not recompute it
+        seed = torch.randint(2**62, (1,)) if dropout > 0 and torch.compiler.is_compiling() else None
+        return operator(*operands, scale, window, dropout, True, clamp_len, first_BT, seed)
     if operands[0].shape[2] == 1 and dropout == 0 and first_BT is None:
         return _one_query(*operands, scale=scale, window=window, clamp_len=clamp_len)
-    return forward(*operands, scale, window, dropout, False, clamp_len, first_BT)[0]
+    return forward(*operands, scale, window, dropout, False, clamp_len, first_BT, None)[0]
