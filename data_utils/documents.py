@@ -92,10 +92,10 @@ def _as_one(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def rule_of(config: DataConfig, files: list[Path]) -> tuple[str, str]:
-    """How documents are found, and why, from the beginning of the first file that is not empty."""
+    """How documents are found, and why, from the beginning of the first file that is not empty, of rows if one has."""
     if config.documents != "auto":
         return config.documents, "as asked"
-    path = next((path for path in files if path.stat().st_size), files[0])
+    path = next((path for path in sorted(files, key=has_rows, reverse=True) if path.stat().st_size), files[0])
     rows = has_rows(path)
     lines = rows_of(path, config.text_field, task="looking at") if rows else lines_of(path, task="looking at")
     first = list(itertools.islice(lines, 4096))

@@ -9,8 +9,9 @@ import os
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
@@ -57,14 +58,28 @@ def _named(name: str, *, alone: bool) -> tuple[str, list[Path]]:
     path = Path(name)
     if path.is_dir():
         root = os.path.abspath(path)
-        below = (p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file() and _kind(p) is not None)
-        shown = (p for p in below if not any(part.startswith(".") or part == CACHE for part in p.parts))
-        return root if alone else os.path.dirname(root), [path / p for p in shown]
+        files = _of_others(path, (file for file in sorted(path.rglob("*")) if file.is_file() and _kind(file)))
+        if any(map(has_rows, files)):
+            files = [file for file in files if not file.name.lower().startswith("readme.")]
+        return root if alone else os.path.dirname(root), files
     if path.exists():
         return os.path.dirname(os.path.abspath(path)), [path]
     fixed = Path(*itertools.takewhile(lambda part: not has_magic(part), path.parts))
-    files = [file for file in _matching(name) if file.is_file() and CACHE not in file.relative_to(fixed).parts]
-    return os.path.abspath(fixed), files
+    return os.path.abspath(fixed), _of_others(fixed, filter(Path.is_file, _matching(name)))
+
+
+def _of_others(top: Path, files: Iterable[Path]) -> list[Path]:
+    """The files that are neither hidden below `top` nor written by txl: to a cache, a run folder."""
+
+    @cache
+    def is_left_out(path: Path) -> bool:
+        if path in (top, path.parent):
+            return False
+        is_own = path.name in (CACHE, "checked.json") or (path / "prepared.json").is_file()
+        is_run = (path / "metrics.jsonl").is_file() and any(path.glob("step_*"))
+        return path.name.startswith(".") or is_own or is_run or is_left_out(path.parent)
+
+    return [file for file in files if not is_left_out(file)]
 
 
 def _split_below(root: str, path: Path | str) -> str:
@@ -85,8 +100,8 @@ def home_of(data: tuple[str, ...] | str) -> Path:
     first = data if isinstance(data, str) else data[0]
     if Path(first).is_dir():
         return Path(first)
-    found = _matching(first)
-    return found[0].parent if found else Path(first)
+    _, files = _named(first, alone=True)
+    return files[0].parent if files else Path(first)
 
 
 def require_folder(data: tuple[str, ...] | str, dataset: str) -> None:

@@ -55,11 +55,12 @@ def documents(corpus: Corpus, split: str) -> list[str]:
 
 
 def test_a_glob_does_not_find_the_cache(tmp_path: Path) -> None:
-    write_all(tmp_path, ["a.txt", "b/c.txt"])
+    write_all(tmp_path, ["v.txt", "x/c.txt"])
     data = str(tmp_path / "**/*.txt")
     corpus = Corpus(DataConfig(data=data, dataset="bytes", documents="row"))
     assert list(corpus.folder.glob("*.txt"))
-    assert sorted(splits_of(data)) == [tmp_path / "a.txt", tmp_path / "b/c.txt"]
+    assert sorted(splits_of(data)) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
+    assert Corpus(corpus.config).folder == corpus.folder
 
 
 def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
@@ -124,3 +125,24 @@ def test_prepared_text_that_is_damaged_is_rewritten(
         path.write_bytes(path.read_bytes()[:100])
     assert documents(Corpus(config), "test") == texts
     assert "stale or damaged, rewritten" in caplog.text
+
+
+@pytest.mark.parametrize("glob", ["", "/**/*"])
+def test_what_txl_writes_below_data_is_no_text(tmp_path: Path, glob: str) -> None:
+    """A run folder, a cache elsewhere and hidden folders."""
+    ours = ["runs/mine/metrics.jsonl", "runs/mine/step_2/samples.txt", "runs/mine/test.json", ".git/a.txt"]
+    write_all(tmp_path, ["a.txt", "runs/notes.txt", *ours])
+    data = f"{tmp_path}{glob}"
+    Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache")))
+    (tmp_path / "cache/checked.json").write_text("{}")
+    assert sorted(splits_of(data)) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
+
+
+def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
+    write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
+    assert [path.name for path in splits_of(str(tmp_path))] == ["a.txt", "b.jsonl"]
+    assert Corpus(DataConfig(data=str(tmp_path), dataset="bytes")).said.startswith(
+        "documents by row (b.jsonl has rows)"
+    )
+    (tmp_path / "b.jsonl").unlink()
+    assert [path.name for path in splits_of(str(tmp_path))] == ["README.md", "a.txt"]
