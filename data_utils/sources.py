@@ -36,32 +36,38 @@ def splits_of(data: tuple[str, ...] | str) -> dict[Path, str]:
 
     --data names a folder: its files with a known suffix, in it and below, in the order of their names; a file; those
     that a glob matches; or several of these. Folders count below a folder, or below the part of a glob before its first
-    wildcard. Of several arguments a folder's own name counts too, and so do the folders of files and globs if each
-    names a split. Whether paths are absolute does not matter.
+    wildcard. Of several arguments a folder's own name counts too, and so do the folders of files and globs if all
+    name a split, or several of them two splits. Whether paths are absolute does not matter.
     """
     names = (data,) if isinstance(data, str) else data
-    found = [_named(name, alone=len(names) == 1) for name in names]
+    found = [_named(name) for name in names]
     if not any(files for _, files in found):
         known = " ".join((*_TEXT, *_LINES_OF_JSON[:1], ".parquet"))
         missing = isinstance(data, str) and not Path(data).exists()
         what = "no such folder" if missing else f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
         advice = "give the folder of the text files with --data, a file of text or a glob"
         raise DataError(f"{' '.join(names)}: {what}; {advice}")
-    common = os.path.commonpath([root for root, _ in found])
-    if all(_split_below(common, root) for root, _ in found):
+    common = os.path.commonpath([folder for folder, _ in found])
+    splits = {_split_below(common, folder) for folder, _ in found}
+    if "" not in splits or len(splits) > 2:
         found = [(common, files) for _, files in found]
+    elif len(names) > 1:
+        typed = (
+            os.path.dirname(folder) if Path(name).is_dir() else folder
+            for name, (folder, _) in zip(names, found, strict=True)
+        )
+        found = [(root, files) for root, (_, files) in zip(typed, found, strict=True)]
     return {path: _split_below(root, path) for root, files in found for path in files}
 
 
-def _named(name: str, *, alone: bool) -> tuple[str, list[Path]]:
-    """What an argument of --data names: the folder below which names count, and the files."""
+def _named(name: str) -> tuple[str, list[Path]]:
+    """What an argument of --data names: a folder, that of a file, or that before a glob's first wildcard; the files."""
     path = Path(name)
     if path.is_dir():
-        root = os.path.abspath(path)
         files = _of_others(path, (file for file in sorted(path.rglob("*")) if file.is_file() and _kind(file)))
         if any(map(has_rows, files)):
             files = [file for file in files if not file.name.lower().startswith("readme.")]
-        return root if alone else os.path.dirname(root), files
+        return os.path.abspath(path), files
     if path.exists():
         return os.path.dirname(os.path.abspath(path)), [path]
     fixed = Path(*itertools.takewhile(lambda part: not has_magic(part), path.parts))
@@ -100,7 +106,7 @@ def home_of(data: tuple[str, ...] | str) -> Path:
     first = data if isinstance(data, str) else data[0]
     if Path(first).is_dir():
         return Path(first)
-    _, files = _named(first, alone=True)
+    _, files = _named(first)
     return files[0].parent if files else Path(first)
 
 

@@ -18,6 +18,13 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments
     "a glob of any depth": (BY_FOLDER, ["s1/**/*.jsonl"], ["train", "valid", "test"]),
     "globs": (BY_FOLDER, ["s1/train/*", "s1/valid/*", "s1/test/*"], ["train", "valid", "test"]),
     "what the shell makes of a glob": (BY_FOLDER, BY_FOLDER, ["train", "valid", "test"]),
+    "the same with another folder": (
+        [*BY_FOLDER, "s1/more/x.jsonl"],
+        [*BY_FOLDER, "s1/more/x.jsonl"],
+        ["train", "valid", "test", ""],
+    ),
+    "a folder and files": (BY_FOLDER, ["s1/train", *BY_FOLDER[1:]], ["train", "valid", "test"]),
+    "a folder that names a split and another": (["train/a.txt", "more/b.txt"], ["train", "more"], ["train", ""]),
     "files in a folder of some name": (BY_NAME, BY_NAME, ["train", ""]),
     "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
     "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
