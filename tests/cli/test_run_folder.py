@@ -245,6 +245,21 @@ def test_what_a_link_leads_to_nowhere_or_to_another_step_is_not_written_over(
     assert json.loads((long_run / "step_00000005" / "config.json").read_text())["step"] == 5
 
 
+def test_best_names_no_checkpoint_that_is_made_anew(call: Call, training: list[str], long_run: Path) -> None:
+    """The best one before step 3 was removed long ago; one later than step 2 is set aside."""
+    for step in (1, 2, 3, 4):
+        change_record(long_run / f"step_{step:08d}", lambda record, step=step: record.update(best=step == 4))
+    change_record(long_run / "step_00000002", lambda progress: progress.update(best_nats=0.1), "progress.json")
+    (long_run / "best").write_text("step_00000004\n")
+    assert call("train", *training, "--resume", 2, "--max_step", 2, "--keep_last", 9).status == 0
+    assert not (long_run / "best").exists()
+    assert call("train", *training, "--resume", "--keep_last", 9).status == 0
+    nats = {r["step"]: r["valid/nll_nats"] for r in records(long_run) if r["kind"] == "valid" and r["step"] > 2}
+    best = min(nats, key=lambda step: nats[step])
+    assert (long_run / "best").read_text() == f"step_{best:08d}\n"
+    assert json.loads((long_run / f"step_{best:08d}" / "config.json").read_text())["best"]
+
+
 @pytest.mark.parametrize("name", ["streams_00000_00004.safetensors", "optimizer.safetensors"])
 def test_a_checkpoint_without_checksums_lacks_nothing_unnoticed(refused: Refused, resume: list[Any], name: str) -> None:
     run = Path(resume[resume.index("--resume") - 1])

@@ -9,8 +9,8 @@
     run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
-Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: then the link
-is removed, never what it leads to.
+Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: the link is
+removed then, never what it leads to.
 """
 
 import os
@@ -37,8 +37,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by step; a folder gets its name once it is complete. A link that leads nowhere, perhaps to
-    a disk that is not mounted, is one too: a damaged one."""
+    """The checkpoints of a run by step; a folder gets its name once it is complete. A link that leads nowhere, perhaps
+    to a disk that is not mounted, counts as a damaged one."""
     named = [(int(match[1]), path) for path in run.glob("step_*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(named) if is_checkpoint(path) or (path.is_symlink() and not path.exists())]
 

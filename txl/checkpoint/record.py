@@ -74,16 +74,22 @@ def last_checkpoint(run: Path) -> Checkpoint:
     return open_folder(require_some(run)[-1])
 
 
-def point_at_best(run: Path) -> None:
-    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that."""
+def point_at_best(run: Path) -> bool:
+    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that. If there is none, not
+    even a damaged one, `best` is removed. Returns whether there is one."""
+    was, keep = pointed(run / "best"), False
     for folder in reversed(checkpoints(run)):
         try:
-            is_best = open_folder(folder).record.get("best")
+            is_best = open_folder(folder).record.get("best", folder.name == was)
         except UsageError:  # damaged
+            keep = keep or folder.name == was
             continue
         if is_best:
             point(run / "best", folder.name)
-            return
+            return True
+    if not keep:
+        (run / "best").unlink(missing_ok=True)
+    return keep
 
 
 def open_folder(folder: Path) -> Checkpoint:
