@@ -288,6 +288,15 @@ def test_evaluation_refuses_a_bad_value(
     assert remedy in line
 
 
+def test_a_number_of_batches_as_nvidia_names_it_changes_no_vocabulary(
+    refused: Refused, run_folder: Path, text: Path
+) -> None:
+    before = {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
+    line = refused("eval", "--work_dir", run_folder, "--data", text, "--max_size", 3)
+    assert "--max_size 3: limits a vocabulary, and that of the model has 66 words; leave it out" in line
+    assert {path: path.read_bytes() for path in text.rglob("*") if path.is_file()} == before
+
+
 TEXT_VALUES = [
     ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
     ("--text .", ".: Is a directory", "give a file of text"),
