@@ -470,6 +470,22 @@ def test_a_folder_without_checkpoint_is_named(refused: Refused, tmp_path: Path, 
     assert "train first" in line
 
 
+@pytest.mark.parametrize("name", ["model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin"])
+def test_a_checkpoint_of_another_program_is_to_be_converted(refused: Refused, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"model_type": "transfo-xl"}')
+    for place in (tmp_path, tmp_path / name) if name != "config.json" else (tmp_path,):
+        line = refused("generate", "--work_dir", place)
+        assert f"--work_dir {place}: " in line
+        assert "a checkpoint of another program; make a run folder of it with python -m txl.convert" in line
+
+
+def test_a_file_of_a_checkpoint_is_not_its_folder(refused: Refused, run_folder: Path, tmp_path: Path) -> None:
+    checkpoint = run_folder / "step_00000004"
+    for path in (checkpoint / "model.safetensors", checkpoint / "config.json", run_folder / "best"):
+        for line in (refused("convert", path, tmp_path / "out"), refused("eval", "--work_dir", path)):
+            assert f"{path}: is a file; name its folder, {path.parent}" in line
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
 @pytest.mark.parametrize("entry", ["eval", "generate"])
