@@ -486,6 +486,26 @@ def test_a_file_of_a_checkpoint_is_not_its_folder(refused: Refused, run_folder: 
             assert f"{path}: is a file; name its folder, {path.parent}" in line
 
 
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    refused: Refused, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors says that a file it may not open is not there."""
+    path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
+    open_it = Path.open
+
+    def forbid(asked: Path, *args: Any, **how: Any) -> Any:
+        if asked == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_it(asked, *args, **how)
+
+    def not_there(asked: Path, **_: Any) -> None:
+        raise FileNotFoundError(f"No such file or directory: {asked}")
+
+    monkeypatch.setattr(Path, "open", forbid)
+    monkeypatch.setattr("txl.checkpoint.load.safe_open", not_there)
+    assert f"{path}: Permission denied; change its permissions" in refused("generate", "--work_dir", run_folder)
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
 @pytest.mark.parametrize("entry", ["eval", "generate"])
