@@ -5,7 +5,10 @@ lm = txl.load("runs/mine")
 lm.generate("Once upon a time")
 """
 
+import errno
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,10 +172,12 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
     Raises:
         UsageError: if there is no such thing, it is damaged, or has no vocabulary.
     """
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if not path.exists():
-        require(str(source).count("/") == 1, f"{source}: no such file or folder, and no name on the hub (owner/name)")
-        path = _downloaded(str(source))
+        name = str(source)
+        is_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+        require(is_name, f"{name}: no such file or folder, and no name on the hub (owner/name)")
+        path = _downloaded(name)
     found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
     is_tokenised = found.record.get("data", {}).get("dataset") != "text"
     return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, is_tokenised)
@@ -184,4 +189,12 @@ def _downloaded(name: str) -> Path:
     except ImportError:
         raise UsageError(f"{name}: no such folder; for models of the hub, pip install huggingface_hub") from None
     patterns = ["*.json", "*.safetensors", "*.bin", "vocab.*"]
-    return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"]))
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"]))
+    except Exception as error:  # those of the hub and of the network below it have no class in common
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        why = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        is_unknown = type(error).__name__ == "RepositoryNotFoundError"
+        hub = "has no such model, or it is private" if is_unknown else f"could not be asked ({why})"
+        raise UsageError(f"{name}: no such folder, and the hub {hub}; check the name") from None

@@ -105,6 +105,12 @@ def require_writable(path: Path) -> None:
         probe.unlink()
 
 
+def require_readable(path: Path) -> None:
+    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file that it is missing."""
+    if path.exists():
+        path.open("rb").close()
+
+
 def flush(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     with errors_naming(path):

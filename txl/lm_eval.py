@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from txl.api import LanguageModel, load
-from txl.config import UsageError
+from txl.config import UsageError, require
 from txl.runtime.log import print_error
 
 try:
@@ -27,6 +27,7 @@ except ImportError:
     raise ImportError(missing) from None
 
 T = TypeVar("T")
+_OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -39,22 +40,32 @@ class TransformerXLForHarness(LM):
         vocabulary: see `txl.load`.
         tgt_len, mem_len, clamp_len: how far it looks back; those of the training if not given.
         device: as the harness names it.
-        others: settings of the harness that have no effect here, such as its batch size.
+        dtype: auto or float32, in which all is computed.
+        others: settings that the harness passes to any model; they have no effect here.
+    Raises:
+        UsageError: if a setting is unknown or impossible.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str = "",
         *,
         vocabulary: str | None = None,
         tgt_len: int | None = None,
         mem_len: int | None = None,
         clamp_len: int | None = None,
         device: str | None = None,
+        dtype: str = "auto",
         **others: Any,
     ) -> None:
         super().__init__()
-        del others
+        unknown = ", ".join(f"{name}={value}" for name, value in others.items() if name not in _OF_THE_HARNESS)
+        names = "path, vocabulary, tgt_len, mem_len, clamp_len and dtype"
+        require(not unknown, f"{unknown}: no such setting; there are {names}")
+        require(path != "", "path is missing; give --model_args path=RUN")
+        require(dtype in ("auto", "float32"), f"dtype={dtype}: all is computed in float32; leave it out")
+        for name, value in {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}.items():
+            require(type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
         lm = load(path, device=device, vocabulary=vocabulary)

@@ -288,6 +288,15 @@ def test_evaluation_refuses_a_bad_value(
     assert remedy in line
 
 
+def test_a_number_of_batches_as_nvidia_names_it_changes_no_vocabulary(
+    refused: Refused, run_folder: Path, text: Path
+) -> None:
+    before = {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
+    line = refused("eval", "--work_dir", run_folder, "--data", text, "--max_size", 3)
+    assert "--max_size 3: limits a vocabulary, and that of the model has 66 words; leave it out" in line
+    assert {path: path.read_bytes() for path in text.rglob("*") if path.is_file()} == before
+
+
 TEXT_VALUES = [
     ("--text nowhere.txt", "nowhere.txt: No such file", "- for standard input"),
     ("--text .", ".: Is a directory", "give a file of text"),
@@ -459,6 +468,42 @@ def test_a_folder_without_checkpoint_is_named(refused: Refused, tmp_path: Path, 
     line = refused(entry, "--work_dir", tmp_path)
     assert f"--work_dir {tmp_path}: holds no checkpoint" in line
     assert "train first" in line
+
+
+@pytest.mark.parametrize("name", ["model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin"])
+def test_a_checkpoint_of_another_program_is_to_be_converted(refused: Refused, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"model_type": "transfo-xl"}')
+    for place in (tmp_path, tmp_path / name) if name != "config.json" else (tmp_path,):
+        line = refused("generate", "--work_dir", place)
+        assert f"--work_dir {place}: " in line
+        assert "a checkpoint of another program; make a run folder of it with python -m txl.convert" in line
+
+
+def test_a_file_of_a_checkpoint_is_not_its_folder(refused: Refused, run_folder: Path, tmp_path: Path) -> None:
+    checkpoint = run_folder / "step_00000004"
+    for path in (checkpoint / "model.safetensors", checkpoint / "config.json", run_folder / "best"):
+        for line in (refused("convert", path, tmp_path / "out"), refused("eval", "--work_dir", path)):
+            assert f"{path}: is a file; name its folder, {path.parent}" in line
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    refused: Refused, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors says that a file it may not open is not there."""
+    path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
+    open_it = Path.open
+
+    def forbid(asked: Path, *args: Any, **how: Any) -> Any:
+        if asked == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_it(asked, *args, **how)
+
+    def not_there(asked: Path, **_: Any) -> None:
+        raise FileNotFoundError(f"No such file or directory: {asked}")
+
+    monkeypatch.setattr(Path, "open", forbid)
+    monkeypatch.setattr("txl.checkpoint.load.safe_open", not_there)
+    assert f"{path}: Permission denied; change its permissions" in refused("generate", "--work_dir", run_folder)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])

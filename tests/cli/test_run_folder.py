@@ -211,6 +211,55 @@ def test_resume_goes_on_from_the_step_it_names(
     assert list(long_run.glob("*.aside")) == []
 
 
+def test_a_checkpoint_moved_to_another_disk_is_gone_on_from_through_its_link(
+    call: Call, training: list[str], long_run: Path, tmp_path: Path
+) -> None:
+    moved = [shutil.move(long_run / f"step_{step:08d}", tmp_path / f"disk{step}") for step in (3, 4)]
+    for step, folder in zip((3, 4), moved, strict=True):
+        (long_run / f"step_{step:08d}").symlink_to(folder)
+    before = [contents(folder) for folder in moved]
+    more = ("--max_step_scheduler", 4, "--keep_last", 9)
+    assert call("train", *training, "--resume", "--max_step", 5, *more).status == 0
+    assert [r["resumed_from_step"] for r in records(long_run) if r["kind"] == "start"] == [None, 4]
+    assert call("train", *training, "--resume", 2, "--max_step", 3, *more).status == 0
+    assert not (long_run / "step_00000003").is_symlink()
+    assert call("train", *training, "--overwrite").status == 0
+    assert [contents(folder) for folder in moved] == before
+
+
+def test_what_a_link_leads_to_nowhere_or_to_another_step_is_not_written_over(
+    call: Call, training: list[str], long_run: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(long_run / "step_00000003")
+    shutil.rmtree(long_run / "step_00000004")
+    (long_run / "step_00000003").symlink_to(tmp_path / "not mounted")
+    outcome = call("train", *training, "--resume", "--keep_last", 9)
+    assert outcome.status == 0, outcome.err
+    assert "step_00000003/config.json: missing, truncated or damaged" in outcome.err
+    assert (long_run / "step_00000003.aside").is_symlink()
+    (long_run / "step_00000005").symlink_to(long_run / "step_00000004")
+    before = contents(long_run / "step_00000004")
+    more = ("--resume", "--max_step", 5, "--max_step_scheduler", 4, "--keep_last", 9)
+    assert call("train", *training, *more).status == 0
+    assert contents(long_run / "step_00000004") == before
+    assert json.loads((long_run / "step_00000005" / "config.json").read_text())["step"] == 5
+
+
+def test_best_names_no_checkpoint_that_is_made_anew(call: Call, training: list[str], long_run: Path) -> None:
+    """The best one before step 3 was removed long ago; one later than step 2 is set aside."""
+    for step in (1, 2, 3, 4):
+        change_record(long_run / f"step_{step:08d}", lambda record, step=step: record.update(best=step == 4))
+    change_record(long_run / "step_00000002", lambda progress: progress.update(best_nats=0.1), "progress.json")
+    (long_run / "best").write_text("step_00000004\n")
+    assert call("train", *training, "--resume", 2, "--max_step", 2, "--keep_last", 9).status == 0
+    assert not (long_run / "best").exists()
+    assert call("train", *training, "--resume", "--keep_last", 9).status == 0
+    nats = {r["step"]: r["valid/nll_nats"] for r in records(long_run) if r["kind"] == "valid" and r["step"] > 2}
+    best = min(nats, key=lambda step: nats[step])
+    assert (long_run / "best").read_text() == f"step_{best:08d}\n"
+    assert json.loads((long_run / f"step_{best:08d}" / "config.json").read_text())["best"]
+
+
 @pytest.mark.parametrize("name", ["streams_00000_00004.safetensors", "optimizer.safetensors"])
 def test_a_checkpoint_without_checksums_lacks_nothing_unnoticed(refused: Refused, resume: list[Any], name: str) -> None:
     run = Path(resume[resume.index("--resume") - 1])

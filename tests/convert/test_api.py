@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -96,3 +97,37 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -
         txl.load("someone/model")
     with pytest.raises(UsageError, match="no such file or folder"):
         txl.load("nowhere")
+
+
+class RepositoryNotFoundError(OSError):
+    """As the hub's."""
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "why"),
+    [
+        (
+            "runs/typo",
+            FileNotFoundError("cannot find the snapshot\nin"),
+            "could not be asked (cannot find the snapshot)",
+        ),
+        ("runs/typo", RepositoryNotFoundError("404"), "the hub has no such model, or it is private"),
+        ("~/typo", None, "file or folder, and no name on the hub"),
+        ("./typo", None, "file or folder, and no name on the hub"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, source: str, error: Exception | None, why: str
+) -> None:
+    def download(*_: Any, **__: Any) -> str:
+        assert error is not None
+        raise error
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    with pytest.raises(UsageError, match=f"^{source}: no such.*{re.escape(why)}"):
+        txl.load(source)
+
+
+def test_a_folder_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
+    monkeypatch.setenv("HOME", str(run_folder.parent))
+    assert txl.load(f"~/{run_folder.name}").vocab.words == txl.load(run_folder).vocab.words

@@ -15,6 +15,7 @@ import pytest
 
 import txl
 from tests.cli.conftest import Outcome, call, entry_points, run_folder, trained, write_text
+from txl.config import UsageError
 
 harness = pytest.importorskip("lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
 from txl.lm_eval import TransformerXLForHarness  # noqa: E402
@@ -109,6 +110,27 @@ def test_generation_ends_at_a_string(run_folder: Path) -> None:
     assert stopped == whole[: whole.index("bab")] if "bab" in whole else whole
     assert unstopped == whole
     assert whole.startswith(short)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ("path=RUN,memlen=64", "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len"),
+        ("path=RUN,same_length=True,x=1", "same_length=True, x=1: no such setting"),
+        ("path=RUN,mem_len=x", "mem_len=x: not a whole number"),
+        ("path=RUN,dtype=float16", "dtype=float16: "),
+        ("mem_len=5", "path is missing; give --model_args path=RUN"),
+    ],
+)
+def test_settings_without_effect_are_refused_by_name(run_folder: Path, settings: str, why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        TransformerXLForHarness.create_from_arg_string(settings.replace("RUN", str(run_folder), 1), {"batch_size": 1})
+
+
+def test_settings_of_the_harness_itself_are_taken(run_folder: Path) -> None:
+    passed = {"batch_size": "auto:4", "max_batch_size": 8, "device": "cuda:0", "trust_remote_code": True}
+    model = TransformerXLForHarness.create_from_arg_obj({"path": str(run_folder), "dtype": "auto"}, passed)
+    assert model.lm.context == txl.load(run_folder).context
 
 
 def test_the_command_of_the_harness(run_folder: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:

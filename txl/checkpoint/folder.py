@@ -9,9 +9,11 @@
     run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
-Only files and folders with these names are ever removed.
+Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: the link is
+removed then, never what it leads to.
 """
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -35,9 +37,10 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by step; a folder gets its name once it is complete."""
+    """The checkpoints of a run by step; a folder gets its name once it is complete. A link that leads nowhere, perhaps
+    to a disk that is not mounted, counts as a damaged one."""
     named = [(int(match[1]), path) for path in run.glob("step_*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named) if path.is_dir() and not path.is_symlink() and is_checkpoint(path)]
+    return [path for _, path in sorted(named) if is_checkpoint(path) or (path.is_symlink() and not path.exists())]
 
 
 def remove_checkpoints(run: Path) -> None:
@@ -61,7 +64,7 @@ def remove_old(run: Path, keep_last: int) -> None:
 def set_aside(folder: Path) -> Path:
     """Rename a checkpoint, so that it is not read and can be written again."""
     n = 0
-    while (aside := folder.with_name(f"{folder.name}.aside{n or ''}")).exists():
+    while os.path.lexists(aside := folder.with_name(f"{folder.name}.aside{n or ''}")):
         n += 1
     return folder.rename(aside)
 
@@ -93,7 +96,10 @@ def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageE
 
 def _remove(folder: Path) -> None:
     """Rename it first: an interrupted removal must not leave a folder that looks complete."""
-    shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
 
 
 def _remove_half_written(run: Path) -> None:

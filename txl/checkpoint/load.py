@@ -16,6 +16,7 @@ from txl.checkpoint.record import Checkpoint, open_folder, require_some
 from txl.checkpoint.save import Snapshot, weights_of
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import UsageError
+from txl.files import require_readable
 from txl.memory import Memory
 from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
@@ -201,12 +202,14 @@ def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def header_of(path: Path) -> Header:
-    """The header of a file of tensors. Raises `UsageError` if it is missing or damaged."""
+    """The header of a file of tensors. Raises `UsageError` if it is missing or damaged, `OSError` if it may not
+    be read."""
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: (tuple(s.get_shape()), s.get_dtype() in _FLOATS) for name, s in slices.items()}
     except (OSError, SafetensorError):
+        require_readable(path)
         raise damaged(path) from None
 
 
@@ -230,4 +233,5 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError):
+        require_readable(path)
         raise damaged(path) from None

@@ -19,6 +19,7 @@ _FIELDS = {
     **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
 }
 """The fields of config.json that are checked; there may be others."""
+_FOREIGN = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The best checkpoint in a run directory, else its last; or the one in the given folder. Raises `UsageError` if
     there is none, or it is damaged."""
+    if _is_foreign(path):
+        raise UsageError(
+            f"--work_dir {path}: a checkpoint of another program; make a run folder of it with "
+            f"python -m txl.convert {path} RUN"
+        )
+    if path.is_file():
+        raise UsageError(f"--work_dir {path}: is a file; name its folder, {path.parent}")
     if not path.is_dir():
         raise UsageError(f"--work_dir {path}: no such folder; give the folder of a run, as in train.py --work_dir")
     if is_checkpoint(path):
@@ -69,21 +77,40 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return last_checkpoint(path) if best is None else open_folder(path / best)
 
 
+def _is_foreign(path: Path) -> bool:
+    """True for a checkpoint of the 2019 code, of NVIDIA's or of Hugging Face's, or its folder, if no run is in it."""
+    if path.is_file() or checkpoints(path):
+        return path.name in _FOREIGN
+    try:
+        record = read_json(path / RECORD)
+        if "format" in record or "model_type" in record:
+            return "format" not in record
+    except (OSError, ValueError, TypeError):
+        pass
+    return any((path / name).is_file() for name in _FOREIGN)
+
+
 def last_checkpoint(run: Path) -> Checkpoint:
     """The checkpoint of the highest step. Raises `UsageError` if there is none, or it is damaged."""
     return open_folder(require_some(run)[-1])
 
 
-def point_at_best(run: Path) -> None:
-    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that."""
+def point_at_best(run: Path) -> bool:
+    """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that. If there is none, not
+    even a damaged one, `best` is removed. Returns whether there is one."""
+    was, keep = pointed(run / "best"), False
     for folder in reversed(checkpoints(run)):
         try:
-            is_best = open_folder(folder).record.get("best")
+            is_best = open_folder(folder).record.get("best", folder.name == was)
         except UsageError:  # damaged
+            keep = keep or folder.name == was
             continue
         if is_best:
             point(run / "best", folder.name)
-            return
+            return True
+    if not keep:
+        (run / "best").unlink(missing_ok=True)
+    return keep
 
 
 def open_folder(folder: Path) -> Checkpoint:

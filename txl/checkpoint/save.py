@@ -27,7 +27,6 @@ from txl.checkpoint.folder import (
     RECORD,
     STREAMS,
     WEIGHTS,
-    is_checkpoint,
     name_of,
     point,
     remove_old,
@@ -38,6 +37,7 @@ from txl.config import Context, as_dict
 from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.transformer import TransformerXL
+from txl.records import read_json
 from txl.runtime.distributed import Ranks
 
 FORMAT = 1
@@ -127,7 +127,7 @@ class CheckpointWriter:
             **self.record,
             "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
         }
-        if self.ranks.gathered(is_checkpoint(folder))[0]:
+        if self.ranks.gathered(_is_of_step(folder, step))[0]:
             if self.ranks.is_main:
                 _rewrite(folder, config, snapshot.progress)
             self._point(folder, best=best)
@@ -177,8 +177,8 @@ class CheckpointWriter:
                         (temporary / name).write_text(text, encoding="utf-8")
                     flush(temporary / name)
                 flush(temporary)
-                if folder.exists() and any(folder.iterdir()):
-                    set_aside(folder)  # not a checkpoint of ours
+                if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
+                    set_aside(folder)  # not the checkpoint of this step
                 temporary.rename(folder)
                 flush(folder.parent)
             self._point(folder, best=config["best"])
@@ -201,6 +201,14 @@ def digest_of(content: bytes) -> str:
 
 def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1, allow_nan=False) + "\n"
+
+
+def _is_of_step(folder: Path, step: int) -> bool:
+    """True if a folder, or what a link of its name leads to, holds a checkpoint of this step."""
+    try:
+        return read_json(folder / RECORD).get("step") == step
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> None:

@@ -14,6 +14,9 @@ from txl.data_utils.vocabulary import EOS, Vocab
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 
+_PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")
+"""Files in the folder of a checkpoint or a run, none of which is a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -50,6 +53,9 @@ def read_pretrained(
         dataset: kind of the text that such a checkpoint was trained on.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
+    is_part = source.suffix in _PARTS or source.name in ("best", "latest", "pytorch_model.bin")
+    if is_part and source.is_file() and (is_ours(source.parent) or (source.parent / "config.json").is_file()):
+        raise UsageError(f"{source}: is a file; name its folder, {source.parent}")
     if is_ours(source):
         checkpoint = open_checkpoint(source)
         model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)

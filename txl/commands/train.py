@@ -104,7 +104,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     if checkpoint:
         require_same_texts(checkpoint, texts)
         state.restore(load_snapshot(checkpoint, stream.columns, model))
-        prepare_resume(run_folder, checkpoint, ranks)
+        prepare_resume(run_folder, checkpoint, state.progress, ranks)
     else:
         start_new_run(run_folder, ranks, overwrite=config.overwrite)
         torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not

@@ -65,6 +65,11 @@ def open_corpus(typed: Typed, checkpoint: Checkpoint) -> Corpus:
     """The text of the flags, else of the training, encoded with the checkpoint's vocabulary. Raises `UsageError` if the
     text defines another vocabulary."""
     vocab = vocabulary_of(checkpoint)
+    require(
+        (typed.get("max_size") or len(vocab)) >= len(vocab) - 2,  # <eos> and <unk> do not count
+        f"--max_size {typed.get('max_size')}: limits a vocabulary, and that of the model has {len(vocab)} words; leave "
+        f"it out; splits are read whole, so for fewer batches (NVIDIA's flag of this name) shorten their files",
+    )
     as_trained: dict[str, Any] = dataclasses.asdict(DataConfig(**data_settings(checkpoint, typed)))
     if typed.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
         as_trained = {"data": as_trained["data"]}

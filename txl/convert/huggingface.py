@@ -26,6 +26,7 @@ from txl.convert.kimiyoung_names import (
     to_theirs,
 )
 from txl.convert.pickles import PickledTensor, read_pickle
+from txl.files import require_readable
 from txl.model.transformer import TransformerXL
 from txl.records import read_json, require_fields
 
@@ -78,6 +79,7 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         try:
             return load_file(path), config
         except (OSError, SafetensorError):
+            require_readable(path)
             raise UsageError(f"{path}: truncated or damaged; use another copy") from None
     held = read_pickle(path)
     good = isinstance(held, dict) and all(isinstance(value, PickledTensor) for value in held.values()) and bool(held)

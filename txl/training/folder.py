@@ -27,6 +27,7 @@ from txl.runtime.lock import Lock
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError
 from txl.training.metrics import remove_records, require_own_records
+from txl.training.step import Progress
 
 _LOG = logging.getLogger("txl.training")
 
@@ -133,17 +134,20 @@ def start_new_run(folder: Path, ranks: Ranks, *, overwrite: bool) -> None:
     ranks.by_main(begin)
 
 
-def prepare_resume(folder: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
-    """Rename checkpoints later than this one, so that the run can write them again."""
+def prepare_resume(folder: Path, checkpoint: Checkpoint, progress: Progress, ranks: Ranks) -> None:
+    """Rename checkpoints later than this one, so that the run can write them again. If the best one is not there any
+    more, the next evaluation will be the best: `progress` is told so."""
 
-    def prepare() -> None:
+    def prepare() -> bool:
         whole = checkpoints(folder)
         for later in whole[whole.index(checkpoint.folder) + 1 :]:
             _LOG.warning("%s: later than the checkpoint resumed from; kept as %s", later, set_aside(later).name)
-        point_at_best(folder)
+        has_best = point_at_best(folder)
         _note_begun(folder)
+        return has_best
 
-    ranks.by_main(prepare)
+    if not ranks.by_main(prepare):
+        progress.best_nats = math.inf
 
 
 def _note_begun(folder: Path) -> None:

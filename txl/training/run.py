@@ -27,7 +27,7 @@ def require_disk(folder: Path, config: TrainConfig, needed: dict[str, int], n_st
     n = min(config.keep_last + 2, -(-n_step // interval))  # with the best one and the one being written
 
     def check() -> None:
-        held = sum(path.stat().st_size for path in folder.glob("step_*/*"))
+        held = sum(path.stat().st_size for path in folder.glob("step_*/*") if not path.parent.is_symlink())
         free = shutil.disk_usage(folder).free
         require(
             n * one <= free + held,
