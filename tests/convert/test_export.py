@@ -17,10 +17,10 @@ from tests.cli.conftest import change_weights
 from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
 from txl.checkpoint import open_checkpoint
-from txl.commands.export import write_original
+from txl.commands.export import write_huggingface, write_original
 from txl.commands.model_card import training_command
 from txl.commands.pretrained import Pretrained
-from txl.config import ModelConfig, UsageError
+from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert
 from txl.convert.huggingface import (
     config_for_huggingface,
@@ -30,7 +30,12 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
-from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.detokenise import decoder
+from txl.data_utils.free_text import encode_text
+from txl.data_utils.running import Characters
+from txl.data_utils.subwords import Subwords
+from txl.data_utils.symbols import ALL_BYTES, Symbols
+from txl.data_utils.vocabulary import LowerVocab, SentenceVocab, Vocab
 from txl.model.transformer import TransformerXL
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
@@ -107,6 +112,72 @@ def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: 
     torch.save({"arguments": whole, "state_dict": held["state_dict"]}, tmp_path / "model.pt")
     with pytest.raises(UsageError, match=re.escape(message)):
         convert(tmp_path)
+
+
+_TEXT = "The cat, it sat. Bab\n"
+_WORDS = ["<eos>", "<unk>", "the", "cat", ",", "it", "sat", ".", "cat,", "sat.", "bab"]
+VOCABULARIES = {
+    "text": lambda: Vocab(_WORDS),
+    "ptb": lambda: LowerVocab(_WORDS),
+    "lm1b": lambda: SentenceVocab(["<S>", "<UNK>", *_WORDS[2:]]),
+    "characters": lambda: Characters.of([_TEXT.encode()]),
+    "bytes": lambda: Symbols(ALL_BYTES),
+    "enwik8": lambda: Symbols.of([_TEXT.encode()]),
+    "bpe": lambda: Subwords.trained([_TEXT.encode() * 9], 260),
+}
+
+
+def pretrained(dataset: str, vocab: Vocab) -> Pretrained:
+    sizes = {"n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
+    model = TransformerXL(ModelConfig(n_token=len(vocab), **sizes))
+    return Pretrained("txl", model, Context(), vocab, (), {"data": {"data": "my/text", "dataset": dataset}})
+
+
+@pytest.mark.parametrize(
+    ("write", "dataset"), [(write_huggingface, "text"), *((write_original, name) for name in VOCABULARIES)]
+)
+def test_text_is_read_as_before_the_export(write: Callable[..., None], dataset: str, tmp_path: Path) -> None:
+    vocab = VOCABULARIES[dataset]()
+    write(pretrained(dataset, vocab), tmp_path)
+    lm = txl.load(tmp_path)
+    assert type(lm.vocab) is type(vocab)
+    assert lm.encode(_TEXT) == encode_text(_TEXT, vocab, name="", running=dataset != "text").ids
+    ids = lm.encode(_TEXT)
+    assert lm.decode(ids) == "".join(map(decoder(vocab, tokenised=dataset != "text"), ids))
+
+
+def test_an_export_in_subwords_is_converted_again_and_names_its_text(tmp_path: Path, call: Callable[..., Any]) -> None:
+    vocab = VOCABULARIES["bpe"]()
+    write_original(pretrained("bpe", vocab), tmp_path)
+    assert call("convert", tmp_path, tmp_path / "run", "--data", "other/text").status == 0
+    record = open_checkpoint(tmp_path / "run").record
+    assert (record["data"]["data"], record["data"]["dataset"]) == ("other/text", "bpe")
+    assert txl.load(tmp_path / "run").encode(_TEXT) == txl.load(tmp_path).encode(_TEXT)
+    refused = call("convert", tmp_path, tmp_path / "b", "--dataset", "ptb")
+    assert "--dataset ptb: " in refused.err and "was trained on bpe; leave the flag out" in refused.err
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=r"no vocabulary of --dataset bpe \(.*tokenizer\.json"):
+        txl.load(tmp_path)
+
+
+@pytest.mark.parametrize("said", [5, {"dataset": "x"}, {"dataset": "text", "new": 1}])
+def test_damaged_words_on_the_text_are_refused(said: Any, tmp_path: Path) -> None:
+    write_huggingface(pretrained("text", VOCABULARIES["text"]()), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"txl_data": said}))
+    with pytest.raises(UsageError, match="what it says of its text is damaged"):
+        txl.load(tmp_path)
+
+
+def test_a_training_goes_on_from_an_export_in_lower_case(tmp_path: Path, call: Callable[..., Any]) -> None:
+    write_original(pretrained("ptb", VOCABULARIES["ptb"]()), tmp_path)
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid"):
+        (tmp_path / "text" / f"{split}.txt").write_text("The cat sat .\n" * 300)
+    flags = ["--data", tmp_path / "text", "--dataset", "ptb", "--work_dir", tmp_path / "run", "--max_step", 1]
+    outcome = call("train", "--init_from", tmp_path / "model.pt", *flags, "--batch_size", 2, "--sample_length", 0)
+    assert (outcome.status, outcome.complaints) == (0, [])
+    assert txl.load(tmp_path / "run").encode("The Cat") == [2, 3]
 
 
 def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> None:

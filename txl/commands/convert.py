@@ -89,10 +89,17 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrai
     for name in ("vocab", "data", "dataset") if ours else ():
         require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
     vocab = Path(config.vocab) if config.vocab else None
-    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=config.dataset)
+    named = config.dataset if "dataset" in typed else None
+    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=named)
     if not ours:
-        convention = {"data_convention": "original"} if config.dataset in BYTES else {}
-        found.record["data"] = {"data": config.data, "dataset": config.dataset, **convention}
+        own = found.record.get("data", {})
+        said = own.get("dataset", config.dataset)
+        same = "dataset" not in typed or config.dataset == said
+        require(same, f"--dataset {config.dataset}: {source} says that it was trained on {said}; leave the flag out")
+        convention = {"data_convention": "original"} if config.dataset in BYTES and not own else {}
+        asked = {name: getattr(config, name) for name in ("data", "dataset") if name in typed or name not in own}
+        found.record["data"] = {**convention, **own, **asked}
+        found.record["converted_from"]["assumed"] = [name for name in asked if name not in typed]
     return found
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from txl.commands.pretrained import Pretrained
+from txl.commands.pretrained import Pretrained, known_data
 from txl.config import require
-from txl.convert.huggingface import config_for_huggingface, second_names, to_huggingface
+from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
 
@@ -17,12 +17,14 @@ from txl.data_utils.vocabulary import EOS, UNK, Vocab
 def write_huggingface(found: Pretrained, folder: Path) -> None:
     """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`. Raises `UsageError` if
     Hugging Face has no such model."""
-    require(type(found.vocab) is Vocab, "TransfoXL of Hugging Face has words only; this model's tokens are others")
+    dataset = found.record.get("data", {}).get("dataset")
+    only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
+    require(type(found.vocab) is Vocab, f"--dataset {dataset}: {only}")
     double = second_names(found.model.config)
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.vocab.index[EOS]}
-    _write_json(folder / "config.json", config)
+    _write_json(folder / "config.json", config | _data_of(found))
     (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
     if UNK in found.vocab:  # its tokenizer works with no other vocabulary
         formula = ["<formula>"] if "<formula>" in found.vocab else []
@@ -35,8 +37,15 @@ def write_original(found: Pretrained, folder: Path) -> None:
     `UsageError` if the 2019 code has no such model."""
     weights = to_kimiyoung(found.model)
     arguments = arguments_for_kimiyoung(found.model, found.context)
-    torch.save({"arguments": arguments, "state_dict": weights}, folder / "model.pt")
-    (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
+    torch.save({"arguments": arguments, "state_dict": weights, **_data_of(found)}, folder / "model.pt")
+    for name, content in found.vocab.attachments().items():
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def _data_of(found: Pretrained) -> dict[str, Any]:
+    """How the text of the training was read, from which the kind of vocabulary follows."""
+    known = known_data(found.record)
+    return {DATA: known | {"cache_dir": None}} if known else {}
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import math
 import shlex
 from typing import Any
 
-from txl.commands.pretrained import Pretrained
+from txl.commands.pretrained import Pretrained, known_data
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
 from txl.training.config import TrainConfig
@@ -36,7 +36,7 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
     the format of this `kind`. `licence`: as the hub names it."""
     config, record = found.model.config, found.record
     n_weight = sum(p.numel() for p in found.model.parameters())
-    data = record.get("data", {})
+    data = known_data(record)
     library = "transformers" if kind == "huggingface" else "txl"
     lines = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n"

@@ -41,6 +41,9 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "adaptive", "proj_share_all_but_first"), bool),
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
+DATA = "txl_data"
+"""Where an export by txl says what text the model was trained on: in config.json, and in the `model.pt` of `--to
+original` beside the arguments. The other programs do not look there."""
 _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
