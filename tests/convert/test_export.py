@@ -16,11 +16,15 @@ import txl
 from tests.cli.conftest import change_weights
 from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
+from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
+from txl.cli import build
 from txl.commands.export import write_huggingface, write_original
 from txl.commands.model_card import training_command
 from txl.commands.pretrained import Pretrained
-from txl.config import Context, ModelConfig, UsageError
+from txl.commands.shape import shape_of_model
+from txl.commands.train import settings
+from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.convert import convert
 from txl.convert.huggingface import (
     config_for_huggingface,
@@ -30,6 +34,7 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
+from txl.data_utils.corpus import DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.running import Characters
@@ -37,6 +42,8 @@ from txl.data_utils.subwords import Subwords
 from txl.data_utils.symbols import ALL_BYTES, Symbols
 from txl.data_utils.vocabulary import LowerVocab, SentenceVocab, Vocab
 from txl.model.transformer import TransformerXL
+from txl.positions import POSITION_ENCODINGS
+from txl.runtime.distributed import Ranks
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
 TEXT = "bab ded bab ded ded bab\n"
@@ -154,7 +161,8 @@ def test_an_export_in_subwords_is_converted_again_and_names_its_text(tmp_path: P
     assert (record["data"]["data"], record["data"]["dataset"]) == ("other/text", "bpe")
     assert txl.load(tmp_path / "run").encode(_TEXT) == txl.load(tmp_path).encode(_TEXT)
     refused = call("convert", tmp_path, tmp_path / "b", "--dataset", "ptb")
-    assert "--dataset ptb: " in refused.err and "was trained on bpe; leave the flag out" in refused.err
+    assert "--dataset ptb: " in refused.err
+    assert "was trained on bpe; leave the flag out" in refused.err
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"no vocabulary of --dataset bpe \(.*tokenizer\.json"):
         txl.load(tmp_path)
@@ -189,6 +197,27 @@ def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> No
     assert typed["init_std"] == 0.2
     assert {name: record["train"][name] for name in ("max_step", "batch_size")} == {"max_step": 4, "batch_size": 4}
     assert typed["max_step"] == 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(f"--position {name}" for name in POSITION_ENCODINGS),
+        *(f"--attention {name} --position none" for name in ATTENTION_RULES),
+        "--dataset text --data a b --adaptive --cutoffs 20 40 --div_val 2 --not_tied --tgt_len 16 --no_untie_r",
+    ],
+)
+def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
+    one, typed = Ranks(0, 1, torch.device("cpu")), read("train", *flags.split())
+
+    def record(typed: dict[str, Any]) -> dict[str, Any]:
+        config, context = settings(typed, one, None, None)
+        data = build(DataConfig, typed)
+        parts = {"train": config, "context": context, "data": data, "model": shape_of_model(typed, 90, data.dataset)}
+        return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
+
+    command = training_command(record(typed))
+    assert record(read("train", *shlex.split(command)[2:])) == record(typed)
 
 
 @pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])

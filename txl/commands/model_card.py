@@ -8,6 +8,7 @@ from typing import Any
 from txl.commands.pretrained import Pretrained, known_data
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
+from txl.model.settings import is_read
 from txl.training.config import TrainConfig
 
 _USE = {
@@ -63,14 +64,17 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
 
 
 def training_command(record: dict[str, Any]) -> str:
-    """The command of a training, of a checkpoint's config.json: the flags that are not at their defaults."""
+    """The command of a training, of a checkpoint's config.json: the flags that are not at their defaults,
+    without those of the model that go unread."""
     words = ["python", "train.py"]
+    shape = ModelConfig(**record.get("model", {}))
     for section, kind in (("data", DataConfig), ("train", TrainConfig), ("model", ModelConfig), ("context", Context)):
         values = record.get(section, {})
         for f in dataclasses.fields(kind):
             value = values.get(f.name)
             default = list(f.default) if isinstance(f.default, tuple) else f.default
             is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
+            is_flag = is_flag and is_read(f.name, position=shape.position, attention=shape.attention)
             if not is_flag or value is None or value == default:
                 continue
             words.append(f"--{'no_' if value is False else ''}{f.name}")
