@@ -56,6 +56,7 @@ def read_pretrained(
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
     if is_ours(source):
+        require(vocabulary is None, f"{vocabulary_by}: {source} is a run of txl and has its own; leave it out")
         checkpoint = open_checkpoint(source)
         model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)
         names = tuple(name for name, _ in model.named_parameters())
