@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +13,11 @@ import torch
 
 import txl
 from tests.cli.conftest import change_weights
-from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
-from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.cli import build
 from txl.commands.export import write_huggingface, write_original
-from txl.commands.model_card import training_command
 from txl.commands.pretrained import Pretrained
-from txl.commands.shape import shape_of_model
-from txl.commands.train import settings
-from txl.config import Context, ModelConfig, UsageError, as_dict
+from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert
 from txl.convert.huggingface import (
     config_for_huggingface,
@@ -34,7 +27,6 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
-from txl.data_utils.corpus import DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.running import Characters
@@ -42,8 +34,6 @@ from txl.data_utils.subwords import Subwords
 from txl.data_utils.symbols import ALL_BYTES, Symbols
 from txl.data_utils.vocabulary import LowerVocab, SentenceVocab, Vocab
 from txl.model.transformer import TransformerXL
-from txl.positions import POSITION_ENCODINGS
-from txl.runtime.distributed import Ranks
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
 TEXT = "bab ded bab ded ded bab\n"
@@ -188,38 +178,6 @@ def test_a_training_goes_on_from_an_export_in_lower_case(tmp_path: Path, call: C
     assert txl.load(tmp_path / "run").encode("The Cat") == [2, 3]
 
 
-def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> None:
-    record = open_checkpoint(run_folder).record
-    program, script, *flags = shlex.split(training_command(record))
-    assert (program, script) == ("python", "train.py")
-    typed = read("train", *flags)
-    assert typed["tgt_len"] == 8
-    assert typed["init_std"] == 0.2
-    assert {name: record["train"][name] for name in ("max_step", "batch_size")} == {"max_step": 4, "batch_size": 4}
-    assert typed["max_step"] == 4
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *(f"--position {name}" for name in POSITION_ENCODINGS),
-        *(f"--attention {name} --position none" for name in ATTENTION_RULES),
-        "--dataset text --data a b --adaptive --cutoffs 20 40 --div_val 2 --not_tied --tgt_len 16 --no_untie_r",
-    ],
-)
-def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
-    one, typed = Ranks(0, 1, torch.device("cpu")), read("train", *flags.split())
-
-    def record(typed: dict[str, Any]) -> dict[str, Any]:
-        config, context = settings(typed, one, None, None)
-        data = build(DataConfig, typed)
-        parts = {"train": config, "context": context, "data": data, "model": shape_of_model(typed, 90, data.dataset)}
-        return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
-
-    command = training_command(record(typed))
-    assert record(read("train", *shlex.split(command)[2:])) == record(typed)
-
-
 @pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])
 def test_tensors_and_settings_for_hugging_face_are_its_own(name: str) -> None:
     theirs, config = read_huggingface(HF / name)
@@ -257,6 +215,19 @@ def test_what_the_other_program_lacks_is_refused_and_nothing_written(
     assert "--position rotary: " in outcome.err
     assert not (tmp_path / "there").exists()
     assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_dropout_of_the_training_is_exported(training: list[str], tmp_path: Path, call: Callable[..., Any]) -> None:
+    assert call("train", *training, "--work_dir", tmp_path / "run", "--dropout", 0.3, "--dropatt", 0.2).status == 0
+    assert call("convert", tmp_path / "run", tmp_path / "slim").status == 0
+    for source in ("run", "slim"):
+        for to in ("huggingface", "original"):
+            assert call("convert", tmp_path / source, tmp_path / f"{source}_{to}", "--to", to).status == 0
+        config = json.loads((tmp_path / f"{source}_huggingface" / "config.json").read_text())
+        arguments = torch.load(tmp_path / f"{source}_original" / "model.pt")["arguments"]
+        assert [(said["dropout"], said["dropatt"]) for said in (config, arguments)] == [(0.3, 0.2)] * 2
+    assert call("convert", tmp_path / "run_original", tmp_path / "hf", "--to", "huggingface").status == 0
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dropatt"] == 0.2
 
 
 def test_flags_that_a_run_answers_itself_are_refused(

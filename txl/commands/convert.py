@@ -14,7 +14,7 @@ import torch
 
 from txl.checkpoint import WEIGHTS, CheckpointWriter, Snapshot
 from txl.cli import build, read_flags
-from txl.commands.export import write_huggingface, write_original
+from txl.commands.export import rates, write_huggingface, write_original
 from txl.commands.model_card import model_card
 from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
 from txl.config import Checked, option, require
@@ -106,6 +106,7 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrai
 def write_run(found: Pretrained, folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
+    record["rates"] = rates(found)  # for further exports
     ranks = Ranks(0, 1, torch.device("cpu"))
     writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.attachments())
     nats = found.record.get("valid_nats_per_token")

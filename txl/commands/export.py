@@ -8,10 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from txl.commands.pretrained import Pretrained, known_data
-from txl.config import require
+from txl.config import UsageError, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
+from txl.convert.kimiyoung_names import RATES, rates_of
 from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.records import require_fields
+from txl.training.config import TrainConfig
 
 
 def write_huggingface(found: Pretrained, folder: Path) -> None:
@@ -24,7 +27,7 @@ def write_huggingface(found: Pretrained, folder: Path) -> None:
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.vocab.index[EOS]}
-    _write_json(folder / "config.json", config | _data_of(found))
+    _write_json(folder / "config.json", config | rates(found) | _data_of(found))
     (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
     if UNK in found.vocab:  # its tokenizer works with no other vocabulary
         formula = ["<formula>"] if "<formula>" in found.vocab else []
@@ -36,10 +39,24 @@ def write_original(found: Pretrained, folder: Path) -> None:
     """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`. Raises
     `UsageError` if the 2019 code has no such model."""
     weights = to_kimiyoung(found.model)
-    arguments = arguments_for_kimiyoung(found.model, found.context)
+    arguments = arguments_for_kimiyoung(found.model, found.context) | rates(found)
     torch.save({"arguments": arguments, "state_dict": weights, **_data_of(found)}, folder / "model.pt")
     for name, content in found.vocab.attachments().items():
         (folder / name).write_text(content, encoding="utf-8")
+
+
+def rates(found: Pretrained) -> dict[str, float]:
+    """The rates of dropout of the training: as the run notes them, else those of the other program's model. Raises
+    `UsageError` if the note is damaged."""
+    record = found.record
+    noted = record.get("rates", record.get("train"))
+    if noted is None:
+        return rates_of(found.model)
+    try:
+        config = TrainConfig(**require_fields({name: noted[name] for name in RATES if name in noted}, TrainConfig))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"config.json of the run: {error}; use another copy") from None
+    return {name: getattr(config, name) for name in RATES}
 
 
 def _data_of(found: Pretrained) -> dict[str, Any]:

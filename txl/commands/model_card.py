@@ -30,6 +30,7 @@ held = torch.load("{name}/model.pt")
 model = MemTransformerLM(**held["arguments"])
 model.load_state_dict(held["state_dict"])""",
 }
+_DATA = {"data": "`{}`", "dataset": "(`--dataset {}`)"}
 
 
 def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> str:
@@ -46,7 +47,7 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
         f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
         f"{n_weight:,} parameters, a vocabulary of {len(found.vocab):,} words. It was trained with segments of "
         f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
-        f"## Data\n\n`{data.get('data', 'unknown')}` (`--dataset {data.get('dataset', 'unknown')}`).",
+        f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}.",
     ]
     if "converted_from" in record:
         origin = record["converted_from"]
