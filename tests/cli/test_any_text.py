@@ -58,7 +58,12 @@ def test_a_folder_of_shards_is_trained_on_evaluated_and_continued(call: Call, tm
     text_row = row(call, tmp_path, "--text", write(tmp_path / "my.txt", "the small \u00e4\n"))
     assert score.total_nats == pytest.approx(text_row["nats"])
     assert (text_row["characters"], text_row["bytes"], text_row["words"]) == (12, 13, 3)
-    assert len(lm.generate("the", length=20, seed=1)) > 0
+    expected = "the\n" + lm.generate("the\n", length=20, seed=1) + "\n"
+    flags_of_text = ["--work_dir", tmp_path / "run", "--length", 20, "--seed", 1]
+    assert call("generate", "--prompt", "the\n", *flags_of_text).out == expected
+    assert call("generate", "--prompt_file", write(tmp_path / "p.txt", "the\n\n"), *flags_of_text).out == expected
+    assert lm.loglikelihood("\n\n", "the") == pytest.approx(-lm.score("the", "\n\n").total_nats)
+    assert lm.loglikelihood("\n\n", "the") != pytest.approx(lm.loglikelihood("", "the"))
     call("train", "--data", shards, "--work_dir", tmp_path / "run", *BASE, *flags, "--resume", "--max_step", 2)
     assert call("generate", "--work_dir", tmp_path / "run", "--finish_line", "--length", 5).status == 0
 
