@@ -107,6 +107,7 @@ def _vocabulary_of_converted(
         vocab = _vocabulary(converted, own, dataset or DataConfig.dataset)
     except (OSError, ValueError) as error:
         kind = f" of --dataset {own or dataset}" if own or dataset else ""
+        do = f"give the --dataset of its training, or {do}" if dataset and not own else do
         raise UsageError(f"{source}: its words are no vocabulary{kind} ({error}); {do}") from None
     require(len(vocab) == n_token, f"{source}: its vocabulary has {len(vocab)} words, the model has {n_token}; {do}")
     ends_lines = EOS in vocab or isinstance(vocab, RunningVocab)
