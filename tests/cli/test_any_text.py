@@ -29,7 +29,7 @@ def write_shards(folder: Path) -> Path:
 def row(call: Call, tmp_path: Path, *flags: object) -> dict[str, Any]:
     outcome = call("eval", "--work_dir", tmp_path / "run", "--json", tmp_path / "eval.json", *flags)
     assert outcome.status == 0, outcome.err
-    return json.loads((tmp_path / "eval.json").read_text())["rows"][0]
+    return {**json.loads((tmp_path / "eval.json").read_text())["rows"][0], "out": outcome.out}
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
@@ -45,6 +45,7 @@ def test_a_folder_of_shards_is_trained_on_evaluated_and_continued(call: Call, tm
     assert "valid and test: 0.1 each, seed 3" in outcome.out
     prepared = next((shards / "txl-cache").glob("text-*"))
     found = row(call, tmp_path, "--split", "valid", "--reset", "document")
+    assert "| documents by blank (as asked): " in found["out"]
     text = (prepared / "valid.txt").read_text(encoding="utf-8")
     n_first = found["characters"] - len(text)  # the first token is not predicted
     assert -12 < n_first < 0
