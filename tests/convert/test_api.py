@@ -78,6 +78,8 @@ def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> No
 def test_checkpoints_of_others_and_single_checkpoints(run_folder: Path, tmp_path: Path) -> None:
     checkpoint = next(run_folder.glob("step_*"))
     assert txl.load(checkpoint).vocab.words == txl.load(run_folder).vocab.words
+    with pytest.raises(UsageError, match=r"^vocabulary=: .* is a run of txl and has its own; leave it out"):
+        txl.load(checkpoint, vocabulary=checkpoint / "vocab.txt")
     hf = shutil.copytree(HF, tmp_path / "hf")
     with pytest.raises(UsageError, match="holds no vocabulary"):
         txl.load(hf)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +13,11 @@ import torch
 
 import txl
 from tests.cli.conftest import change_weights
-from tests.cli.test_flags import read
 from tests.golden.test_model import Golden
 from txl.checkpoint import open_checkpoint
-from txl.commands.export import write_original
-from txl.commands.model_card import training_command
+from txl.commands.export import write_huggingface, write_original
 from txl.commands.pretrained import Pretrained
-from txl.config import ModelConfig, UsageError
+from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert
 from txl.convert.huggingface import (
     config_for_huggingface,
@@ -30,7 +27,12 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
-from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.detokenise import decoder
+from txl.data_utils.free_text import encode_text
+from txl.data_utils.running import Characters
+from txl.data_utils.subwords import Subwords
+from txl.data_utils.symbols import ALL_BYTES, Symbols
+from txl.data_utils.vocabulary import LowerVocab, SentenceVocab, Vocab
 from txl.model.transformer import TransformerXL
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
@@ -109,15 +111,71 @@ def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: 
         convert(tmp_path)
 
 
-def test_the_command_of_the_card_is_that_of_the_training(run_folder: Path) -> None:
-    record = open_checkpoint(run_folder).record
-    program, script, *flags = shlex.split(training_command(record))
-    assert (program, script) == ("python", "train.py")
-    typed = read("train", *flags)
-    assert typed["tgt_len"] == 8
-    assert typed["init_std"] == 0.2
-    assert {name: record["train"][name] for name in ("max_step", "batch_size")} == {"max_step": 4, "batch_size": 4}
-    assert typed["max_step"] == 4
+_TEXT = "The cat, it sat. Bab\n"
+_WORDS = ["<eos>", "<unk>", "the", "cat", ",", "it", "sat", ".", "cat,", "sat.", "bab"]
+VOCABULARIES = {
+    "text": lambda: Vocab(_WORDS),
+    "ptb": lambda: LowerVocab(_WORDS),
+    "lm1b": lambda: SentenceVocab(["<S>", "<UNK>", *_WORDS[2:]]),
+    "characters": lambda: Characters.of([_TEXT.encode()]),
+    "bytes": lambda: Symbols(ALL_BYTES),
+    "enwik8": lambda: Symbols.of([_TEXT.encode()]),
+    "bpe": lambda: Subwords.trained([_TEXT.encode() * 9], 260),
+}
+
+
+def pretrained(dataset: str, vocab: Vocab) -> Pretrained:
+    sizes = {"n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
+    model = TransformerXL(ModelConfig(n_token=len(vocab), **sizes))
+    return Pretrained("txl", model, Context(), vocab, (), {"data": {"data": "my/text", "dataset": dataset}})
+
+
+@pytest.mark.parametrize(
+    ("write", "dataset"), [(write_huggingface, "text"), *((write_original, name) for name in VOCABULARIES)]
+)
+def test_text_is_read_as_before_the_export(write: Callable[..., None], dataset: str, tmp_path: Path) -> None:
+    vocab = VOCABULARIES[dataset]()
+    write(pretrained(dataset, vocab), tmp_path)
+    lm = txl.load(tmp_path)
+    assert type(lm.vocab) is type(vocab)
+    assert lm.encode(_TEXT) == encode_text(_TEXT, vocab, name="", running=dataset != "text").ids
+    ids = lm.encode(_TEXT)
+    assert lm.decode(ids) == "".join(map(decoder(vocab, tokenised=dataset != "text"), ids))
+
+
+def test_an_export_in_subwords_is_converted_again_and_names_its_text(tmp_path: Path, call: Callable[..., Any]) -> None:
+    vocab = VOCABULARIES["bpe"]()
+    write_original(pretrained("bpe", vocab), tmp_path)
+    assert call("convert", tmp_path, tmp_path / "run", "--data", "other/text").status == 0
+    record = open_checkpoint(tmp_path / "run").record
+    assert (record["data"]["data"], record["data"]["dataset"]) == ("other/text", "bpe")
+    assert txl.load(tmp_path / "run").encode(_TEXT) == txl.load(tmp_path).encode(_TEXT)
+    refused = call("convert", tmp_path, tmp_path / "b", "--dataset", "ptb")
+    assert "--dataset ptb: " in refused.err
+    assert "was trained on bpe; leave the flag out" in refused.err
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=r"no vocabulary of --dataset bpe \(.*tokenizer\.json"):
+        txl.load(tmp_path)
+
+
+@pytest.mark.parametrize("said", [5, {"dataset": "x"}, {"dataset": "text", "new": 1}])
+def test_damaged_words_on_the_text_are_refused(said: Any, tmp_path: Path) -> None:
+    write_huggingface(pretrained("text", VOCABULARIES["text"]()), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"txl_data": said}))
+    with pytest.raises(UsageError, match="what it says of its text is damaged"):
+        txl.load(tmp_path)
+
+
+def test_a_training_goes_on_from_an_export_in_lower_case(tmp_path: Path, call: Callable[..., Any]) -> None:
+    write_original(pretrained("ptb", VOCABULARIES["ptb"]()), tmp_path)
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid"):
+        (tmp_path / "text" / f"{split}.txt").write_text("The cat sat .\n" * 300)
+    flags = ["--data", tmp_path / "text", "--dataset", "ptb", "--work_dir", tmp_path / "run", "--max_step", 1]
+    outcome = call("train", "--init_from", tmp_path / "model.pt", *flags, "--batch_size", 2, "--sample_length", 0)
+    assert (outcome.status, outcome.complaints) == (0, [])
+    assert txl.load(tmp_path / "run").encode("The Cat") == [2, 3]
 
 
 @pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])
@@ -157,6 +215,19 @@ def test_what_the_other_program_lacks_is_refused_and_nothing_written(
     assert "--position rotary: " in outcome.err
     assert not (tmp_path / "there").exists()
     assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_dropout_of_the_training_is_exported(training: list[str], tmp_path: Path, call: Callable[..., Any]) -> None:
+    assert call("train", *training, "--work_dir", tmp_path / "run", "--dropout", 0.3, "--dropatt", 0.2).status == 0
+    assert call("convert", tmp_path / "run", tmp_path / "slim").status == 0
+    for source in ("run", "slim"):
+        for to in ("huggingface", "original"):
+            assert call("convert", tmp_path / source, tmp_path / f"{source}_{to}", "--to", to).status == 0
+        config = json.loads((tmp_path / f"{source}_huggingface" / "config.json").read_text())
+        arguments = torch.load(tmp_path / f"{source}_original" / "model.pt")["arguments"]
+        assert [(said["dropout"], said["dropatt"]) for said in (config, arguments)] == [(0.3, 0.2)] * 2
+    assert call("convert", tmp_path / "run_original", tmp_path / "hf", "--to", "huggingface").status == 0
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dropatt"] == 0.2
 
 
 def test_flags_that_a_run_answers_itself_are_refused(

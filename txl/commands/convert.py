@@ -14,7 +14,7 @@ import torch
 
 from txl.checkpoint import WEIGHTS, CheckpointWriter, Snapshot
 from txl.cli import build, read_flags
-from txl.commands.export import write_huggingface, write_original
+from txl.commands.export import rates, write_huggingface, write_original
 from txl.commands.model_card import model_card
 from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
 from txl.config import Checked, option, require
@@ -89,16 +89,24 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrai
     for name in ("vocab", "data", "dataset") if ours else ():
         require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
     vocab = Path(config.vocab) if config.vocab else None
-    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=config.dataset)
+    named = config.dataset if "dataset" in typed else None
+    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=named)
     if not ours:
-        convention = {"data_convention": "original"} if config.dataset in BYTES else {}
-        found.record["data"] = {"data": config.data, "dataset": config.dataset, **convention}
+        own = found.record.get("data", {})
+        said = own.get("dataset", config.dataset)
+        same = "dataset" not in typed or config.dataset == said
+        require(same, f"--dataset {config.dataset}: {source} says that it was trained on {said}; leave the flag out")
+        convention = {"data_convention": "original"} if config.dataset in BYTES and not own else {}
+        asked = {name: getattr(config, name) for name in ("data", "dataset") if name in typed or name not in own}
+        found.record["data"] = {**convention, **own, **asked}
+        found.record["converted_from"]["assumed"] = [name for name in asked if name not in typed]
     return found
 
 
 def write_run(found: Pretrained, folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
+    record["rates"] = rates(found)  # for further exports
     ranks = Ranks(0, 1, torch.device("cpu"))
     writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.attachments())
     nats = found.record.get("valid_nats_per_token")

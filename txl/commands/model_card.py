@@ -5,9 +5,10 @@ import math
 import shlex
 from typing import Any
 
-from txl.commands.pretrained import Pretrained
+from txl.commands.pretrained import Pretrained, known_data
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
+from txl.model.settings import is_read
 from txl.training.config import TrainConfig
 
 _USE = {
@@ -29,6 +30,7 @@ held = torch.load("{name}/model.pt")
 model = MemTransformerLM(**held["arguments"])
 model.load_state_dict(held["state_dict"])""",
 }
+_DATA = {"data": "`{}`", "dataset": "(`--dataset {}`)"}
 
 
 def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> str:
@@ -36,7 +38,7 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
     the format of this `kind`. `licence`: as the hub names it."""
     config, record = found.model.config, found.record
     n_weight = sum(p.numel() for p in found.model.parameters())
-    data = record.get("data", {})
+    data = known_data(record)
     library = "transformers" if kind == "huggingface" else "txl"
     lines = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n"
@@ -45,7 +47,7 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
         f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
         f"{n_weight:,} parameters, a vocabulary of {len(found.vocab):,} words. It was trained with segments of "
         f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
-        f"## Data\n\n`{data.get('data', 'unknown')}` (`--dataset {data.get('dataset', 'unknown')}`).",
+        f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}.",
     ]
     if "converted_from" in record:
         origin = record["converted_from"]
@@ -63,14 +65,17 @@ def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> 
 
 
 def training_command(record: dict[str, Any]) -> str:
-    """The command of a training, of a checkpoint's config.json: the flags that are not at their defaults."""
+    """The command of a training, of a checkpoint's config.json: the flags that are not at their defaults,
+    without those of the model that go unread."""
     words = ["python", "train.py"]
+    shape = ModelConfig(**record.get("model", {}))
     for section, kind in (("data", DataConfig), ("train", TrainConfig), ("model", ModelConfig), ("context", Context)):
         values = record.get(section, {})
         for f in dataclasses.fields(kind):
             value = values.get(f.name)
             default = list(f.default) if isinstance(f.default, tuple) else f.default
             is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
+            is_flag = is_flag and is_read(f.name, position=shape.position, attention=shape.attention)
             if not is_flag or value is None or value == default:
                 continue
             words.append(f"--{'no_' if value is False else ''}{f.name}")

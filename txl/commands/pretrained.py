@@ -8,11 +8,16 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.trained import vocabulary_of
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert import Converted, convert
+from txl.data_utils.config import DataConfig
 from txl.data_utils.recipes import RECIPES
-from txl.data_utils.running import RunningVocab
+from txl.data_utils.recipes import vocabulary_of as read_vocabulary
+from txl.data_utils.running import Characters, Integers, RunningVocab
+from txl.data_utils.subwords import Subwords
 from txl.data_utils.vocabulary import EOS, Vocab
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
+from txl.records import read_json, require_fields
+
+_FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
 
 _PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")
 """Files in the folder of a checkpoint or a run, none of which is a checkpoint."""
@@ -42,48 +47,92 @@ class Pretrained:
 
 
 def read_pretrained(
-    source: Path, vocabulary: Path | None = None, *, vocabulary_by: str, dataset: str = "wt103"
+    source: Path, vocabulary: Path | None = None, *, vocabulary_by: str | None, dataset: str | None = None
 ) -> Pretrained:
     """The model of a run folder, of one of its checkpoints, or of a checkpoint that `txl.convert` reads. Raises
     `UsageError` if there is no such thing, it is damaged, or has no vocabulary.
 
     Args:
         vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
-        vocabulary_by: how a user names that file, for errors.
-        dataset: kind of the text that such a checkpoint was trained on.
+        vocabulary_by: how a user names that file, for errors; None: not at all.
+        dataset: kind of the text that such a checkpoint was trained on, where it does not say so itself.
     """
     require(source.exists(), f"{source}: no such file or folder; name a run folder or a checkpoint")
     is_part = source.suffix in _PARTS or source.name in ("best", "latest", "pytorch_model.bin")
     if is_part and source.is_file() and (is_ours(source.parent) or (source.parent / "config.json").is_file()):
         raise UsageError(f"{source}: is a file; name its folder, {source.parent}")
     if is_ours(source):
+        require(vocabulary is None, f"{vocabulary_by}: {source} is a run of txl and has its own; leave it out")
         checkpoint = open_checkpoint(source)
         model, vocab = load_model(checkpoint), vocabulary_of(checkpoint)
         names = tuple(name for name, _ in model.named_parameters())
         return Pretrained("txl", model, checkpoint.context, vocab, names, checkpoint.record)
     found = convert(source, vocabulary)
-    vocab = _vocabulary_of_converted(found, source, vocabulary_by, dataset)
-    record = {"converted_from": {"kind": found.kind, "source": source.name}}
+    data = _data_of(found, source)
+    vocab = _vocabulary_of_converted(found, source, vocabulary_by, data.get("dataset"), dataset)
+    record: dict[str, Any] = {"converted_from": {"kind": found.kind, "source": source.name}}
+    if data:
+        record["data"] = data
     return Pretrained(found.kind, found.model, found.context, vocab, found.tensors, record)
 
 
-def _vocabulary_of_converted(converted: Converted, source: Path, named_by: str, dataset: str) -> Vocab:
-    """The words of the model. Raises `UsageError` if there are none, or not as many as it has, or none ends a line."""
-    n_token = converted.model.config.n_token
-    files = "vocab.txt, vocab.json, vocab.bin or cache.pt"
-    require(bool(converted.words), f"{source}: holds no vocabulary; give {named_by} FILE ({files})")
+def known_data(record: dict[str, Any]) -> dict[str, Any]:
+    """How the text of a training was read, as far as somebody said so: the fields of `DataConfig`."""
+    assumed = record.get("converted_from", {}).get("assumed", [])
+    return {name: value for name, value in record.get("data", {}).items() if name not in assumed}
+
+
+def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
+    """What an export by txl says of the text of the training; nothing of other checkpoints. Raises `UsageError` if it
+    is damaged."""
+    if converted.data is None:
+        return {}
     try:
-        vocab = RECIPES[dataset].vocab(converted.words)
+        data: dict[str, Any] = require_fields(converted.data, DataConfig)
+        DataConfig(**data)
     except ValueError as error:
-        raise UsageError(f"{named_by}: {error}; give the file that belongs to {source}") from None
-    require(
-        len(vocab) == n_token, f"{named_by}: {len(vocab)} words, the model has {n_token}; give the file of the model"
-    )
+        raise UsageError(f"{source}: what it says of its text is damaged ({error}); use another copy") from None
+    return data
+
+
+def _vocabulary_of_converted(
+    converted: Converted, source: Path, named_by: str | None, own: str | None, dataset: str | None
+) -> Vocab:
+    """The vocabulary of the model. Raises `UsageError` if there is none, or it has not as many words as the model, or
+    none ends a line.
+
+    Args:
+        own: the data set that the checkpoint names.
+        dataset: the one that the user names, which counts where the checkpoint names none.
+    """
+    n_token = converted.model.config.n_token
+    again = f"give one with `python -m txl.convert {source} FOLDER --vocab FILE` ({_FILES}) and start from FOLDER"
+    do = f"give {named_by} FILE ({_FILES})" if named_by else again
+    require(bool(converted.words), f"{source}: holds no vocabulary; {do}")
+    try:
+        vocab = _vocabulary(converted, own, dataset or DataConfig.dataset)
+    except (OSError, ValueError) as error:
+        kind = f" of --dataset {own or dataset}" if own or dataset else ""
+        do = f"give the --dataset of its training, or {do}" if dataset and not own else do
+        raise UsageError(f"{source}: its words are no vocabulary{kind} ({error}); {do}") from None
+    require(len(vocab) == n_token, f"{source}: its vocabulary has {len(vocab)} words, the model has {n_token}; {do}")
     ends_lines = EOS in vocab or isinstance(vocab, RunningVocab)
     require(
-        ends_lines, f"{named_by}: has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset and its name"
+        ends_lines, f"{source}: its vocabulary has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset"
     )
     return vocab
+
+
+def _vocabulary(converted: Converted, own: str | None, dataset: str) -> Vocab:
+    """As `_vocabulary_of_converted`. Raises `OSError` or `ValueError` if the files hold no such vocabulary."""
+    path, kind = converted.vocabulary, RECIPES[own or dataset].vocab
+    if own and path and path.suffix == ".txt":  # as txl writes it
+        files = {"vocab.txt": path}
+        return read_vocabulary(own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode())
+    if kind in (Characters, Integers, Subwords):
+        require(not own, f"{own} comes back from the files of the export only")
+        kind = Vocab
+    return kind(converted.words)
 
 
 def is_ours(path: Path) -> bool:

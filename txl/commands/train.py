@@ -136,7 +136,7 @@ def initial_model(typed: Typed) -> Pretrained | None:
     if typed.get("init_from") is None:
         return None
     source = typed["init_from"]
-    found = read_pretrained(Path(source), vocabulary_by="--vocab of `txl convert`, and start from its run:")
+    found = read_pretrained(Path(source), vocabulary_by=None, dataset=typed.get("dataset"))
     for f in dataclasses.fields(ModelConfig):
         has, asked = getattr(found.model_config, f.name), typed.get(f.name)
         if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):

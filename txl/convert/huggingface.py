@@ -17,8 +17,10 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
     INV_FREQ,
+    RATES,
     fill,
     inv_freq,
+    rates_of,
     require_plain,
     their_name,
     tied_names,
@@ -38,10 +40,13 @@ _ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("mem_len", "clamp_len", "div_val"), int),
     **dict.fromkeys(("tgt_len", "d_embed"), int | None),
-    **dict.fromkeys(("dropout", "dropatt"), float),
+    **dict.fromkeys(RATES, float),
     **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "adaptive", "proj_share_all_but_first"), bool),
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
+DATA = "txl_data"
+"""Where an export by txl says what text the model was trained on: in config.json, and in the `model.pt` of `--to
+original` beside the arguments. The other programs do not look there."""
 _CLUSTERS = ("crit.cluster_weight", "crit.cluster_bias")
 
 
@@ -51,7 +56,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     what the class never had."""
     model_config, context = configs_of(config)
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
-    rates = {name: config.get(name, 0.0) for name in ("dropout", "dropatt")}
+    rates = {name: config.get(name, 0.0) for name in RATES}
     model = TransformerXL(model_config, **rates)
     tied = tied_names(model_config)
     fill(model, theirs, tensor_for, besides=[INV_FREQ, *tied, *shared_biases(model_config)])
@@ -99,7 +104,7 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
         require_fields({name: config[name] for name in _TYPES if name in config}, _TYPES)
     except ValueError as error:
         raise UsageError(f"config.json: {error}; use another copy") from None
-    for name in ("dropout", "dropatt"):
+    for name in RATES:
         require(0 <= config.get(name, 0) < 1, f"config.json: {name} {config.get(name)} is no probability")
     for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
@@ -189,7 +194,7 @@ def config_for_huggingface(model: TransformerXL, context: Context) -> dict[str, 
         "mem_len": context.mem_len,
         "clamp_len": context.clamp_len,
         "same_length": context.same_length,
-        "dropout": model.drop.p,
+        **rates_of(model),
         "eos_token_id": 0,
         **_ONLY,
     }

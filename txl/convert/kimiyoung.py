@@ -11,8 +11,10 @@ from txl.convert.kimiyoung_arguments import constructor_arguments
 from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
     INV_FREQ,
+    RATES,
     fill,
     inv_freq,
+    rates_of,
     require_exportable,
     tied_names,
     to_ours,
@@ -50,7 +52,7 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
         n_position=state["r_emb"].shape[1] if "r_emb" in state else sum(lengths.values()) or None,
         count_back=arguments["attn_type"] in (2, 3),
     )
-    rates = {name: arguments.get(name) or 0.0 for name in ("dropout", "dropatt")}
+    rates = {name: arguments.get(name) or 0.0 for name in RATES}
     model = TransformerXL(model_config, **rates)
     fill(model, state, to_ours, besides=[INV_FREQ, *tied_names(model_config)])
     if INV_FREQ in state:
@@ -85,8 +87,7 @@ def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str,
     return {
         **{name: getattr(config, name) for name in _SIZES},
         **lengths,
-        "dropout": model.drop.p,
-        "dropatt": 0.0,
+        **rates_of(model),
         "tie_weight": not config.not_tied,
         "tie_projs": list(config.tie_projs) or [False],
         "cutoffs": list(config.cutoffs),

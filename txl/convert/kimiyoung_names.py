@@ -5,11 +5,15 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from txl.attention_rules.softmax import SoftmaxAttention
 from txl.config import ModelConfig, UsageError, require
 from txl.model.transformer import TransformerXL
 
 ATTN_TYPES = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
 """Our position encodings by their `attn_type` in the 2019 code."""
+
+RATES = ("dropout", "dropatt")
+"""The rates of dropout in the configurations of all these programs."""
 
 INV_FREQ = "pos_emb.inv_freq"
 """The buffer of frequencies that models with sinusoids save."""
@@ -161,6 +165,12 @@ def _joined(name: str) -> str:
 def _far_first(table: Tensor, name: str) -> Tensor:
     """Tables of all layers with their rows reversed: theirs begin with the farthest distance."""
     return table if name == "r_w_bias" else table.flip(1)
+
+
+def rates_of(model: TransformerXL) -> dict[str, float]:
+    """The rates of dropout that a model was built with."""
+    rule = model.layers[0].attn.rule
+    return {"dropout": model.drop.p, "dropatt": rule.drop.p if isinstance(rule, SoftmaxAttention) else 0.0}
 
 
 def inv_freq(d_model: int) -> Tensor:

@@ -7,18 +7,18 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import UsageError, require
+from txl.convert.kimiyoung_names import RATES
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
 from txl.records import require_fields
 
 _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")
 
-_RATES = ("dropout", "dropatt")
 _EXPORTED: dict[str, Any] = {
     **dict.fromkeys("n_token n_layer n_head d_model d_head d_inner d_embed div_val attn_type".split(), int),
     **dict.fromkeys("tgt_len ext_len mem_len clamp_len".split(), int),
     **dict.fromkeys("tie_weight pre_lnorm same_length".split(), bool),
-    **dict.fromkeys(_RATES, float),
+    **dict.fromkeys(RATES, float),
     "tie_projs": list[bool],
     "cutoffs": list[int],
 }
@@ -31,7 +31,7 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     if isinstance(model, dict) and {"arguments", "state_dict"} <= model.keys():  # as --to original writes it
         try:
             arguments = require_fields(model["arguments"], _EXPORTED)
-            require(all(0 <= arguments.get(name, 0) < 1 for name in _RATES), "dropout is no probability")
+            require(all(0 <= arguments.get(name, 0) < 1 for name in RATES), "dropout is no probability")
             return {str(name): tensor.read() for name, tensor in model["state_dict"].items()}, arguments
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: damaged ({error}); use another copy") from None
@@ -42,12 +42,14 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     try:
         state = {name: tensor.read() for name, tensor in _tensors(model)}
         layer = model._modules["layers"]._modules["0"]
+        dropatt = layer._modules["dec_attn"]._modules.get("dropatt")
         arguments = {name: getattr(model, name) for name in (*_SIZES, *_LENGTHS)}
         arguments |= {
             "pre_lnorm": bool(layer._modules["dec_attn"].pre_lnorm),
             "div_val": model._modules["word_emb"].div_val,
             "cutoffs": list(model._modules["crit"].cutoffs)[:-1],
             "dropout": float(model._modules["drop"].p),
+            "dropatt": 0.0 if dropatt is None else float(dropatt.p),
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy") from None

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from txl.config import Context, UsageError
-from txl.convert.huggingface import from_huggingface, read_huggingface
+from txl.convert.huggingface import DATA, from_huggingface, read_huggingface
 from txl.convert.kimiyoung import from_kimiyoung
 from txl.convert.nvidia import is_nvidia, read_nvidia
 from txl.convert.original import read_original, words_of_pickle
@@ -25,6 +26,8 @@ class Converted:
         kind: whose it was.
         words: of its vocabulary, in the order of the ids; empty: none was found beside the weights.
         tensors: the names of its tensors.
+        vocabulary: the file that the words are from; None: inside the weights, or nowhere.
+        data: what an export by txl says of the text of the training, unchecked; None: nothing.
     """
 
     kind: str
@@ -32,6 +35,8 @@ class Converted:
     context: Context
     words: list[str]
     tensors: tuple[str, ...]
+    vocabulary: Path | None = None
+    data: Any = None
 
 
 def convert(source: Path, vocabulary: Path | None = None) -> Converted:
@@ -52,7 +57,7 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         kind = "Hugging Face transfo-xl"
         state, settings = read_huggingface(source)
         model, context = from_huggingface(state, settings)
-        folder = source
+        folder, data = source, settings.get(DATA)
     else:
         there = [source] if source.is_file() else [path for name in _WEIGHTS if (path := source / name).is_file()]
         if not there:
@@ -67,10 +72,13 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
             kind = "kimiyoung/transformer-xl"
             state, arguments = read_original(content, path)
         model, context = from_kimiyoung(state, arguments)
+        data = content.get(DATA) if isinstance(content, dict) else None
     found = vocabulary or next((folder / name for name in _VOCABULARIES if (folder / name).is_file()), None)
-    if found is not None and (vocabulary is not None or not words):
+    if words and vocabulary is None:
+        found = None
+    if found is not None:
         words = read_words(found)
-    return Converted(kind, model.eval(), context, words, tuple(state))
+    return Converted(kind, model.eval(), context, words, tuple(state), found, data)
 
 
 def read_words(path: Path) -> list[str]:

@@ -23,15 +23,21 @@ def readers(name: str) -> Readers:
     )
 
 
+def is_read(name: str, *, position: str, attention: str) -> bool:
+    """True if one of these reads a setting, or it is a general one."""
+    who = readers(name)
+    return not any(who) or _is_read(who, position, attention)
+
+
 def require_read(typed: Mapping[str, Any], *, position: str, attention: str) -> None:
     """Raise `UsageError` on a typed setting that other encodings or rules read, but not these.
 
     False and "auto" are accepted.
     """
     for name, value in typed.items():
-        who = readers(name)
-        if not any(who) or _is_read(who, position, attention) or value is False or value == "auto":
+        if is_read(name, position=position, attention=attention) or value is False or value == "auto":
             continue
+        who = readers(name)
         kind, chosen, names = "attention", attention, who.attention
         if who.position:
             kind, chosen, names = "position", position, who.position
