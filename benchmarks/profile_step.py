@@ -55,7 +55,7 @@ def mark(state: TrainState, *, compiled: bool) -> None:
         layer.attn.forward = scoped("projections", layer.attn.forward)
         layer.attn.rule.forward = scoped("attention", layer.attn.rule.forward)
         layer.ff.forward = scoped("feed-forward", layer.ff.forward)
-    model.word_emb._embedded = scoped("embedding", model.word_emb._embedded)
+    model.word_emb.forward = scoped("embedding", model.word_emb.forward)
     model.softmax.nll = scoped("head", model.softmax.nll)
 
 
