@@ -41,7 +41,7 @@ def byte_splits(config: DataConfig, cache: Path, digest: Callable[[Path], str]) 
             write_offsets(target, split, [0, len(part)])
         return {"said": said}
 
-    return target, kept(target, fingerprint, write)
+    return target, kept(target, fingerprint, digest, write)
 
 
 def _files(config: DataConfig) -> list[Path]:

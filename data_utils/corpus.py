@@ -24,7 +24,7 @@ from .pydoc_corpus import write_pydoc_corpus
 from .recipes import RECIPES
 from .running import Characters, Integers, RunningVocab
 from .sentences import VOCABULARY, encoded_shards, read_vocabulary, shards_of
-from .sources import home_of
+from .sources import CACHE, home_of, require_folder
 from .spelling import pieces, sizes_of
 from .subwords import DEFAULT_SIZE, Subwords
 from .symbols import ALL_BYTES, Symbols
@@ -48,8 +48,10 @@ class Corpus:
     def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:
         self.config = config
         self.recipe = RECIPES[config.dataset]
+        if config.dataset not in (*BYTES, *RUNNING):
+            require_folder(config.data, config.dataset)
         self._home = self.folder = home_of(config.data)
-        self.cache = Path(config.cache_dir) if config.cache_dir else self._home / "txl-cache"
+        self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
         self.said = ""
         """How a text that is not in train.txt, valid.txt and test.txt was made into these, in `folder`."""
         self._fingerprints: dict[str, str] = {}
@@ -199,6 +201,9 @@ class Corpus:
                 open_stream(self._text(name))
             else:
                 for path in self._texts(name):
+                    if self.said and not path.is_file():
+                        advice = "give a file of it too, or one whose name is that of no split"
+                        raise DataError(f"{self._home}: has no {name} text ({self.said}); {advice}")
                     require_text(path)
 
     @contextmanager

@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from txl.files import written_whole
 
 from .config import DataConfig
 from .files import DataError, not_utf8, read_record, text_of, write_record
-from .sources import by_split, files_of, has_rows, lines_of, rows_of
+from .sources import has_rows, lines_of, rows_of, splits_of
 
 VERSION = 1
 SPLITS = ("train", "valid", "test")
@@ -92,10 +92,10 @@ def _as_one(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def rule_of(config: DataConfig, files: list[Path]) -> tuple[str, str]:
-    """How documents are found, and why, from the beginning of the first file that is not empty."""
+    """How documents are found, and why, from the beginning of the first file that is not empty, of rows if one has."""
     if config.documents != "auto":
         return config.documents, "as asked"
-    path = next((path for path in files if path.stat().st_size), files[0])
+    path = next((path for path in sorted(files, key=has_rows, reverse=True) if path.stat().st_size), files[0])
     rows = has_rows(path)
     lines = rows_of(path, config.text_field, task="looking at") if rows else lines_of(path, task="looking at")
     first = list(itertools.islice(lines, 4096))
@@ -111,26 +111,30 @@ def rule_of(config: DataConfig, files: list[Path]) -> tuple[str, str]:
 
 
 def is_plain(data: tuple[str, ...] | str) -> bool:
-    """True if --data is a folder with a plain valid.txt or test.txt, and with train.txt or no training text at all."""
+    """True if --data is a folder with a plain valid.txt or test.txt, where no other file is the only one of a split; a
+    README.md or eval.json is no training text."""
     if not isinstance(data, str) or not Path(data).is_dir():
         return False
-    train, *others = ((Path(data) / f"{split}.txt").is_file() for split in SPLITS)
-    return any(others) and (train or "train" not in by_split(files_of(data), Path(data)))
+    plain = {split for split in SPLITS if (Path(data) / f"{split}.txt").is_file()}
+    if not plain - {"train"} or len(plain) == len(SPLITS):
+        return bool(plain - {"train"})
+    named = splits_of(data).items()
+    return {split or "train" for path, split in named if split or path.suffix.lower() not in (".md", ".json")} <= plain
 
 
 def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> tuple[Path, str]:
     """A folder in `cache` with train.txt, valid.txt and test.txt of any text, written anew where stale; and how
     documents were found and dealt, in words.
 
-    Valid and test are split off by document where there are none: a document goes where the hash of its text and the
-    seed says, so that neither shards nor their order matter, and equal documents stay together.
+    Files that name no split are train. Valid and test are split off it by document where there are none: a document
+    goes where the hash of its text and the seed says, so that neither shards nor their order matter, and equal
+    documents stay together. Without train, only the splits that files name are written.
     """
-    files = files_of(config.data)
-    splits = by_split(files, Path(config.data) if isinstance(config.data, str) else Path())
-    if "train" not in splits:
-        splits = {"train": files}
+    splits: dict[str, list[Path]] = {}
+    for path, split in splits_of(config.data).items():
+        splits.setdefault(split or "train", []).append(path)
     settings = [VERSION, config.dataset == "bytes", config.documents, config.text_field]
-    settings += [config.held_out, config.split_seed] if len(splits) < len(SPLITS) else []
+    settings += [config.held_out, config.split_seed] if _split_off(splits) else []
     named = {split: [str(path) for path in paths] for split, paths in splits.items()}
     key = hashlib.sha256(json.dumps([settings, named]).encode()).hexdigest()[:12]
     target = cache / f"text-{key}"
@@ -142,36 +146,57 @@ def prepared(config: DataConfig, cache: Path, digest: Callable[[Path], str]) -> 
 
     def write(is_stale: bool) -> dict[str, Any]:
         if is_stale:
-            _LOG.warning("%s: stale, rewritten", target)
+            _LOG.warning("%s: stale or damaged, rewritten", target)
         return _prepare(config, splits, target)
 
-    return target, kept(target, fingerprint, write)
+    return target, kept(target, fingerprint, digest, write)
 
 
-def kept(target: Path, fingerprint: object, write: Callable[[bool], dict[str, Any]]) -> str:
-    """What was said when train.txt, valid.txt and test.txt in `target` were made from what has this fingerprint. Where
-    they are missing, or made from something else (True), `write` makes them and gives the record to keep, with "said"
+def kept(
+    target: Path, fingerprint: object, digest: Callable[[Path], str], write: Callable[[bool], dict[str, Any]]
+) -> str:
+    """What was said when the texts of the splits in `target` were made from what has this fingerprint. Where they are
+    missing, damaged, or made from something else (True), `write` makes them and gives the record to keep, with "said"
     in it."""
     record = target / "prepared.json"
     known = read_record(record)
-    if known.get("fingerprint") != fingerprint or not all((target / f"{split}.txt").is_file() for split in SPLITS):
+    if known.get("fingerprint") != fingerprint or known.get("written") != _written(target, digest):
         known = {"fingerprint": fingerprint, **write(bool(known))}
-        write_record(record, known)
+        write_record(record, {**known, "written": _written(target, digest)})
     return known["said"]
 
 
+def _written(target: Path, digest: Callable[[Path], str]) -> dict[str, str]:
+    """The digests of the files of prepared text."""
+    files = (target / f"{split}.{suffix}" for split in SPLITS for suffix in ("txt", "documents.npy"))
+    return {path.name: digest(path) for path in files if path.is_file()}
+
+
+def _split_off(splits: Collection[str]) -> list[str]:
+    """The splits that are split off the training text."""
+    return [split for split in SPLITS if split not in splits] if "train" in splits else []
+
+
 def _prepare(config: DataConfig, splits: dict[str, list[Path]], target: Path) -> dict[str, Any]:
-    rule, why = rule_of(config, splits["train"])
-    missing = [split for split in SPLITS if split not in splits]
+    first = splits.get("train") or next(iter(splits.values()))
+    rule, why = rule_of(config, first)
+    dealt = _split_off(splits)
+    there = [split for split in SPLITS if split in splits or dealt]
     counts, least = _write(config, rule, splits, target, {})
-    if not all(counts[split] for split in missing) and len(least) > len(missing):
-        counts, _ = _write(config, rule, splits, target, dict(zip(least, missing, strict=False)))
-    if empty := [split for split in SPLITS if not counts[split]]:
-        found = f"{splits['train'][0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for"
+    if not all(counts[split] for split in dealt) and len(least) > len(dealt):
+        counts, _ = _write(config, rule, splits, target, dict(zip(least, dealt, strict=False)))
+    if empty := [split for split in there if not counts[split]]:
+        found = f"{first[0]}: the text has {sum(counts.values())} document(s), found by {rule}, too few for"
         raise DataError(f"{found} {' and '.join(empty)}; choose --documents, or give files with these names")
-    shares = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
-    dealt = f"; {' and '.join(missing)}: {config.held_out:g} each, seed {config.split_seed}" if missing else ""
-    return {"rule": rule, "said": f"documents by {rule} ({why}): {shares}{dealt}"}
+    said = f"documents by {rule} ({why}): " + ", ".join(f"{counts[split]:,} {split}" for split in there)
+    if list(splits) != ["train"]:
+        more = {split: f" and {len(paths) - 1:,} more" if len(paths) > 1 else "" for split, paths in splits.items()}
+        said += "; by name: " + ", ".join(
+            f"{split} {splits[split][0]}{more[split]}" for split in there if split in more
+        )
+    if dealt:
+        said += f"; {' and '.join(dealt)}: {config.held_out:g} each, seed {config.split_seed}"
+    return {"rule": rule, "said": said}
 
 
 def _write(
@@ -184,28 +209,28 @@ def _write(
     Returns:
         The number of documents of each split, and the least places of all that were dealt.
     """
-    missing = [split for split in SPLITS if split not in splits]
-    ends = {split: array("q", [0]) for split in SPLITS}
+    dealt = _split_off(splits)
+    ends = {split: array("q", [0]) for split in SPLITS if split in splits or dealt}
     least: list[float] = []
     with ExitStack() as stack:
-        temporary = {split: stack.enter_context(written_whole(target / f"{split}.txt")) for split in SPLITS}
-        files = {split: stack.enter_context(temporary[split].open("wb")) for split in SPLITS}
+        temporary = {split: stack.enter_context(written_whole(target / f"{split}.txt")) for split in ends}
+        files = {split: stack.enter_context(temporary[split].open("wb")) for split in ends}
         for given, path in ((split, path) for split, paths in splits.items() for path in paths):
             if not path.stat().st_size:
                 _LOG.warning("%s: is empty, left out", path)
             for document in documents_in(path, config, rule):
                 split = given
-                if given == "train" and missing:
+                if given == "train" and dealt:
                     place = _place(document, config.split_seed)
                     least = sorted({*least, place})[: len(SPLITS)]
                     i = int(place / config.held_out)
-                    split = chosen.get(place) or (missing[i] if i < len(missing) else "train")
+                    split = chosen.get(place) or (dealt[i] if i < len(dealt) else "train")
                 files[split].write(document)
                 ends[split].append(ends[split][-1] + len(document))
-        for split in SPLITS:
+        for split in ends:
             files[split].close()
             write_offsets(target, split, ends[split])
-    return {split: len(ends[split]) - 1 for split in SPLITS}, least
+    return {split: len(ends[split]) - 1 for split in ends}, least
 
 
 def write_offsets(target: Path, split: str, ends: Sequence[int]) -> None:

@@ -35,6 +35,10 @@ class RunningVocab(Vocab):
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of ids; inverse of `tokens` where the tokenizer loses nothing."""
 
+    def prompt(self, text: str) -> str:
+        """All of the text: white space is tokens too."""
+        return text
+
     end_id: int | None = None
     """The token that ends each document of a corpus, if there is one."""
 

@@ -2,14 +2,17 @@
 
 import gzip
 import io
+import itertools
 import json
 import lzma
+import os
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from glob import glob
+from functools import cache
+from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,33 +20,80 @@ from tqdm import tqdm
 
 from .files import DataError, not_utf8, reading
 
+CACHE = "txl-cache"
 COMPRESSED = (".gz", ".xz", ".zst")
 _TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
 _LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")
+_GIVEN = 1 << 13  # bytes of zstd at once, of which a megabyte of text may come
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 _NAMES = {"validation": "valid", "val": "valid", "dev": "valid"}
 
 
-def files_of(data: tuple[str, ...] | str) -> list[Path]:
-    """The files that --data names: a folder's with a known suffix, in it and below, in the order of their names; a
-    file; those that a glob matches; or several of these. Raises `DataError` if there are none."""
-    found: list[Path] = []
-    for name in (data,) if isinstance(data, str) else data:
-        path = Path(name)
-        if path.is_dir():
-            below = (p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file() and _kind(p) is not None)
-            shown = (p for p in below if not any(part.startswith(".") or part == "txl-cache" for part in p.parts))
-            found += [path / p for p in shown]
-        else:
-            found += _matching(name)
-    if not found:
+def splits_of(data: tuple[str, ...] | str) -> dict[Path, str]:
+    """The files that --data names, and the split of each by its name, such as valid.txt, wiki.test.tokens or
+    validation-00000.parquet, or by those of its folders; empty if they name none. Raises `DataError` without files.
+
+    --data names a folder: its files with a known suffix, in it and below, in the order of their names; a file; those
+    that a glob matches; or several of these. Folders count below a folder, or below the part of a glob before its first
+    wildcard. Of several arguments a folder's own name counts too, and so do the folders of files and globs if all
+    name a split, or several of them two splits. Whether paths are absolute does not matter.
+    """
+    names = (data,) if isinstance(data, str) else data
+    found = [_named(name) for name in names]
+    if not any(files for _, files in found):
         known = " ".join((*_TEXT, *_LINES_OF_JSON[:1], ".parquet"))
-        names = data if isinstance(data, str) else " ".join(data)
         missing = isinstance(data, str) and not Path(data).exists()
         what = "no such folder" if missing else f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
-        raise DataError(f"{names}: {what}; give the folder of the text files with --data, a file of text or a glob")
-    return found
+        advice = "give the folder of the text files with --data, a file of text or a glob"
+        raise DataError(f"{' '.join(names)}: {what}; {advice}")
+    common = os.path.commonpath([folder for folder, _ in found])
+    splits = {_split_below(common, folder) for folder, _ in found}
+    if "" not in splits or len(splits) > 2:
+        found = [(common, files) for _, files in found]
+    elif len(names) > 1:
+        typed = (
+            os.path.dirname(folder) if Path(name).is_dir() else folder
+            for name, (folder, _) in zip(names, found, strict=True)
+        )
+        found = [(root, files) for root, (_, files) in zip(typed, found, strict=True)]
+    return {path: _split_below(root, path) for root, files in found for path in files}
+
+
+def _named(name: str) -> tuple[str, list[Path]]:
+    """What an argument of --data names: a folder, that of a file, or that before a glob's first wildcard; the files."""
+    path = Path(name)
+    if path.is_dir():
+        files = _of_others(path, (file for file in sorted(path.rglob("*")) if file.is_file() and _kind(file)))
+        if any(map(has_rows, files)):
+            files = [file for file in files if not file.name.lower().startswith("readme.")]
+        return os.path.abspath(path), files
+    if path.exists():
+        return os.path.dirname(os.path.abspath(path)), [path]
+    fixed = Path(*itertools.takewhile(lambda part: not has_magic(part), path.parts))
+    return os.path.abspath(fixed), _of_others(fixed, filter(Path.is_file, _matching(name)))
+
+
+def _of_others(top: Path, files: Iterable[Path]) -> list[Path]:
+    """The files that are neither hidden below `top` nor written by txl: to a cache, a run folder."""
+
+    @cache
+    def is_left_out(path: Path) -> bool:
+        if path in (top, path.parent):
+            return False
+        is_own = path.name in (CACHE, "checked.json") or (path / "prepared.json").is_file()
+        is_run = (path / "metrics.jsonl").is_file() and any(path.glob("step_*"))
+        return path.name.startswith(".") or is_own or is_run or is_left_out(path.parent)
+
+    return [file for file in files if not is_left_out(file)]
+
+
+def _split_below(root: str, path: Path | str) -> str:
+    """The split that a path below `root` names last; empty if it names none."""
+    for part in reversed(Path(os.path.abspath(path)).relative_to(root).parts):
+        if found := _SPLIT.search(part.lower()):
+            return _NAMES.get(found[1], found[1])
+    return ""
 
 
 def _matching(name: str) -> list[Path]:
@@ -56,20 +106,16 @@ def home_of(data: tuple[str, ...] | str) -> Path:
     first = data if isinstance(data, str) else data[0]
     if Path(first).is_dir():
         return Path(first)
-    found = _matching(first)
-    return found[0].parent if found else Path(first)
+    _, files = _named(first)
+    return files[0].parent if files else Path(first)
 
 
-def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
-    """The files of each split by their names, such as valid.txt, wiki.test.tokens or validation-00000.parquet, or by
-    those of their folders below `root`."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        parts = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
-        named = [m[1] for part in reversed(parts) for m in [_SPLIT.search(part.lower())] if m]
-        if named:
-            splits.setdefault(_NAMES.get(named[0], named[0]), []).append(path)
-    return splits
+def require_folder(data: tuple[str, ...] | str, dataset: str) -> None:
+    """Raise `DataError` if --data names files, which are no data set."""
+    if not isinstance(data, str) or (not Path(data).is_dir() and _matching(data)):
+        given = data if isinstance(data, str) else " ".join(data)
+        advice = "give the folder, or --dataset text for words of any files"
+        raise DataError(f"--data {given}: --dataset {dataset} needs one folder, with a file for each split; {advice}")
 
 
 def _kind(path: Path) -> str | None:
@@ -181,5 +227,32 @@ def _uncompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
                 import zstandard
             except ImportError:
                 raise DataError(f"{path}: reading zstd needs zstandard: pip install zstandard") from None
-            return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True), 1 << 20)
+            return io.BufferedReader(_Zstd(raw, zstandard.ZstdDecompressor().decompressobj), 1 << 20)
     return raw
+
+
+class _Zstd(io.RawIOBase):
+    """The text of zstd frames. Raises `EOFError` where the last one is cut, which zstandard's own reader does not."""
+
+    def __init__(self, raw: IO[bytes], new_frame: Callable[[], Any]) -> None:
+        self._raw, self._new_frame, self._frame = raw, new_frame, new_frame()
+        self._given = self._text = b""
+        self._within = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            self._given = self._given or self._raw.read(_GIVEN)
+            if not self._given:
+                if self._within:
+                    raise EOFError("it ends within a frame")
+                return 0
+            self._text = self._frame.decompress(self._given)
+            self._within, self._given = not self._frame.eof, self._frame.unused_data
+            if self._frame.eof:
+                self._frame = self._new_frame()
+        n = min(len(buffer), len(self._text))
+        buffer[:n], self._text = self._text[:n], self._text[n:]
+        return n

@@ -61,6 +61,10 @@ class Vocab:
     def __contains__(self, word: str) -> bool:
         return word in self.index
 
+    def prompt(self, text: str) -> str:
+        """What a text to be continued says: white space between words is no token. Empty: nothing."""
+        return text.rstrip(" \t") if text.strip() else ""
+
     def encode(self, words: Iterable[str]) -> list[int]:
         """Ids of words; unknown words become `<unk>`. Raises `KeyError` with the word if there is no `<unk>`."""
         ids = list(map(self.index.get, words := list(words)))

@@ -112,7 +112,7 @@ class LanguageModel:
         return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        return self.encode(prompt) if prompt.strip() else []
+        return self.encode(prompt) if self.vocab.prompt(prompt) else []
 
     def _generator(
         self,
@@ -139,7 +139,7 @@ class LanguageModel:
     def score(self, text: str, context: str = "") -> TextScore:
         """The nats of each token of a text, which begins a line or continues `context`. Raises `UsageError` if the text
         is empty."""
-        before = [self.vocab.eos_id, *(self.encode(context) if context.strip() else [])]
+        before = [self.vocab.eos_id, *self._prompt_ids(context)]
         ids = self.encode(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())

@@ -153,7 +153,7 @@ def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: 
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
     groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
     for cls in classes:
-        section, hints = (cls.__doc__ or "").partition(".")[0], typing.get_type_hints(cls)
+        section, hints = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0], typing.get_type_hints(cls)
         for f in fields(cls):
             section = f.metadata.get("section") or section
             if f.metadata.get("flag", True):

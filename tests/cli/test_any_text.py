@@ -29,7 +29,7 @@ def write_shards(folder: Path) -> Path:
 def row(call: Call, tmp_path: Path, *flags: object) -> dict[str, Any]:
     outcome = call("eval", "--work_dir", tmp_path / "run", "--json", tmp_path / "eval.json", *flags)
     assert outcome.status == 0, outcome.err
-    return json.loads((tmp_path / "eval.json").read_text())["rows"][0]
+    return {**json.loads((tmp_path / "eval.json").read_text())["rows"][0], "out": outcome.out}
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
@@ -45,6 +45,7 @@ def test_a_folder_of_shards_is_trained_on_evaluated_and_continued(call: Call, tm
     assert "valid and test: 0.1 each, seed 3" in outcome.out
     prepared = next((shards / "txl-cache").glob("text-*"))
     found = row(call, tmp_path, "--split", "valid", "--reset", "document")
+    assert "| documents by blank (as asked): " in found["out"]
     text = (prepared / "valid.txt").read_text(encoding="utf-8")
     n_first = found["characters"] - len(text)  # the first token is not predicted
     assert -12 < n_first < 0
@@ -58,7 +59,12 @@ def test_a_folder_of_shards_is_trained_on_evaluated_and_continued(call: Call, tm
     text_row = row(call, tmp_path, "--text", write(tmp_path / "my.txt", "the small \u00e4\n"))
     assert score.total_nats == pytest.approx(text_row["nats"])
     assert (text_row["characters"], text_row["bytes"], text_row["words"]) == (12, 13, 3)
-    assert len(lm.generate("the", length=20, seed=1)) > 0
+    expected = "the\n" + lm.generate("the\n", length=20, seed=1) + "\n"
+    flags_of_text = ["--work_dir", tmp_path / "run", "--length", 20, "--seed", 1]
+    assert call("generate", "--prompt", "the\n", *flags_of_text).out == expected
+    assert call("generate", "--prompt_file", write(tmp_path / "p.txt", "the\n\n"), *flags_of_text).out == expected
+    assert lm.loglikelihood("\n\n", "the") == pytest.approx(-lm.score("the", "\n\n").total_nats)
+    assert lm.loglikelihood("\n\n", "the") != pytest.approx(lm.loglikelihood("", "the"))
     call("train", "--data", shards, "--work_dir", tmp_path / "run", *BASE, *flags, "--resume", "--max_step", 2)
     assert call("generate", "--work_dir", tmp_path / "run", "--finish_line", "--length", 5).status == 0
 

@@ -702,7 +702,7 @@ def test_a_prompt_can_come_from_standard_input_or_a_file(
 
 
 def test_many_prompts_are_continued_each_as_it_would_be_alone(write: Write, tmp_path: Path) -> None:
-    prompts = ["bab ded bab bad", "ded", "", "bab " * 12, "baf"]
+    prompts = ["bab ded bab bad", "ded\u2028bab", "", "bab " * 12, "baf"]
     (tmp_path / "my.txt").write_text("\n".join(prompts) + "\n")
     flags = ["--length", 12, "--top_k", 9]
     texts = write("--prompts", tmp_path / "my.txt", "--batch_size", 2, *flags).removesuffix("\n").split("\n---\n")

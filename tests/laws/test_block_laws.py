@@ -108,6 +108,7 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
 def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> None:
     """Measured, the gradients of the weights left out."""
     few, many = (step_peak("reversible", n, n_token=256) for n in (2, 10))

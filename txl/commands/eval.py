@@ -100,6 +100,8 @@ def score_splits(
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
     pictures = pictures_of(config, study)
     if ranks.is_main:
+        if corpus.said:
+            print_line(f"| {corpus.said}")
         require_outputs(config)
         pictures = drawable(pictures, config)
     rows = []

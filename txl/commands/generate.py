@@ -1,5 +1,6 @@
 """Generate text with a trained Transformer-XL, printed token by token."""
 
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from txl.checkpoint import open_checkpoint
 from txl.cli import build, read_flags
 from txl.commands.text_generation import Session, TextGenerator
 from txl.commands.trained import loaded, vocabulary_of
-from txl.config import UsageError
+from txl.config import UsageError, require
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns
 from txl.data_utils.vocabulary import Vocab
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
     tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
-    prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config)]
+    prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     with loaded(checkpoint, config, device_of(config.device)) as model:
         how = TextGenerator(
@@ -53,28 +54,33 @@ def main(argv: Sequence[str]) -> None:
             say(text, [continuation])
 
 
-def prompts_of(config: GenerateConfig) -> Iterator[tuple[str, str]]:
-    """Where each prompt comes from, for messages, and its text; empty: begin a line. A final space or line break, as of
-    `echo`, is no part of it."""
+def prompts_of(config: GenerateConfig, vocab: Vocab) -> Iterator[tuple[str, str]]:
+    """Where each prompt comes from, for messages, and its text; empty: begin a line. A line break that ends a file or
+    standard input, as of `echo`, is no part of it."""
     name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
     if name is None:
-        yield "--prompt", (config.prompt or "").rstrip()
+        text = vocab.prompt(config.prompt or "")
+        require(
+            bool(text) or config.prompt is None,
+            "--prompt is empty: give some text, or leave the flag out to start a new line",
+        )
+        yield "--prompt", text
         return
     text = read_text(name)
-    if not text.strip():
+    if not vocab.prompt(text):
         flag = next(flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name)
         what = "standard input" if name == "-" else "the file"
         raise UsageError(f"--{flag} {name}: {what} is empty; give some text, or leave the flag out")
     if config.prompts is None:
-        yield name, text.rstrip()
+        yield name, vocab.prompt(text.removesuffix("\n").removesuffix("\r"))
     else:
-        for number, line in enumerate(text.splitlines(), start=1):
-            yield f"{name}, line {number}", line.rstrip()
+        for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+            yield f"{name}, line {number}", vocab.prompt(line.removesuffix("\n"))
 
 
 def ids_of(text: str, name: str, vocab: Vocab, *, tokenised: bool) -> list[int]:
     """The tokens of a prompt; none if it is blank. Unknown words become `<unk>`, with a warning."""
-    return encode_text(text, vocab, name=name, running=tokenised).ids if text.strip() else []
+    return encode_text(text, vocab, name=name, running=tokenised).ids if vocab.prompt(text) else []
 
 
 def say(prompt: str, pieces: Iterator[str] | Sequence[str]) -> None:

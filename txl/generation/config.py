@@ -33,10 +33,6 @@ class GenerateConfig(Rule, ModelUse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.prompt is None or bool(self.prompt.strip()),
-            "--prompt is empty: give some text, or leave the flag out to start a new line",
-        )
         given = [f"--{name}" for name in ("prompt", "prompt_file", "prompts") if getattr(self, name) is not None]
         require(len(given) < 2, f"{' and '.join(given)}: there is one source of prompts; leave out the others")
         self.ending()

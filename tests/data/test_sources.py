@@ -1,0 +1,155 @@
+"""Which files --data names, and which split each of them is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.files import DataError
+from txl.data_utils.sources import splits_of
+
+BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
+BY_NAME = ["test_runs/train-0.jsonl", "test_runs/more.jsonl"]
+CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments, splits in the order of the files
+    "a folder": (BY_FOLDER, ["s1"], ["train", "valid", "test"]),
+    "its folders": (BY_FOLDER, ["s1/train", "s1/valid", "s1/test"], ["train", "valid", "test"]),
+    "a glob": (BY_FOLDER, ["s1/*/*.jsonl"], ["train", "valid", "test"]),
+    "a glob of any depth": (BY_FOLDER, ["s1/**/*.jsonl"], ["train", "valid", "test"]),
+    "globs": (BY_FOLDER, ["s1/train/*", "s1/valid/*", "s1/test/*"], ["train", "valid", "test"]),
+    "what the shell makes of a glob": (BY_FOLDER, BY_FOLDER, ["train", "valid", "test"]),
+    "the same with another folder": (
+        [*BY_FOLDER, "s1/more/x.jsonl"],
+        [*BY_FOLDER, "s1/more/x.jsonl"],
+        ["train", "valid", "test", ""],
+    ),
+    "a folder and files": (BY_FOLDER, ["s1/train", *BY_FOLDER[1:]], ["train", "valid", "test"]),
+    "a folder that names a split and another": (["train/a.txt", "more/b.txt"], ["train", "more"], ["train", ""]),
+    "files in a folder of some name": (BY_NAME, BY_NAME, ["train", ""]),
+    "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
+    "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
+    "a folder of such a name": (BY_NAME, ["test_runs"], ["train", ""]),
+}
+
+
+@pytest.mark.parametrize("spelling", ["relative", "absolute", "dotted"])
+@pytest.mark.parametrize(("files", "given", "splits"), CASES.values(), ids=CASES)
+def test_the_split_of_a_file_depends_on_names_below_what_was_given(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: list[str],
+    given: list[str],
+    splits: list[str],
+    spelling: str,
+) -> None:
+    home = tmp_path / "valid" / "home"
+    write_all(home, files)
+    monkeypatch.chdir(home)
+    before = {"relative": "", "absolute": f"{home}/", "dotted": "../home/"}[spelling]
+    found = splits_of(tuple(before + one for one in given) if len(given) > 1 else before + given[0])
+    assert {os.path.relpath(path): split for path, split in found.items()} == dict(zip(files, splits, strict=True))
+
+
+def write_all(folder: Path, names: list[str], n: int = 50) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(f'{{"text": "{name} {i}"}}\n' for i in range(n))
+        (folder / name).write_text(text if ".json" in name else text.replace("{", "").replace("}", ""))
+
+
+def documents(corpus: Corpus, split: str) -> list[str]:
+    return [document.decode() for document in corpus.documents(split)]
+
+
+def test_a_glob_does_not_find_the_cache(tmp_path: Path) -> None:
+    write_all(tmp_path, ["v.txt", "x/c.txt"])
+    data = str(tmp_path / "**/*.txt")
+    corpus = Corpus(DataConfig(data=data, dataset="bytes", documents="row"))
+    assert list(corpus.folder.glob("*.txt"))
+    assert sorted(splits_of(data)) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
+    assert Corpus(corpus.config).folder == corpus.folder
+
+
+def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
+    for i, names in enumerate((["part-0.jsonl", "part-1.jsonl"], ["extra.jsonl", "train.jsonl"])):
+        write_all(tmp_path / str(i), [*names, "valid.jsonl", "test.jsonl"])
+        corpus = Corpus(DataConfig(data=str(tmp_path / str(i)), dataset="text"))
+        assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [100, 50, 50]
+        assert {text.split()[0] for text in documents(corpus, "train")} == set(names)
+        assert f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl" in corpus.said
+
+
+def test_a_named_split_is_evaluated_whole_without_training_text(tmp_path: Path) -> None:
+    write_all(tmp_path, ["test.jsonl"])
+    config = DataConfig(data=str(tmp_path), dataset="bytes")
+    assert len(documents(Corpus(config, needed=["test"]), "test")) == 50
+    with pytest.raises(DataError, match=r"has no train text .*50 test; by name: test .*test\.jsonl\); give"):
+        Corpus(config, needed=["train"])
+    with pytest.raises(DataError, match=r"has no train text"):
+        Corpus(DataConfig(data=str(tmp_path), dataset="text"))
+
+
+PLAIN: dict[str, tuple[list[str], bool]] = {  # the files of train and valid come first
+    "another name": (["train.txt", "validation.txt", "test.txt"], False),
+    "another suffix": (["train.txt", "valid.md", "test.txt"], False),
+    "train.txt is missing": (["part.txt", "valid.txt", "test.txt"], False),
+    "plain": (["train.txt", "valid.txt", "extra.txt"], True),
+    "plain without training text": (["README.md", "valid.txt", "test.txt"], True),
+}
+
+
+@pytest.mark.parametrize(("names", "is_plain"), PLAIN.values(), ids=PLAIN)
+def test_a_folder_of_plain_files_and_others(tmp_path: Path, names: list[str], is_plain: bool) -> None:
+    write_all(tmp_path, names)
+    corpus = Corpus(DataConfig(data=str(tmp_path), dataset="bytes"))
+    assert bool(corpus.said) == (not is_plain)
+    for split, name in zip(("train", "valid"), names, strict=False):
+        if name != "README.md":
+            assert b"".join(corpus.documents(split)) == (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize("dataset", ["wt103", "ptb", "lm1b", "pydoc", "ids"])
+@pytest.mark.parametrize("given", ["train.txt", "*.txt", "train.txt valid.txt"])
+def test_a_data_set_of_one_folder_refuses_files(tmp_path: Path, dataset: str, given: str) -> None:
+    write_all(tmp_path, ["train.txt", "valid.txt", "test.txt"])
+    paths = tuple(str(tmp_path / name) for name in given.split())
+    with pytest.raises(DataError, match=rf"^--data {tmp_path}/.*: --dataset {dataset} needs one folder"):
+        Corpus(DataConfig(data=paths if len(paths) > 1 else paths[0], dataset=dataset))
+
+
+@pytest.mark.parametrize("damage", ["text", "offsets", "an old record"])
+def test_prepared_text_that_is_damaged_is_rewritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    write_all(tmp_path, ["a.jsonl"])
+    config = DataConfig(data=str(tmp_path), dataset="text", held_out=0.2)
+    before = Corpus(config)
+    texts = documents(before, "test")
+    path = before.folder / {"text": "test.txt", "offsets": "test.documents.npy"}.get(damage, "prepared.json")
+    if damage == "an old record":
+        path.write_text(path.read_text().replace('"written"', '"other"'))
+    else:
+        path.write_bytes(path.read_bytes()[:100])
+    assert documents(Corpus(config), "test") == texts
+    assert "stale or damaged, rewritten" in caplog.text
+
+
+@pytest.mark.parametrize("glob", ["", "/**/*"])
+def test_what_txl_writes_below_data_is_no_text(tmp_path: Path, glob: str) -> None:
+    """A run folder, a cache elsewhere and hidden folders."""
+    ours = ["runs/mine/metrics.jsonl", "runs/mine/step_2/samples.txt", "runs/mine/test.json", ".git/a.txt"]
+    write_all(tmp_path, ["a.txt", "runs/notes.txt", *ours])
+    data = f"{tmp_path}{glob}"
+    Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache")))
+    (tmp_path / "cache/checked.json").write_text("{}")
+    assert sorted(splits_of(data)) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
+
+
+def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
+    write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
+    assert [path.name for path in splits_of(str(tmp_path))] == ["a.txt", "b.jsonl"]
+    assert Corpus(DataConfig(data=str(tmp_path), dataset="bytes")).said.startswith(
+        "documents by row (b.jsonl has rows)"
+    )
+    (tmp_path / "b.jsonl").unlink()
+    assert [path.name for path in splits_of(str(tmp_path))] == ["README.md", "a.txt"]
