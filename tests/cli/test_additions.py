@@ -1,8 +1,10 @@
 """What eval.py adds to a model at test time: its flags, its rows, its store."""
 
+import importlib
 import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,27 @@ def test_a_store_is_made_once(rows: Rows, tmp_path: Path) -> None:
     assert [path.name for path in sorted(before)] == ["keys.npy", "store.json", "values.npy"]
     assert rows(*flags_of("knn", tmp_path), "--knn_lambda", 0.1)[1]["nats"] == first[1]["nats"]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()} == before
+
+
+def test_a_store_that_another_evaluation_makes_meanwhile_is_used(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rows(*flags_of("knn", tmp_path))
+    theirs = shutil.move(tmp_path / "store", tmp_path / "theirs")
+    module = importlib.import_module("txl.evaluation.test_time.prepared")
+    build = module.build_store
+
+    def both(folder: Path, model: Any, segments: Iterable[Any], *args: Any, **how: Any) -> None:
+        def then_theirs() -> Iterator[Any]:
+            yield from segments
+            shutil.copytree(theirs, folder)
+
+        build(folder, model, then_theirs(), *args, **how)
+
+    monkeypatch.setattr(module, "build_store", both)
+    assert rows(*flags_of("knn", tmp_path))[1]["nats"] == first[1]["nats"]
+    assert sorted(path.name for path in tmp_path.glob("*store*")) == ["store"]
+    assert not list(tmp_path.glob(".tmp*"))
 
 
 def test_a_store_of_another_checkpoint_is_refused(

@@ -1,5 +1,6 @@
 """Preparation of test-time methods from the training text."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -89,6 +90,10 @@ def stored(
     if not folder.exists():
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)
-        with progress(folder.name, len(stream), shown=shown) as bar:
-            build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
+        try:
+            with progress(folder.name, len(stream), shown=shown) as bar:
+                build_store(folder, model, ticking(stream, bar), seen, n_pair=len(ids) - 1, source=source)
+        except OSError as error:  # another program has made it meanwhile
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not folder.exists():
+                raise
     return open_store(folder, source, model.config, n_pair=len(ids) - 1)
