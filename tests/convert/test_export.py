@@ -113,6 +113,13 @@ def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: 
 
 _TEXT = "The cat, it sat. Bab\n"
 _WORDS = ["<eos>", "<unk>", "the", "cat", ",", "it", "sat", ".", "cat,", "sat.", "bab"]
+
+
+def subwords() -> Subwords:
+    pytest.importorskip("tokenizers")
+    return Subwords.trained([_TEXT.encode() * 9], 260)
+
+
 VOCABULARIES = {
     "text": lambda: Vocab(_WORDS),
     "ptb": lambda: LowerVocab(_WORDS),
@@ -120,7 +127,7 @@ VOCABULARIES = {
     "characters": lambda: Characters.of([_TEXT.encode()]),
     "bytes": lambda: Symbols(ALL_BYTES),
     "enwik8": lambda: Symbols.of([_TEXT.encode()]),
-    "bpe": lambda: Subwords.trained([_TEXT.encode() * 9], 260),
+    "bpe": subwords,
 }
 
 
@@ -144,7 +151,7 @@ def test_text_is_read_as_before_the_export(write: Callable[..., None], dataset: 
 
 
 def test_an_export_in_subwords_is_converted_again_and_names_its_text(tmp_path: Path, call: Callable[..., Any]) -> None:
-    vocab = VOCABULARIES["bpe"]()
+    vocab = subwords()
     write_original(pretrained("bpe", vocab), tmp_path)
     assert call("convert", tmp_path, tmp_path / "run", "--data", "other/text").status == 0
     record = open_checkpoint(tmp_path / "run").record
