@@ -1,6 +1,7 @@
 """Functions of many operations with a backward pass of their own, for eager code and for torch.compile."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class Operator:
         backward: computes gradients; annotated likewise.
         fake_forward, fake_backward: tensors of the right shapes and dtypes instead of the results.
         save: called with (ctx, arguments, results) of `forward`, keeps in ctx what `gradients` needs.
-        gradients: called with (ctx, backward, gradient of the output); those of the arguments, by means of `backward`.
+        gradients: called with (ctx, backward, gradient of the output); those of the first arguments, by means of
+            `backward`. The other arguments have none.
     """
 
     def __init__(
@@ -34,14 +36,20 @@ class Operator:
         fake_forward: Callable[..., tuple[Tensor, ...]],
         fake_backward: Callable[..., tuple[Tensor, ...]],
         save: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
-        gradients: Callable[[Any, Callable[..., tuple[Tensor, ...]], Tensor], tuple[Tensor | None, ...]],
+        gradients: Callable[[Any, Callable[..., tuple[Tensor, ...]], Tensor], tuple[Tensor, ...]],
     ) -> None:
         self.custom_op = custom_op(f"txl::{name}", forward, mutates_args=())
         self.custom_op.register_fake(fake_forward)
         backward_op = custom_op(f"txl::{name}_backward", backward, mutates_args=())
         backward_op.register_fake(fake_backward)
+        n_argument = len(signature(forward).parameters)
+
+        def of_all(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], grad: Tensor) -> tuple[Tensor | None, ...]:
+            found = gradients(ctx, backward, grad)
+            return *found, *[None] * (n_argument - len(found))
+
         self.custom_op.register_autograd(
-            lambda ctx, grad, *_: gradients(ctx, backward_op, grad),
+            lambda ctx, grad, *_: of_all(ctx, backward_op, grad),
             setup_context=lambda ctx, inputs, output: save(ctx, inputs, output),
         )
 
@@ -55,7 +63,7 @@ class Operator:
             @staticmethod
             @once_differentiable
             def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # decorated
-                return gradients(ctx, backward, grad)
+                return of_all(ctx, backward, grad)
 
         self._eager = Eager
 

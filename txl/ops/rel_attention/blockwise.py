@@ -179,9 +179,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(*operands, *results, first_BT)
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
     *saved, first_BT = ctx.saved_tensors
-    return *backward(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT), *[None] * 5
+    return backward(dout_BNTH, *saved, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT)
 
 
 def _fake_forward(q_BNTH: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -240,12 +240,12 @@ def _backward_of_logits(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, _, _, _, _ = inputs
+    operands, (ctx.scale, ctx.window, ctx.dropout, *_) = inputs[:6], inputs[6:]
     ctx.save_for_backward(*operands, *results)
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
-    return *backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout), *[None] * 7
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
+    return backward(dout_BNTH, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.dropout)
 
 
 def _fake_forward(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale, window, dropout, keep, *_):  # type: ignore[no-untyped-def]

@@ -134,9 +134,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> Non
     ctx.dtypes = r_SNH.dtype, u_NH.dtype, w_NH.dtype
 
 
-def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH: Tensor) -> tuple[Tensor, ...]:
     dq, dk, dv, *shared = backward(dout_BNTH, *ctx.saved_tensors, *ctx.numbers)
-    return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True)), None, None, None, None, None
+    return dq, dk, dv, *(x.to(dtype) for x, dtype in zip(shared, ctx.dtypes, strict=True))
 
 
 operator = Operator(
