@@ -127,7 +127,7 @@ class CheckpointWriter:
             **self.record,
             "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
         }
-        if self.ranks.gathered(_is_of_step(folder, step))[0]:
+        if self.ranks.by_main(lambda: _is_of_step(folder, step)):
             if self.ranks.is_main:
                 _rewrite(folder, config, snapshot.progress)
             self._point(folder, best=best)
