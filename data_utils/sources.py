@@ -47,17 +47,14 @@ def splits_of(data: tuple[str, ...] | str) -> dict[Path, str]:
         what = "no such folder" if missing else f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
         advice = "give the folder of the text files with --data, a file of text or a glob"
         raise DataError(f"{' '.join(names)}: {what}; {advice}")
-    common = os.path.commonpath([folder for folder, _ in found])
-    splits = {_split_below(common, folder) for folder, _ in found}
+    roots = [folder for folder, _ in found]
+    common = os.path.commonpath(roots)
+    splits = {_split_below(common, folder) for folder in roots}
     if "" not in splits or len(splits) > 2:
-        found = [(common, files) for _, files in found]
+        roots = [common] * len(roots)
     elif len(names) > 1:
-        typed = (
-            os.path.dirname(folder) if Path(name).is_dir() else folder
-            for name, (folder, _) in zip(names, found, strict=True)
-        )
-        found = [(root, files) for root, (_, files) in zip(typed, found, strict=True)]
-    return {path: _split_below(root, path) for root, files in found for path in files}
+        roots = [os.path.dirname(f) if Path(name).is_dir() else f for name, f in zip(names, roots, strict=True)]
+    return {path: _split_below(root, path) for root, (_, files) in zip(roots, found, strict=True) for path in files}
 
 
 def _named(name: str) -> tuple[str, list[Path]]:
