@@ -92,8 +92,8 @@ class _Beams:
         logprob_KV[:, list(banned)] = -torch.inf
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [(*divmod(place, logprob_KV.shape[1]), logprob) for place, logprob in pairs if logprob > -torch.inf]
+        n_token, places = logprob_KV.shape[1], zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [(place // n_token, place % n_token, logprob) for place, logprob in places if logprob > -torch.inf]
 
     def extend(self, chosen: Sequence[tuple[int, int, float]]) -> None:
         """Go on with these of `extensions`."""
