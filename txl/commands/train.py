@@ -30,18 +30,12 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
-from txl.training.estimate import (
-    flops_per_token,
-    layer_parameters,
-    require_memory,
-    require_room_for_weights,
-    training_bytes,
-)
+from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
 from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
-from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
@@ -128,9 +122,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
                 **provenance(),
                 device=device_name(ranks.device),
                 world_size=ranks.world,
-                parameters=sum(p.numel() for p in model.parameters()),
-                parameters_in_layers=sum(p.numel() for p in layer_parameters(model)),
-                flops_per_token=flops_per_token(model, context),
+                **sizes(model, context),
                 resumed_from_step=resumed_from,
                 model=as_dict(shape),
                 context=as_dict(context),
