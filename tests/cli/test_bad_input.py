@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import change_record
 from tests.cli.conftest import change_weights
 from txl.config import ModelConfig, UsageError
 
@@ -537,9 +538,7 @@ def test_a_checkpoint_that_does_not_say_what_text_it_was_trained_on_is_named(
     refused: Refused, run_folder: Path, damage: Callable[[dict[str, Any]], None]
 ) -> None:
     path = run_folder / (run_folder / "best").read_text().strip() / "config.json"
-    record = json.loads(path.read_text())
-    damage(record)
-    path.write_text(json.dumps(record))
+    change_record(path.parent, damage)
     assert str(path) in refused("eval", "--work_dir", run_folder)
 
 
@@ -560,9 +559,7 @@ def test_weights_that_are_not_numbers_are_named(refused: Refused, run_folder: Pa
 
 def test_weights_of_another_shape_are_named(refused: Refused, run_folder: Path) -> None:
     checkpoint = run_folder / (run_folder / "best").read_text().strip()
-    record = json.loads((checkpoint / "config.json").read_text())
-    record["model"]["n_layer"] = 3
-    (checkpoint / "config.json").write_text(json.dumps(record))
+    change_record(checkpoint, lambda record: record["model"].update(n_layer=3))
     line = refused("generate", "--work_dir", run_folder)
     assert f"{checkpoint / 'model.safetensors'}: the weights do not fit" in line
     assert "use another checkpoint" in line
