@@ -262,7 +262,7 @@ EVAL_VALUES = [
     ("--convention nvidia --reset document", "--reset document", "drop one of the two"),
     ("--convention huggingface --ext_len 2", "--ext_len 2", "needs --ext_len 0"),
     ("--convention original --batch_size 67", "--batch_size 67", "use at most 66"),
-    ("--convention nvidia --mem_len 64", "--batch_size 10: streams of 13 tokens", "use fewer streams"),
+    ("--convention nvidia --mem_len 64", "--batch_size 16: streams of 8 tokens", "use fewer streams"),
     ("--reset document", "--reset document: the text has no line like '= Title ='", "leave the flag out"),
     ("--context x", "--context: goes with --text", "give one"),
     ("--per_token x.tsv", "--per_token: goes with --text", "give one"),
