@@ -160,6 +160,7 @@ def refused(call: Callable[..., Outcome], tmp_path: Path) -> Callable[..., str]:
         assert outcome.status == 2, outcome
         assert len(outcome.complaints) == 1, outcome.err
         assert "Traceback" not in outcome.err
+        assert len(outcome.complaints[0]) <= 500
         assert half_written(tmp_path) == []
         return outcome.complaints[0]
 

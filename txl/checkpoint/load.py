@@ -13,12 +13,12 @@ from torch import Tensor
 
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
-from txl.checkpoint.save import Snapshot, weights_of
+from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import UsageError
 from txl.files import require_readable
 from txl.memory import Memory
-from txl.model.sizes import model_without_values
+from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import local
@@ -174,19 +174,13 @@ def _require_fit(checkpoint: Checkpoint) -> None:
     """Raise `UsageError` unless the header of the weights has what the configuration asks for."""
     path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
     header = header_of_weights(checkpoint.folder)
-    wrong = damaged(path, f"the weights do not fit {RECORD} beside them")
     n_element = sum(math.prod(shape) for shape, _ in header.values())
-    loops = max(config.n_bucket, config.n_feature), max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    if loops[0] > max(n_element, 2**10) or loops[1] > len(header) or (config.max_distance or 0) >= 2**31:
-        raise wrong  # building such a model would take forever
     try:
-        expected = {name: tuple(tensor.shape) for name, tensor in weights_of(model_without_values(config)).items()}
-    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
-        raise wrong from None
+        expected = shapes_of(config, n_tensor=len(header), n_element=n_element)
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / RECORD, error) from None
     if expected != {_current_name(name): shape for name, (shape, _) in header.items()}:
-        raise wrong
+        raise damaged(path, f"the weights do not fit {RECORD} beside them")
     if not all(is_float for _, is_float in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
 

@@ -36,6 +36,7 @@ from txl.checkpoint.shards import write_shards
 from txl.config import Context, as_dict
 from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
+from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import Ranks
@@ -185,12 +186,6 @@ class CheckpointWriter:
             if is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-
-
-def weights_of(model: TransformerXL) -> dict[str, Tensor]:
-    """The parameters, tied ones once, and the persistent buffers."""
-    state = model.state_dict()
-    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
 
 
 def _json(values: Mapping[str, Any]) -> str:
