@@ -21,9 +21,10 @@ def model(**changes: Any) -> Callable[[dict[str, Any]], object]:
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge": (model(d_model=2 * 10**12), "below 2^31"),
     "large": (model(d_model=2 * 10**8), "do not fit"),
-    "deep": (model(n_layer=10**9), "do not fit"),
+    "deep": (model(n_layer=4000), "do not fit"),
+    "deeper": (model(n_layer=10**9), "at most 4096"),
     "clusters": (model(cutoffs=[*range(1, 10**5), 1]), "must be positive and ascending"),
-    "wide": (model(n_feature=10**9, attention="performer", position="none"), "do not fit"),
+    "wide": (model(n_feature=10**9, attention="performer", position="none"), "at most 65536"),
     "float size": (model(n_layer=2.0), "n_layer is '2.0', which is not of type int"),
     "word for a switch": (model(pre_lnorm="no"), "pre_lnorm is 'no', which is not of type bool"),
     "switch for a number": (model(n_layer=True), "n_layer is 'True'"),
