@@ -99,7 +99,8 @@ def require(condition: bool, message: str) -> None:
 
 
 class Checked:
-    """A configuration that checks the choices and bounds of its fields when it is created. Raises `UsageError`."""
+    """A configuration that checks the choices and bounds of its fields when it is created; no text in one is empty.
+    Raises `UsageError`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -119,6 +120,7 @@ class Checked:
 
 
 def _check(f: Field, value: Any) -> None:
+    require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(get_args(f.type))}")
     if isinstance(value, int | float) and not isinstance(value, bool):

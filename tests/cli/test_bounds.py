@@ -75,6 +75,17 @@ def test_a_number_beyond_all_machines_is_refused_by_name(
     assert f"{name} {value}: must be " in line
 
 
+@pytest.mark.parametrize("entry", ["train", "eval", "generate"])
+def test_an_empty_name_is_not_the_current_folder(
+    refused: Refused, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    line = refused(entry, *(training if entry == "train" else []), "--work_dir", "")
+    assert "--work_dir is empty: give it a value, or leave the flag out" in line
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_the_largest_cluster_is_estimated(call: Callable[..., Any]) -> None:
     assert call("estimate", "--n_token", 99, "--n_layer", 1, "--gpus", 2**20).status == 0
 

@@ -51,8 +51,6 @@ class EvalConfig(ModelUse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("json", "pictures"):
-            require(getattr(self, name) != "", f"--{name} is empty: give it a name, or leave the flag out")
         self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",
