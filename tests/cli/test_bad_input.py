@@ -19,6 +19,7 @@ import torch
 
 from tests.checkpoints import change_record
 from tests.cli.conftest import change_weights
+from tests.forks import LIMIT_S
 from txl.config import ModelConfig, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -907,7 +908,7 @@ def test_ctrl_c_at_the_console_saves_and_exits_with_130(training: list[str], tmp
         next(line for line in process.stdout if line.startswith("| epoch"))
         process.send_signal(signal.SIGINT)
         try:
-            err = process.communicate(timeout=60)[1]
+            err = process.communicate(timeout=LIMIT_S)[1]
         finally:
             process.kill()
     saved = tmp_path / "new_run" / (tmp_path / "new_run" / "latest").read_text().strip()

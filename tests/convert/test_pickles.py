@@ -135,7 +135,7 @@ def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
     whole, path = saved(zipped, tmp_path / "whole.pt"), tmp_path / "damaged.pt"
     places = st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4)
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=150)
     @given(cut=st.integers(0, len(whole)), changes=places, more=st.binary(max_size=9))
     def check(cut: int, changes: list[tuple[int, int]], more: bytes) -> None:
         content = bytearray(whole)

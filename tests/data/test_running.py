@@ -48,7 +48,7 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return vocab
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=ANY_TEXT)
 def test_decode_of_encode_gives_any_text(vocab: RunningVocab, text: str) -> None:
     ids = vocab.tokens(text).ids.tolist()
@@ -58,7 +58,7 @@ def test_decode_of_encode_gives_any_text(vocab: RunningVocab, text: str) -> None
     assert shown.rstrip("\ufffd") == known.rstrip("\ufffd")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=ANY_TEXT)
 def test_words_characters_and_bytes_are_those_of_the_text(vocab: RunningVocab, text: str) -> None:
     sums = {name: int(size_N.sum()) for name, size_N in vocab.sizes(text, vocab.tokens(text)).items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import Forks
 from tests.resume.runs import Starts, command, write_text
 
 
@@ -16,9 +17,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def starts() -> Iterator[Starts]:
-    with Starts() as starts:
-        yield starts
+def starts(forks: Forks) -> Starts:
+    return Starts(forks)
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,8 @@
 import csv
 import json
 import math
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +14,8 @@ import pytest
 from matplotlib.image import imread
 from scipy.stats import ttest_rel
 
+from tests.forks import Fork, Forks
+from tests.resume.runs import resumed_from
 from txl.studies import runner
 from txl.studies.__main__ import main
 from txl.studies.plan import Study, Task, read_study
@@ -178,7 +176,7 @@ def test_tokens_until_a_loss() -> None:
 
 @pytest.mark.slow
 def test_a_killed_study_goes_on_with_the_same_figures(
-    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_text: Callable[..., Path], forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner is killed, and so are its programs or not; two runners then finish it side by side. The study that it
     is compared with runs in this process."""
@@ -186,18 +184,17 @@ def test_a_killed_study_goes_on_with_the_same_figures(
     path = tmp_path / "s.toml"
     path.write_text(TINY.replace("TEXT", str(text)))
 
-    def begin(**how: Any) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
-        return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+    flags = [str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
+
+    def begin(**named: Any) -> Fork:
+        return forks("tests.studies.forked:study", tmp_path / "log", flags=flags, **named)
 
     def in_here(task: Task, line: list[str], **_: Any) -> None:
         assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
 
-    for wait, everything in ((6, True), (9, False)):
-        one = begin(start_new_session=True)
-        time.sleep(wait)
-        (os.killpg if everything else os.kill)(one.pid, signal.SIGKILL)
-        one.wait()
+    for step, to in ((15, "group"), (8, "parent")):
+        trap = {"at": ("step", step), "to": to, "once": str(tmp_path / to)}
+        assert begin(trap=trap).wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     together = [begin(), begin()]
     study: Study = read_study(path)
     with monkeypatch.context() as patch:
@@ -209,3 +206,4 @@ def test_a_killed_study_goes_on_with_the_same_figures(
         assert [run.nats for run in first[name]] == [run.nats for run in second[name]]
         assert len(first[name]) == 1
     assert run_study(study, tmp_path / "killed" / "runs", jobs=1) == {}
+    assert any(10 in resumed_from(path.parent) for path in (tmp_path / "killed").rglob("metrics.jsonl"))

@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.forks import LIMIT_S
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import (
     Background,
@@ -103,7 +104,7 @@ class Run:
             seed=self.config.seed,
         )
         background = Background() if self.config.async_save else None
-        ranks = self.ranks.with_own_group(60) if background else self.ranks
+        ranks = self.ranks.with_own_group(LIMIT_S) if background else self.ranks
         writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
         checkpoints = CheckpointWriter(self.folder, CONTEXT, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
@@ -143,6 +144,6 @@ def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tupl
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    with process_group(timeout_s=60) as ranks:
+    with process_group(timeout_s=LIMIT_S) as ranks:
         (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))
     os._exit(0)  # as txl.cli ends a process of several
