@@ -15,7 +15,7 @@ def open_stream(path: Path) -> np.ndarray:
         if not path.is_file():
             raise DataError(f"{path}: no such file; --dataset ids needs train.npy, valid.npy and test.npy")
         try:
-            ids = np.load(path, mmap_mode="r")
+            ids = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
             raise DataError(f"{path}: no array of numpy ({str(error).splitlines()[0]}); use np.save") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):

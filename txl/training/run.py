@@ -1,5 +1,6 @@
 """Checks and messages at the beginning and the end of a run."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def require_shares(config: TrainConfig, ranks: Ranks) -> None:
 def worlds_that_fit(config: TrainConfig, near: int) -> str:
     """Numbers of processes that the streams divide into, the five nearest to `near`, in words; empty: none."""
     each, rest = divmod(config.batch_size, config.batch_chunk)
-    fit = () if rest else (n for n in range(1, each + 1) if each % n == 0)
+    small = [] if rest else [n for n in range(1, math.isqrt(each) + 1) if each % n == 0]
+    fit = {*small, *(each // n for n in small)}
     return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - near))[:5])))
 
 
