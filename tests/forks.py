@@ -105,6 +105,7 @@ def free_port() -> int:
 
 def _import_all() -> None:
     import torch._dynamo
+    import torch.distributed.checkpoint
     import torch.utils.tensorboard
 
     import txl.commands.eval

@@ -14,7 +14,7 @@ from typing import Any
 from tests import forks
 from tests.forks import ENVIRONMENT, ROOT, Fork, free_port
 
-N_STEP = 80
+N_STEP = 40
 FLAGS = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --dropout 0.1 --dropatt 0.1 --lr 0.01 "
     f"--batch_size 4 --tgt_len 8 --mem_len 8 --max_step {N_STEP} --log_interval 1 --save_interval 2 "

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
 from tests.resume.runs import command, in_background, last_step, records, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, long_test]
 
 FLAGS = "--adaptive --cutoffs 20 40 --dropout 0 --dropatt 0 --lr 0.0001 --max_step_scheduler 100000".split()
 

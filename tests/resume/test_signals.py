@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import (
     command,
@@ -56,7 +57,7 @@ def test_a_run_whose_time_is_up_stops_with_status_0_and_goes_on_as_if_never_stop
     assert weights(run) == weights(alone)
 
 
-@pytest.mark.parametrize("n", [3, 8], ids=["in the middle", "the last one"])
+@pytest.mark.parametrize("n", [3, 4], ids=["in the middle", "the last one"])
 def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(n: int, text: Path, tmp_path: Path) -> None:
     """The learning rate of dev_perf depends on every evaluation."""
     run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
@@ -135,6 +136,7 @@ runpy.run_path("train.py", run_name="__main__")
     assert "stopped by SIGUSR1 after step 1; saved in" in done.stderr
 
 
+@long_test
 @pytest.mark.parametrize("to", ["agent", "me"])
 def test_sigterm_below_torchrun_leaves_one_whole_checkpoint_and_no_process(
     to: str, text: Path, pair: Path, tmp_path: Path

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
 from tests.forks import LIMIT_S, free_port, wait_until
 from tests.resume.runs import (
     command,
@@ -24,7 +25,7 @@ from tests.resume.runs import (
     workers,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, long_test]
 
 
 @contextlib.contextmanager

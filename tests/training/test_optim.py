@@ -15,7 +15,7 @@ from txl.training.optim import Optimizers, Plateau, learning_rate
 Array = np.ndarray
 MATRIX, BIAS = "layers.0.attn.q_net.weight", "softmax.biases.0"
 BEGIN = {MATRIX: np.array([[1.0, -2.0, 0.5], [0.3, 0.8, -1.5]]), BIAS: np.array([0.1, -0.4])}
-LR, DECAY, BETA1, BETA2, EPS, MOMENTUM = 0.1, 0.05, 0.8, 0.9, 1e-3, 0.7
+LR, DECAY, BETA1, BETA2, EPS, MOMENTUM = 0.1, 0.5, 0.8, 0.9, 1e-3, 0.7
 
 
 def gradient(name: str, t: int) -> Array:
