@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import txl
 from tests.convert.pickled import foreign, save_original
 from tests.golden.test_model import Golden
 from txl.config import UsageError
@@ -184,3 +185,22 @@ def test_a_vocabulary_that_does_not_fit_is_refused(
     assert outcome.status == 2
     assert message in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"0": {"content": "<eos>"}, "199": {"content": "<pad>"}}}),
+        ("added_tokens.json", {"<pad>": 199}),
+    ],
+)
+def test_tokens_added_to_a_hugging_face_tokenizer_are_words(file: str, content: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(HF / "hf_div2", tmp_path / "hf")
+    (folder / "vocab.txt").write_text("".join(f"{w}\n" for w in ["<eos>", "<unk>", *(f"w{i}" for i in range(197))]))
+    with pytest.raises(UsageError, match="has 199 words, the model has 200"):
+        txl.load(folder)
+    (folder / file).write_text(json.dumps(content))
+    assert txl.load(folder).vocab.words[198:] == ["w196", "<pad>"]
+    (folder / file).write_text("[3]")
+    with pytest.raises(UsageError, match=file):
+        txl.load(folder)

@@ -30,7 +30,13 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
-from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
+from txl.training.estimate import (
+    flops_per_token,
+    layer_parameters,
+    require_memory,
+    require_room_for_weights,
+    training_bytes,
+)
 from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
 from txl.training.init import init_weights
 from txl.training.loop import train
@@ -46,9 +52,12 @@ MOST_USED = (
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
+CONFIGS = (DataConfig, TrainConfig, ModelConfig, Context)
+"""Their fields are the flags."""
+
+
 def main(argv: Sequence[str]) -> int:
-    configs = (DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
     if AUTO in typed.get("cutoffs", ()):
         typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
@@ -120,6 +129,8 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
                 device=device_name(ranks.device),
                 world_size=ranks.world,
                 parameters=sum(p.numel() for p in model.parameters()),
+                parameters_in_layers=sum(p.numel() for p in layer_parameters(model)),
+                flops_per_token=flops_per_token(model, context),
                 resumed_from_step=resumed_from,
                 model=as_dict(shape),
                 context=as_dict(context),
