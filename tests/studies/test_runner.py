@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from tests.forks import Fork, Forks
+from tests import forks
+from tests.forks import Fork
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
 from txl.studies import runner
@@ -22,6 +23,7 @@ from txl.studies.__main__ import main
 from txl.studies.plan import Study, Task, read_study
 from txl.studies.results import RunFigures, rows_of, tokens_until
 from txl.studies.runner import TaskError, run_study
+from txl.training.step import TrainState
 
 STUDY = """
 seeds = [1, 2, 3]
@@ -215,9 +217,34 @@ def test_tokens_until_a_loss() -> None:
     assert [tokens_until(run, nats) for nats in (6.5, 6.0, 5.5, 4.75, 4.0)] == [100, 100, 150, 250, None]
 
 
+def in_here(task: Task, line: list[str], **_: Any) -> None:
+    assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+
+
+def test_a_training_that_was_stopped_is_gone_on_with(
+    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(TINY.replace("TEXT", str(write_text(tmp_path / "text"))).replace("[runs.b]\nd_model = 8", ""))
+    monkeypatch.setattr(runner, "_program", in_here)
+    with monkeypatch.context() as patch:
+        step = TrainState.step
+
+        def stopped(self: TrainState, *batch: Any) -> Any:
+            if self.progress.step == 15:
+                raise TaskError("stopped")
+            return step(self, *batch)
+
+        patch.setattr(TrainState, "step", stopped)
+        assert run_study(read_study(path), tmp_path, jobs=1) == {"a, seed 1": "stopped"}
+    assert run_study(read_study(path), tmp_path, jobs=1) == {}
+    (records,) = tmp_path.rglob("metrics.jsonl")
+    assert resumed_from(records.parent) == [None, 10]
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_with_the_same_figures(
-    write_text: Callable[..., Path], forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner is killed, and so are its programs or not; two runners then finish it side by side. The study that it
     is compared with runs in this process."""
@@ -228,10 +255,7 @@ def test_a_killed_study_goes_on_with_the_same_figures(
     flags = [str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
 
     def begin(**named: Any) -> Fork:
-        return forks("tests.studies.forked:study", tmp_path / "log", flags=flags, **named)
-
-    def in_here(task: Task, line: list[str], **_: Any) -> None:
-        assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+        return forks.start("tests.studies.forked:study", tmp_path / "log", flags=flags, **named)
 
     for step, to in ((15, "group"), (8, "parent")):
         trap = {"at": ("step", step), "to": to, "once": str(tmp_path / to)}
