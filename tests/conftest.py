@@ -6,7 +6,6 @@ compared with another device's numbers. What only a GPU can show is asked by `py
 
 import functools
 import os
-from collections.abc import Iterator
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
@@ -17,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.forks import Forks
+from tests import forks
 from txl.training import meter
 
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
@@ -37,7 +36,5 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
+def pytest_unconfigure() -> None:
+    forks.start.close()

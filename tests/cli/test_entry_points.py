@@ -118,9 +118,10 @@ def test_tensorboard_gets_the_pictures_of_an_evaluation(call: Call, run_folder: 
 def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(
     call: Call, training: list[str], tmp_path: Path
 ) -> None:
-    """Those that eval.py gives, in one table, and the last line of the 2019 code."""
+    """Those that eval.py gives, in one table, and the last line of the 2019 code. The best is not the last one."""
     run = tmp_path / "new_run"
-    out = call("train", *training, "--eval_test", "--ema", 0.9).out
+    out = call("train", *training, "--eval_test", "--ema", 0.3, "--lr", 0.5, "--scheduler", "constant").out
+    assert (run / "best").read_text() != (run / "latest").read_text()
     call("eval", "--work_dir", run, "--json", tmp_path / "all.json")
     rows = {row["split"]: row for row in json.loads((tmp_path / "all.json").read_text())["rows"]}
     for split in ("valid", "test"):

@@ -5,16 +5,16 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.forks import ENVIRONMENT, ROOT, Fork, Forks
+from tests import forks
+from tests.forks import ENVIRONMENT, ROOT, Fork, free_port
 
-N_STEP = 80
+N_STEP = 40
 FLAGS = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --dropout 0.1 --dropatt 0.1 --lr 0.01 "
     f"--batch_size 4 --tgt_len 8 --mem_len 8 --max_step {N_STEP} --log_interval 1 --save_interval 2 "
@@ -39,28 +39,20 @@ def command(text: Path, run: Path, *more: str) -> list[str]:
     return ["--data", str(text), "--work_dir", str(run), *FLAGS, *more]
 
 
-class Starts:
-    """Starts train.py."""
+def start(flags: list[str], log: Path, *, environment: dict[str, str] | None = None, **trap: Any) -> Fork:
+    """Start train.py with these flags and a trap; see `tests.resume.traps.lay`."""
+    traps = [trap] if trap else []
+    return forks.start("tests.resume.traps:train", log, environment=environment, flags=flags, traps=traps)
 
-    def __init__(self, forks: Forks) -> None:
-        self._forks = forks
 
-    def __call__(self, flags: list[str], log: Path, *, environment: dict[str, str] | None = None, **trap: Any) -> Fork:
-        """Start train.py with these flags and a trap; see `tests.resume.traps.lay`."""
-        return self._forks(
-            "tests.resume.traps:train", log, environment=environment, flags=flags, traps=[trap] if trap else []
-        )
-
-    def pair(self, flags: list[str], logs: Path, *, traps: tuple[dict[str, Any], ...] = ({}, {})) -> list[Fork]:
-        """Start two processes that train together, as torchrun would, but with nobody who watches over them."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-        logs.mkdir(exist_ok=True)
-        return [
-            self(flags, logs / f"{i}", environment={**place, "RANK": f"{i}", "LOCAL_RANK": f"{i}"}, **trap)
-            for i, trap in enumerate(traps)
-        ]
+def pair_of(flags: list[str], logs: Path, *, traps: tuple[dict[str, Any], ...] = ({}, {})) -> list[Fork]:
+    """Start two processes that train together, as torchrun would, but with nobody who watches over them."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    logs.mkdir(exist_ok=True)
+    return [
+        start(flags, logs / f"{i}", environment={**place, "RANK": f"{i}", "LOCAL_RANK": f"{i}"}, **trap)
+        for i, trap in enumerate(traps)
+    ]
 
 
 def trapped(*traps: dict[str, Any], flags: list[str]) -> list[str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
-from tests.resume.runs import Starts, command, in_background, last_step, records
+from tests.resume.runs import command, in_background, last_step, records, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, long_test]
 
 FLAGS = "--adaptive --cutoffs 20 40 --dropout 0 --dropatt 0 --lr 0.0001 --max_step_scheduler 100000".split()
 
@@ -34,9 +35,7 @@ def host(on: list[str], rank: int, flags: list[str], run: Path, log: Path) -> It
         yield agent
 
 
-def test_a_host_leaves_and_comes_back(
-    hosts: Callable[..., list[str]], text: Path, starts: Starts, tmp_path: Path
-) -> None:
+def test_a_host_leaves_and_comes_back(hosts: Callable[..., list[str]], text: Path, tmp_path: Path) -> None:
     run, logs = tmp_path / "run", [tmp_path / "a", tmp_path / "b"]
     flags = command(text, run, *FLAGS, "--max_step", "100000", "--eval_interval", "100000")
     sides = [hosts("on", side) for side in "ab"]
@@ -66,6 +65,6 @@ def test_a_host_leaves_and_comes_back(
     assert [step for step, _ in losses] == list(range(1, n_step + 1))
     alone = tmp_path / "alone"
     more = ["--max_step", str(n_step), "--eval_interval", "100000", "--save_interval", "100000"]
-    assert starts(command(text, alone, *FLAGS, *more), tmp_path / "log").wait() == 0
+    assert start(command(text, alone, *FLAGS, *more), tmp_path / "log").wait() == 0
     expected = [record["train/nll_nats"] for record in records(alone) if record["kind"] == "train"]
     assert [loss for _, loss in losses] == pytest.approx(expected, rel=1e-4)

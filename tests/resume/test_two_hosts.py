@@ -4,7 +4,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import LIMIT_S, wait_until
+from tests.conftest import long_test
+from tests.forks import LIMIT_S, free_port, wait_until
 from tests.resume.runs import (
     command,
     hidden,
@@ -25,7 +25,7 @@ from tests.resume.runs import (
     workers,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, long_test]
 
 
 @contextlib.contextmanager
@@ -85,9 +85,7 @@ def test_a_rank_killed_on_one_host_is_restarted_and_both_go_on_from_the_checkpoi
     """The other rank, which writes, hangs meanwhile, so that only the victim's torchrun counts a restart and tells its
     process so: --overwrite must not be obeyed again."""
     run, logs = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     words = ("--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint", place)
     flags = command(text, run, "--overwrite")
     traps = [

@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from txl.checkpoint import Background
 from txl.cli import run
 from txl.commands import train as program
 from txl.training import loop
@@ -36,18 +38,18 @@ def lay(
     Args:
         at: (kind, n), n counted from 1. Kinds: "step", "evaluation" (both when they begin), "segment" (read in an
             evaluation), "record" (of metrics.jsonl, before it is written), "flush" (of a file or folder), "best" (of
-            the pointer to the best checkpoint), "beside" (a step or segment while the n-th flush of the thread that
-            writes in the background is held up).
+            the pointer to the best checkpoint), "beside" (the step or segment that begins, or the wait for the write,
+            while the n-th flush of the thread that writes in the background is held up).
         rank: only in the process of this rank.
         once: a file; there is no trap once it is there, and it is made at the event.
-        to: "me", this process; "parent", the one that has started it; "group", both and all that either has started;
+        to: "me", this process; "parent", the one that has started it, whose end is waited for; "group", both and all that either has started;
             "agent", the parent, which passes it on, and this process when it has done so.
     """
     if (once and Path(once).exists()) or (rank is not None and os.environ["RANK"] != str(rank)):
         return
     kind, nth = at
     count = itertools.count(1)
-    held = threading.Event()
+    held, is_waited_for, one_at_a_time = threading.Event(), threading.Event(), threading.Lock()
 
     def passes(here: str) -> None:
         if here == kind and next(count) == nth:
@@ -58,7 +60,10 @@ def lay(
             Path(once).touch()
         if to == "agent":
             signal.pthread_sigmask(signal.SIG_BLOCK, {send})
-        os.kill({"me": os.getpid(), "group": 0}.get(to, os.getppid()), send)
+        parent = os.getppid()
+        os.kill({"me": os.getpid(), "group": 0}.get(to, parent), send)
+        while to == "parent" and os.getppid() == parent:
+            time.sleep(0.001)
         if to == "agent":
             signal.sigwait({send})
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {send})
@@ -70,8 +75,19 @@ def lay(
             passes("best")
         in_background = threading.current_thread() is not threading.main_thread()
         if kind == "beside" and in_background and next(count) == nth:
-            held.set()
+            with one_at_a_time:
+                held.set()
+                if is_waited_for.is_set():
+                    fire()
             threading.Event().wait()
+
+    def wait(self: Background) -> None:
+        with one_at_a_time:
+            is_waited_for.set()
+            if held.is_set():
+                fire()
+        _wait(self)
+        is_waited_for.clear()
 
     def progresses(here: str) -> None:
         passes(here)
@@ -96,8 +112,9 @@ def lay(
         _add(*arguments, **named)
 
     _step, _evaluate, _until_stopped, _add = TrainState.step, loop.evaluate, loop.until_stopped, Metrics.add
+    _wait = Background.wait
     os.fsync, TrainState.step, Metrics.add = flush, step, add  # no power cut comes after a kill: nothing is flushed
-    loop.evaluate, loop.until_stopped = evaluate, until_stopped
+    loop.evaluate, loop.until_stopped, Background.wait = evaluate, until_stopped, wait
 
 
 if __name__ == "__main__":

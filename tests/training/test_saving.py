@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.checkpoints import as_of_0_2
-from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config
+from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config, same_weights
 from txl import ModelConfig, TransformerXL
 from txl.checkpoint import Background, CheckpointWriter, checkpoint_of, last_checkpoint, load_model
 from txl.config import UsageError
@@ -149,4 +149,4 @@ def test_a_training_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> 
     second = Run(config(**settings), folder=tmp_path).resume()
     second.train()
     assert [path.name for path in sorted(tmp_path.glob("step_*"))][-1] == "step_00000006"
-    assert all(torch.equal(weight, second.weights()[name]) for name, weight in never.weights().items())
+    assert same_weights(never, second)

@@ -37,9 +37,12 @@ from txl.training.metrics import show_pictures
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
 
 
+CONFIGS = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
+"""Their fields are the flags."""
+
+
 def main(argv: Sequence[str]) -> None:
-    configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
@@ -128,7 +131,8 @@ def score_splits(
                         print_row(row)
     if ranks.is_main:
         print_table(rows)
-        write_results(rows, config, checkpoint=str(checkpoint.folder))
+        texts = {name: corpus.fingerprint(name) for name in names}
+        write_results(rows, config, checkpoint=str(checkpoint.folder), texts=texts)
         write_pictures(rows, pictures)
         show_pictures(Path(config.work_dir), pictures)
 

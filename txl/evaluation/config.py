@@ -106,8 +106,9 @@ class StudyConfig(Checked):
     recl_step: int = option(100, "shortest context and step between context lengths, in tokens")
     recl_longest: int = option(1000, "longest context, in tokens")
     recl_every: int = option(
-        20,
-        "start a new window every so many tokens; contexts are shorter by less than this, 1 is exact and slow",
+        8,
+        "start a new window every so many tokens, E; a context of c tokens is an average over those of c - E + 1 to c, "
+        "so 1 is exact, and slow",
         minimum=1,
     )
 
