@@ -42,8 +42,8 @@ def lay(
             while the n-th flush of the thread that writes in the background is held up).
         rank: only in the process of this rank.
         once: a file; there is no trap once it is there, and it is made at the event.
-        to: "me", this process; "parent", the one that has started it, whose end is waited for; "group", both and all that either has started;
-            "agent", the parent, which passes it on, and this process when it has done so.
+        to: "me", this process; "parent", the one that has started it, whose end is waited for; "group", both and all
+            that either has started; "agent", the parent, which passes it on, and this process when it has done so.
     """
     if (once and Path(once).exists()) or (rank is not None and os.environ["RANK"] != str(rank)):
         return
