@@ -97,7 +97,8 @@ def write_text() -> Callable[..., Path]:
         dice = random.Random(seed)
         folder.mkdir(parents=True)
         for split, n in N_WORD.items():
-            drawn = [*words, *dice.choices(words, k=n - len(words))]
+            all_words = words if split == "train" else words[::-1]  # no line of theirs is one of train
+            drawn = [*all_words, *dice.choices(words, k=n - len(words))]
             lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
             (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
         return folder

@@ -47,12 +47,12 @@ def test_a_missing_folder_of_text_is_named(refused: Refused, training: list[str]
     assert "give the folder of the text files with --data" in line
 
 
-@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize(("split", "dataset"), [("train", "text"), ("valid", "wt103")])
 def test_a_missing_split_is_named_before_training(
-    refused: Refused, training: list[str], text: Path, split: str
+    refused: Refused, training: list[str], text: Path, split: str, dataset: str
 ) -> None:
     (text / f"{split}.txt").unlink()
-    line = refused("train", *training)
+    line = refused("train", *training, "--dataset", dataset)
     assert f"{text / split}.txt: no such file" in line
     assert "needs train.txt, valid.txt and test.txt" in line
 
@@ -62,8 +62,8 @@ def test_a_missing_split_is_named_before_the_others_are_tokenised(
 ) -> None:
     shutil.rmtree(text / "txl-cache")
     (text / "valid.txt").unlink()
-    refused("train", *training)
-    assert list((text / "txl-cache").glob("*.tokens")) == []
+    refused("train", *training, "--dataset", "wt103")
+    assert not (text / "txl-cache").exists()
 
 
 def test_a_missing_split_is_named_before_evaluating(refused: Refused, run_folder: Path, text: Path) -> None:
@@ -115,7 +115,7 @@ def test_no_token_file_is_made_of_text_that_is_not_utf8(refused: Refused, traini
     shutil.rmtree(text / "txl-cache")
     (text / "train.txt").write_bytes(b"bab \xff\n")
     refused("train", *training)
-    assert list((text / "txl-cache").glob("*")) == []
+    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"checked.json"}
 
 
 def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
@@ -470,23 +470,23 @@ def test_a_full_disk_is_named_by_the_vocabulary_it_stopped(
     assert "make room" in line
 
 
-def test_a_full_disk_is_named_by_the_token_file_it_stopped(
+def test_a_full_disk_is_named_by_the_store_it_stopped(
     refused: Refused, training: list[str], text: Path, full_disk: FullDisk
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    with full_disk(4096):
+    with full_disk(1024):
         line = refused("train", *training)
     assert str(text / "txl-cache") in line
     assert "make room" in line
 
 
-def test_a_full_disk_leaves_no_token_file(
+def test_a_full_disk_leaves_no_store(
     call: Callable[..., Any], training: list[str], text: Path, full_disk: FullDisk
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    with full_disk(4096):
+    with full_disk(1024):
         call("train", *training)
-    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"text.vocab.json", "checked.json"}
+    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"checked.json"}
 
 
 def test_a_full_disk_is_named_by_the_checkpoint_it_stopped(
@@ -567,14 +567,7 @@ def test_a_full_disk_leaves_an_older_picture_as_it_was(
 # token files
 
 
-def test_a_stale_token_file_is_made_anew_with_a_notice(call: Callable[..., Any], run_folder: Path, text: Path) -> None:
-    (text / "valid.txt").write_text("bab bad\n")
-    outcome = call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid")
-    (note,) = outcome.notes
-    assert note.startswith(f"note: {text / 'txl-cache' / 'text.valid.tokens'}: stale")
-
-
-def test_a_stale_token_file_is_not_what_is_scored(
+def test_a_text_that_was_changed_is_what_is_scored(
     call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path
 ) -> None:
     (text / "valid.txt").write_text("bab bad\n")
@@ -583,24 +576,15 @@ def test_a_stale_token_file_is_not_what_is_scored(
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.1, 0.9])
-def test_a_truncated_token_file_is_made_anew_with_a_notice(
-    call: Callable[..., Any], training: list[str], text: Path, keep: float
-) -> None:
-    cut(text / "txl-cache" / "text.train.tokens", keep=keep)
-    outcome = call("train", *training)
-    (note,) = outcome.notes
-    assert note.startswith(f"note: {text / 'txl-cache' / 'text.train.tokens'}: stale")
+def test_a_truncated_store_is_made_anew(call: Callable[..., Any], training: list[str], text: Path, keep: float) -> None:
+    (ids,) = (text / "txl-cache").glob("text-train-*/ids.bin")
+    whole = ids.read_bytes()
+    cut(ids, keep=keep)
+    assert call("train", *training).status == 0
+    assert ids.read_bytes() == whole
 
 
-def test_a_stale_vocabulary_is_made_anew_with_a_notice(
-    call: Callable[..., Any], training: list[str], text: Path
-) -> None:
-    with (text / "train.txt").open("a") as file:
-        file.write("a new word\n")
-    assert any("text.vocab.json: stale" in note for note in call("train", *training).notes)
-
-
-def test_token_files_that_are_not_stale_get_no_notice(call: Callable[..., Any], training: list[str]) -> None:
+def test_a_store_that_is_there_gets_no_notice(call: Callable[..., Any], training: list[str]) -> None:
     assert call("train", *training, "--max_step", 1).err == ""
 
 
@@ -667,7 +651,7 @@ def test_ctrl_c_leaves_no_token_file_half_written(
     leftovers: Callable[[], list[Path]],
 ) -> None:
     shutil.rmtree(text / "txl-cache")
-    press_at_call(2, "txl.data_utils.words.array")
+    press_at_call(2, "txl.data_utils.tokenizers.words.array")
     outcome = call("train", *training)
     assert (outcome.status, leftovers()) == (130, [])
 

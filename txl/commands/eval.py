@@ -22,7 +22,7 @@ from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.vocabulary import UNK
+from txl.data_utils.tokenizers.base import UNK
 from txl.evaluation.config import DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
