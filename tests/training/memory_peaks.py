@@ -1,10 +1,13 @@
 """Prints, a line a configuration, what two training steps took at most, what was estimated and planned, in MiB.
 
 A program of its own, which forks for each configuration: what one has left in the process must not count for the next.
+`python -m tests.training.memory_peaks all` measures the twenty of memory_peaks.json anew, which were drawn at random.
 """
 
+import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # sh
     "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
     "alibi": ({"position": "alibi", "activation": "swiglu"}, {}, 16, 128, 128),
 }
+DRAWN = {
+    f"drawn_{i}": (row["shape"], row["training"], row["streams"], row["tgt_len"], row["mem_len"])
+    for i, row in enumerate(json.loads(Path(__file__).with_suffix(".json").read_text()))
+}
+MEASURED_AGAIN = ("drawn_3", "drawn_7", "drawn_11")
+"""Those furthest from the estimate: a large vocabulary in chunks, and clusters."""
+LIBRARIES = 40
 CPU = Ranks(0, 1, torch.device("cpu"))
 
 
@@ -70,7 +80,7 @@ def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_le
 
 
 def measure(name: str) -> None:
-    shape, training, *sizes = CASES[name]
+    shape, training, *sizes = (CASES | DRAWN)[name]
     tiny = {"n_token": 50, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4}
     steps(tiny | {k: v for k, v in shape.items() if k in ("position", "activation")}, training, 2, 4, 4)  # libraries
     before = resident("VmRSS")
@@ -78,13 +88,13 @@ def measure(name: str) -> None:
     needed = steps(SMALL | shape, training, *sizes)
     peak = resident("VmHWM") - before
     plan = planned(SMALL | shape, training, *sizes)
-    print(name, peak >> 20, (needed >> 20) + 40, (plan >> 20) + 40, flush=True)
+    print(name, peak >> 20, (needed >> 20) + LIBRARIES, (plan >> 20) + LIBRARIES, flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     keep_freed_memory()
-    for case in CASES:
+    for case in DRAWN if "all" in sys.argv else (*CASES, *MEASURED_AGAIN):
         child = os.fork()
         if not child:
             measure(case)

@@ -1,8 +1,10 @@
 """Estimates of a training step: memory and floating-point operations."""
 
 import dataclasses
+import math
 import os
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
+_MOST_HOLES = 6
+"""Where logits come in chunks on a CPU, glibc leaves two holes a chunk that the next one does not fit into, up to so
+many (measured)."""
 _LIBRARIES = 40 * 2**20
 """Workspace of matrix product libraries on a CPU, in bytes."""
 
@@ -72,8 +77,7 @@ def passing_bytes(
     layers = shape.n_layer * layer
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
-    n_logit = min(BUDGET["cpu" if ranks.device.type == "cpu" else "cuda"], n_token * shape.cluster_sizes[0])
-    activations = layers + 2 * layer + 4 * state + 3 * n_logit * 4  # with the gradients of one layer
+    activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
     activations += table
@@ -85,6 +89,18 @@ def passing_bytes(
         in_layers = weight_bytes(*model.layers)
         found["gathered"] = 2 * (weight_bytes(model) - in_layers + min(2, shape.n_layer) * in_layers // shape.n_layer)
     return found
+
+
+def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
+    """Bytes of logits, probabilities and their gradients in all clusters of the softmax. A text is assumed to have as
+    many tokens in a cluster as Zipf's law says."""
+    most, n_word = BUDGET["cpu" if device.type == "cpu" else "cuda"], math.log(max(2, shape.n_token))
+    borders = (1, *shape.cutoffs, shape.n_token)
+    shares = (1.0, *(math.log(b / a) / n_word for a, b in pairwise(borders[1:])))
+    wanted = [int(n_token * share) * size for share, size in zip(shares, shape.cluster_sizes, strict=True)]
+    n_hole = max(0, max(wanted) // most - 1) if device.type == "cpu" else 0
+    n_copy = 3 + min(2 * n_hole, _MOST_HOLES)
+    return n_copy * 4 * sum(min(most, n) for n in wanted)
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
