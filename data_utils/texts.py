@@ -54,8 +54,9 @@ class Texts:
 
     def name(self, split: str) -> str:
         """The files of a split, for messages."""
-        first, *more = map(str, self.files(split))
-        return f"{first} and {len(more):,} more" if more else first
+        first, *more = self.files(split)
+        shown = str(first).encode(errors="backslashreplace").decode()  # a name need not be UTF-8
+        return f"{shown} and {len(more):,} more" if more else shown
 
     def defines_vocabulary(self, counted: Sequence[str]) -> bool:
         """True if what a vocabulary is made of, these splits, is there."""
