@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Run the tests, in an environment created where it is missing. Arguments go to pytest: ./run_tests.sh -m "not slow"
+# TXL_LONG_TESTS=1 adds the long part; see docs/testing.md.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 source "$here/scripts/environment.sh"
 txl_python "$here" requirements-dev.txt
 cd "$here"
+[[ -n ${TXL_LONG_TESTS:-} ]] || echo "without the long part (torchrun, two hosts, installation); TXL_LONG_TESTS=1 adds it"
 exec "$python" -m pytest -n auto --dist worksteal "$@"

@@ -7,9 +7,11 @@ forks a process for each start, with a process group of its own.
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -86,6 +88,35 @@ class Forks:
 
 
 start = Forks()
+
+
+def console(
+    program: str, *flags: object, folder: Path, environment: dict[str, str] | None = None, closed: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run train.py, eval.py or generate.py as the console would, in this folder; `closed`: without standard output."""
+    out, err = folder / ".out", folder / ".err"
+    for path in (out, err):
+        path.write_text("")
+    words = [str(ROOT / f"{program}.py"), *map(str, flags)]
+    named = {"words": words, "folder": str(folder), "err": str(err), "closed": closed}
+    status = start("tests.forks:run_program", out, environment=environment, **named).wait()
+    done = subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
+    out.unlink()
+    err.unlink()
+    return done
+
+
+def run_program(words: list[str], folder: str, err: str, closed: bool) -> None:
+    """The process of `console`."""
+    os.chdir(folder)
+    descriptor = os.open(err, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    if closed:
+        os.close(1)
+        sys.stdout = None
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def wait_until(condition: Callable[[], object], log: Path) -> None:
@@ -170,5 +201,6 @@ def _run(target: str, log: str, environment: dict[str, str], named: dict[str, An
     except BaseException:
         traceback.print_exc()
     threading._shutdown()  # type: ignore[attr-defined]  # as Python does at its end
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os._exit(status)

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,7 +17,7 @@ import torch
 
 from tests.checkpoints import change_record
 from tests.cli.conftest import change_weights
-from tests.forks import LIMIT_S
+from tests.forks import console
 from txl.config import ModelConfig, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -668,38 +666,8 @@ def test_ctrl_c_ends_a_program_in_one_line(
     assert (outcome.status, outcome.err) == (130, f"{entry}.py: interrupted; nothing was left half written\n")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_at_the_console_saves_and_exits_with_130(training: list[str], tmp_path: Path) -> None:
-    endless = ["--max_step", "1000000", "--eval_interval", "1000000", "--log_interval", "1"]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *training, *endless],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith("| epoch"))
-        process.send_signal(signal.SIGINT)
-        try:
-            err = process.communicate(timeout=LIMIT_S)[1]
-        finally:
-            process.kill()
-    saved = tmp_path / "new_run" / (tmp_path / "new_run" / "latest").read_text().strip()
-    assert process.returncode == 130
-    assert re.fullmatch(rf"train.py: interrupted after step \d+; saved in {re.escape(str(saved))}; [^\n]+\n", err)
-
-
-def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[str]) -> None:
-    process = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *training, "--d_model", "17"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[str], tmp_path: Path) -> None:
+    process = console("train", *training, "--d_model", "17", folder=tmp_path)
     assert (process.returncode, process.stdout) == (2, "")
     assert re.fullmatch(r"train.py: --d_model 17: must be even[^\n]*\n", process.stderr)
 

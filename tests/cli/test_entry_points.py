@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from matplotlib.image import imread
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.forks import console
 from txl.data_utils.detokenise import Detokeniser
 from txl.positions import POSITION_ENCODINGS
 
@@ -763,8 +762,7 @@ def test_the_text_ends_at_the_end_of_a_line_when_asked(write: Write) -> None:
 
 @pytest.mark.parametrize("entry", ["eval", "generate"])
 def test_a_closed_standard_output_is_an_error_in_one_line(entry: str, run_folder: Path) -> None:
-    command = f"{shlex.quote(sys.executable)} {ROOT / entry}.py --work_dir {shlex.quote(str(run_folder))} >&-"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    done = console(entry, "--work_dir", run_folder, folder=run_folder.parent, closed=True)
     assert done.returncode == 2
     assert done.stderr == f"{entry}.py: standard output is closed; send it to a file, or to /dev/null\n"
 
@@ -832,22 +830,15 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(
 # from the console
 
 
-@pytest.mark.slow
 def test_the_three_programs_work_from_the_console(training: list[str], tmp_path: Path) -> None:
     """In another folder than theirs."""
-    commands = (["train.py", *training], ["eval.py", "--work_dir", "new_run"], ["generate.py", "--work_dir", "new_run"])
-    ended = [
-        subprocess.run(
-            [sys.executable, str(ROOT / program), *flags],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        for program, *flags in commands
-    ]
-    assert [(program.returncode, program.stderr) for program in ended] == [(0, "")] * 3
+    for program, flags in (
+        ("train", training),
+        ("eval", ["--work_dir", "new_run"]),
+        ("generate", ["--work_dir", "new_run"]),
+    ):
+        done = console(program, *flags, folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 # position encodings

@@ -12,6 +12,7 @@ import pytest
 
 import txl
 from txl.launch import PROGRAMS
+from tests.conftest import long_test
 
 ROOT = Path(__file__).parents[2]
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
@@ -32,6 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@long_test
 @pytest.mark.slow
 def test_the_console_command_trains_evaluates_and_generates_elsewhere(
     installed: Path, tmp_path: Path, write_text: Callable[..., Path]

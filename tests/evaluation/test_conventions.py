@@ -73,7 +73,7 @@ ORIGINAL = [
 @pytest.mark.parametrize("batch_size", [1, 10])
 def test_original(context: Context, batch_size: int) -> None:
     """Ten streams from an empty memory; the memory is cut with its two lengths exchanged."""
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     memory, weighted = None, []
     for _, input_BT, target_BT in batches(columns_of(batch_size), context):
         mlen, qlen = (memory.layers[0].shape[1] if memory else 0), input_BT.shape[1]
@@ -135,7 +135,7 @@ NVIDIA = [
 @pytest.mark.parametrize("batch_size", [1, 7])
 def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """ceil(mem_len / tgt_len) segments of the stream before, the last one's before the first, warm the memory up."""
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     ours = score("nvidia", model, context, batch_size)
 
     def attend(

@@ -39,7 +39,7 @@ def score(
 )
 def test_documents_are_scored_as_if_each_were_alone(context: Context) -> None:
     """A plain loop over documents: the token before each, which predicts its first, and nothing before that."""
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     nats = 0.0
     for start, end in zip(STARTS, [*STARTS[1:], len(IDS)], strict=True):
         text_1S, memory = torch.from_numpy(IDS[start - 1 : end])[None], None

@@ -24,7 +24,7 @@ from txl.training.config import TrainConfig
 T = TypeVar("T")
 VOCAB = Vocab([EOS, UNK, "=", *(f"w{i}" * (i % 3 + 1) for i in range(47))])
 torch.manual_seed(0)  # the seed of a test comes too late for what is made here
-MODEL = build("adaptive", n_layer=2)
+MODEL = build("pre_lnorm_adaptive", n_layer=2)
 
 
 def articles() -> np.ndarray:

@@ -41,7 +41,7 @@ def score(model: TransformerXL, context: Context, batch_size: int, world: int = 
     ids=str,
 )
 def test_nats_do_not_depend_on_the_batch_size_or_the_ranks(context: Context, world: int) -> None:
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     one = score(model, context, 1)
     assert one.tokens == len(IDS) - 1
     for batch_size in (2, 7, 16):
@@ -127,7 +127,7 @@ def test_no_length_beyond_the_text_makes_a_difference() -> None:
 @pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)
 def test_the_nats_of_a_text_come_token_by_token(context: Context, first: int) -> None:
     """As many as tokens are asked for, those of a plain loop, which share out what `evaluate` sums."""
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     memory, nats = None, []
     for begin in range(0, len(IDS) - 1, context.tgt_len):
         end = min(begin + context.tgt_len, len(IDS) - 1)

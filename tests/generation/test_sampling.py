@@ -88,7 +88,7 @@ def alone(model: TransformerXL, row: int, context: Context, rule: dict[str, Any]
 
 
 @pytest.mark.parametrize("rule", SETTINGS)
-@pytest.mark.parametrize("shape", ["plain", "adaptive", "learned_absolute"])
+@pytest.mark.parametrize("shape", ["plain", "pre_lnorm_adaptive", "learned_absolute"])
 def test_each_row_is_what_it_would_be_alone(shape: str, rule: str) -> None:
     """With prompts shorter and longer than a segment and than the memory."""
     model, context = build(shape), Context(tgt_len=4, mem_len=12)
@@ -115,7 +115,7 @@ def test_where_segments_matter_only_prompts_of_the_same_length_are_together() ->
 
 def test_a_text_that_is_continued_in_turns_is_one_text() -> None:
     """Nothing is read again: the tokens of all turns read in one pass have the same most likely next words."""
-    model = build("adaptive")
+    model = build("pre_lnorm_adaptive")
     rows = Rows(model, CONTEXT, rule=Rule(temperature=0), seeds=[0])
     text: list[int] = []
     places: list[int] = []
@@ -141,7 +141,7 @@ def test_an_impossible_rule_is_refused() -> None:
 
 
 def test_greedy_tokens_are_those_of_one_pass_over_the_text() -> None:
-    model = build("adaptive")
+    model = build("pre_lnorm_adaptive")
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     tokens = list(generate(model, prompt, CONTEXT, length=12, temperature=0))
     hidden, _ = model(torch.tensor([prompt + tokens]), None, CONTEXT)

@@ -44,8 +44,9 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
     without values, of which a checkpoint's sizes are checked."""
     code = (
         "import sys, einops, torch, txl.commands.train, txl.commands.eval, txl.commands.generate\n"
+        "import txl.ops.rel_attention.fused\n"
         "from txl.model.sizes import model_without_values\n"
-        "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow backports.zstd torch._dynamo'.split()\n"
+        "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow backports.zstd triton torch._dynamo'.split()\n"
         "einops.rearrange(torch.ones(2), 'a -> a')\n"
         "if 'torch._dynamo' in sys.modules: late.pop()  # by an old einops\n"
         "config = txl.ModelConfig(n_token=50, cutoffs=(20,), div_val=2)\n"
@@ -60,10 +61,13 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
 
 def test_requirements_are_within_the_ranges_of_the_project() -> None:
     pinned = dict(re.findall(r"^(\w+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
-    ranges = dict(re.findall(r'"(\w+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text()))
+    found = re.findall(r'"(\w+)>=([\d.]+)(?:,<([\d.]+))?', (ROOT / "pyproject.toml").read_text())
+    ranges = {name: (lowest, beyond or "999") for name, lowest, beyond in found}
     assert pinned.keys() <= ranges.keys()
+    assert ranges["torch"][1] != "999"
     for name, version in pinned.items():
-        assert [*map(int, version.split("."))] >= [*map(int, ranges[name].split("."))]
+        lowest, own, beyond = ([*map(int, v.split("."))] for v in (ranges[name][0], version, ranges[name][1]))
+        assert lowest <= own < beyond
 
 
 def test_every_registered_part_is_named_by_the_configuration() -> None:

@@ -13,12 +13,9 @@ from txl.positions import POSITION_ENCODINGS, PositionEncoding
 N_TOKEN = 50
 SHAPES = {
     "plain": {},
-    "pre_lnorm": {"pre_lnorm": True},
-    "untie_r": {"untie_r": True},
-    "one_head": {"n_head": 1, "d_head": 5},
-    "adaptive": {"cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
-    "adaptive_one_table": {"cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
-    "untied": {"cutoffs": (10, 30), "div_val": 2, "not_tied": True},
+    "pre_lnorm_adaptive": {"pre_lnorm": True, "cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
+    "untie_r_one_table": {"untie_r": True, "cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
+    "one_head_untied": {"n_head": 1, "d_head": 5, "cutoffs": (10, 30), "div_val": 2, "not_tied": True},
 }
 ENCODINGS = {
     "learned_relative": {"n_position": 40},

@@ -34,7 +34,7 @@ def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: 
     monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_: None)
     meta = torch.device("meta")
     config = TrainConfig(optim=optim, batch_size=4, batch_chunk=2, max_step=2, clip=1.0)
-    state = TrainState(build("adaptive").train().to(meta), config, Context(mem_len=8), Ranks(0, 1, meta))
+    state = TrainState(build("pre_lnorm_adaptive").train().to(meta), config, Context(mem_len=8), Ranks(0, 1, meta))
     token_BT = torch.randint(0, 50, (4, 13))
     for first in (0, 6):
         nll_BT = state.step(token_BT[:, first : first + 6], token_BT[:, first + 1 : first + 7])
@@ -46,4 +46,6 @@ def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: 
 
 def test_looking_at_a_number_there_would_be_seen() -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
-        build("adaptive").to("meta").nll(*(torch.zeros(2, 3, dtype=torch.int64, device="meta"),) * 2, None, Context())
+        build("pre_lnorm_adaptive").to("meta").nll(
+            *(torch.zeros(2, 3, dtype=torch.int64, device="meta"),) * 2, None, Context()
+        )

@@ -138,10 +138,10 @@ SEGMENTS = [[8, 8, 8], [3, 16, 5], [1] * 24]
 KEPT = [
     (FAR, SEGMENTS),
     (Context(tgt_len=8, mem_len=0), SEGMENTS[:1]),
-    (Context(tgt_len=2, mem_len=5), SEGMENTS[1:]),
-    (Context(tgt_len=8, mem_len=11, clamp_len=4), SEGMENTS[:2]),
-    (Context(tgt_len=8, mem_len=7, same_length=True), SEGMENTS[1:]),
-    (Context(tgt_len=8, mem_len=9, ext_len=3), SEGMENTS[:2]),
+    (Context(tgt_len=2, mem_len=5), SEGMENTS[2:]),
+    (Context(tgt_len=8, mem_len=11, clamp_len=4), SEGMENTS[:1]),
+    (Context(tgt_len=8, mem_len=7, same_length=True), SEGMENTS[1:2]),
+    (Context(tgt_len=8, mem_len=9, ext_len=3), SEGMENTS[1:2]),
 ]
 
 

@@ -81,8 +81,11 @@ def killer(copy: Path, tests: list[str]) -> str | None:
     return failed[1].partition("[")[0] if failed else (out.stdout.strip() or out.stderr.strip()).splitlines()[-1]
 
 
-def main(words: list[str]) -> int:
-    names = [word for word in words if word != "--hinted"]
+def main(argv: list[str]) -> int:
+    if "--help" in argv:
+        print(__doc__)
+        sys.exit()
+    names = [word for word in argv if word != "--hinted"]
     asked = [mutant for mutant in mutants() if not names or mutant["name"] in names]
     n_core = os.cpu_count() or 1
     with ExitStack() as stack, ThreadPoolExecutor(n_core) as pool:
@@ -95,7 +98,7 @@ def main(words: list[str]) -> int:
             try:
                 with applied(copy, mutant):
                     by = killer(copy, mutant["tests"].split())
-                    return by if by or "--hinted" in words else killer(copy, ["--deselect=tests/hygiene"])
+                    return by if by or "--hinted" in argv else killer(copy, ["--deselect=tests/hygiene"])
             finally:
                 copies.put(copy)
 

@@ -1,11 +1,8 @@
 """Fused attention against the definition, run by Triton's interpreter; benchmarks/gpu_check.py asks a GPU."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from txl.ops.rel_attention.fused import fused, operator
 from txl.ops.rel_attention.launch import Tile
 from txl.ops.rel_attention.naive import naive
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}  # the interpreter has no bfloat16 dot
 
 
@@ -71,28 +67,23 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) 
 
 
 SHAPES = [
-    # B, N, T, S, H, window
-    (1, 1, 1, 1, 8, -1),
-    (2, 1, 1, 37, 8, -1),
-    (2, 2, 7, 19, 8, 5),
-    (1, 2, 37, 53, 41, -1),
-    (2, 1, 23, 61, 16, 7),
-    (2, 2, 16, 48, 16, 32),
-    (1, 1, 31, 31, 64, -1),
-    (1, 3, 53, 113, 32, 1),
-    (2, 2, 17, 67, 128, 29),
-    (1, 1, 43, 101, 40, 100),
+    # B, N, T, S, H, window, keep_mib: both ways of the backward pass
+    (1, 1, 1, 1, 8, -1, 1),
+    (2, 1, 1, 37, 8, -1, 1),
+    (2, 2, 7, 19, 8, 5, 1),
+    (1, 2, 37, 53, 41, -1, 1),
+    (2, 1, 23, 61, 16, 7, 1),
+    (1, 1, 31, 31, 64, -1, 1),
+    (2, 2, 17, 67, 128, 29, 1),
+    (1, 1, 1, 1, 8, -1, 0),
+    (2, 2, 7, 19, 8, 5, 0),
+    (1, 2, 37, 53, 41, -1, 0),
+    (2, 2, 16, 48, 16, 32, 0),
+    (1, 1, 43, 101, 40, 100, 0),
 ]
 
 
-@pytest.mark.parametrize(
-    ("B", "N", "T", "S", "H", "window", "keep_mib"),
-    [
-        *((*shape, 1) for shape in SHAPES),
-        *((*shape, 0) for shape in SHAPES[:5]),
-        *(pytest.param(*shape, 0, marks=pytest.mark.slow) for shape in SHAPES[5:]),
-    ],
-)
+@pytest.mark.parametrize(("B", "N", "T", "S", "H", "window", "keep_mib"), SHAPES)
 def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, window, keep_mib) -> None:
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=window)
@@ -313,9 +304,3 @@ def test_a_models_budget_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> No
         layer.attn.rule.impl = "fused"
     model(torch.zeros(1, 2, dtype=torch.long), None, Context())
     assert asked == [3, 3]
-
-
-def test_importing_the_operators_does_not_import_triton() -> None:
-    code = "import sys, txl.ops.rel_attention.fused; print('triton' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert out.strip() == "False"

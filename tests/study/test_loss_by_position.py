@@ -55,7 +55,7 @@ def nats_by_the_book(model: TransformerXL, context: Context) -> dict[int, float]
 @pytest.mark.parametrize("context", CONTEXTS, ids=str)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_both_tables_sum_to_the_score(context: Context, batch_size: int) -> None:
-    score, tables = measured(build("adaptive", n_layer=2), context, batch_size=batch_size)
+    score, tables = measured(build("pre_lnorm_adaptive", n_layer=2), context, batch_size=batch_size)
     assert set(tables) == {"position", "distance"}
     for table in tables.values():
         assert sum(table.tokens_K) == score.tokens == len(IDS) - 1

@@ -75,7 +75,7 @@ def test_the_first_token_is_the_models_alone() -> None:
 
 
 def test_a_later_token_changes_no_earlier_nats() -> None:
-    model, text_BL = build("adaptive"), text()
+    model, text_BL = build("pre_lnorm_adaptive"), text()
     before_BL = nats(model, CONFIG, text_BL)
     for place in (1, 6, 8, 30):
         changed_BL = text_BL.clone()
@@ -86,14 +86,14 @@ def test_a_later_token_changes_no_earlier_nats() -> None:
 
 
 def test_each_stream_has_a_cache_of_its_own() -> None:
-    model, text_BL = build("adaptive"), text(3)
+    model, text_BL = build("pre_lnorm_adaptive"), text(3)
     alone = torch.cat([nats(model, CONFIG, row_L[None]) for row_L in text_BL])
     torch.testing.assert_close(nats(model, CONFIG, text_BL), alone)
 
 
 def test_the_cut_into_segments_changes_nothing() -> None:
     """With same_length the model's own nats do not depend on it either."""
-    model, text_BL = build("adaptive"), text()
+    model, text_BL = build("pre_lnorm_adaptive"), text()
     one, *others = (
         nats(model, CONFIG, text_BL, Context(tgt_len=n, mem_len=5, same_length=True)) for n in (1, 4, 7, 100)
     )
@@ -102,7 +102,7 @@ def test_the_cut_into_segments_changes_nothing() -> None:
 
 
 def test_tokens_that_are_read_again_are_kept_once() -> None:
-    model, text_BL = build("adaptive"), text()
+    model, text_BL = build("pre_lnorm_adaptive"), text()
     context = Context(tgt_len=4, mem_len=0, ext_len=100)
     whole = nats(model, CONFIG, text_BL, Context(tgt_len=100, mem_len=0))
     torch.testing.assert_close(nats(model, CONFIG, text_BL, context), whole)
@@ -110,7 +110,7 @@ def test_tokens_that_are_read_again_are_kept_once() -> None:
 
 def test_nats_do_not_depend_on_the_batch_size() -> None:
     """Streams are warmed up on as much text as the model sees, and the cache on top."""
-    model = build("adaptive", n_layer=2)
+    model = build("pre_lnorm_adaptive", n_layer=2)
     ids = np.random.default_rng(0).integers(0, 9, 200)
 
     def score(batch_size: int) -> Score:

@@ -111,7 +111,7 @@ def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: i
 
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
 def test_a_segment_is_predicted_before_it_is_learnt_from(config: DynamicConfig) -> None:
-    model, text_BL = build("adaptive"), text(1)
+    model, text_BL = build("pre_lnorm_adaptive"), text(1)
     first_BT = cut(text_BL)[0]
     plain_BT, memory = model.nll(first_BT[0], first_BT[1], None, CONTEXT)
     torch.testing.assert_close(nats_of(model, config, text_BL)[0], plain_BT.detach())
@@ -122,7 +122,7 @@ def test_a_segment_is_predicted_before_it_is_learnt_from(config: DynamicConfig) 
 
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
 def test_a_later_token_changes_no_earlier_nats(config: DynamicConfig) -> None:
-    model, text_BL = build("adaptive"), text(1)
+    model, text_BL = build("pre_lnorm_adaptive"), text(1)
     before = torch.cat(nats_of(model, config, text_BL), 1)
     for place in (1, 7, 10, 22):
         changed_BL = text_BL.clone()
@@ -133,7 +133,7 @@ def test_a_later_token_changes_no_earlier_nats(config: DynamicConfig) -> None:
 
 
 def test_no_learning_rate_and_no_decay_is_plain_evaluation() -> None:
-    model, text_BL = build("adaptive"), text(2)
+    model, text_BL = build("pre_lnorm_adaptive"), text(2)
     config = DynamicConfig(dynamic="sgd", dynamic_lr=1e-300, dynamic_decay=0)
     plain = evaluate(model, cut(text_BL), CONTEXT)
     dynamic = evaluate(model, cut(text_BL), CONTEXT, predictor=DynamicEvaluation(model, config))
@@ -142,7 +142,7 @@ def test_no_learning_rate_and_no_decay_is_plain_evaluation() -> None:
 
 
 def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() -> None:
-    model = build("adaptive")
+    model = build("pre_lnorm_adaptive")
     cache = ContinuousCache(model, CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3))
     alone, together = DynamicEvaluation(model, SGD), Mixture(DynamicEvaluation(model, SGD), [cache])
     memory, mixed_memory, state = alone.fresh_memory(2), together.fresh_memory(2), cache.fresh_state(2)
@@ -171,7 +171,7 @@ class _Broken(Exception):
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_model_is_left_as_it_was(breaks: bool) -> None:
-    model = build("adaptive").train()
+    model = build("pre_lnorm_adaptive").train()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     objects = dict(model.named_parameters())
 
@@ -204,7 +204,7 @@ def test_a_second_text_starts_from_the_trained_weights() -> None:
 
 def test_what_does_not_count_is_not_learnt_from() -> None:
     """A stream beside others that is over, or only warms up, leaves the weights as the others make them."""
-    model, text_BL = build("adaptive"), text(2)
+    model, text_BL = build("pre_lnorm_adaptive"), text(2)
 
     def segments(filled: Tensor) -> Segments:
         counts_B1 = torch.tensor([[True], [False]])
@@ -232,7 +232,7 @@ def test_a_segment_is_learnt_from_once() -> None:
 
 def test_layers_may_be_computed_a_second_time() -> None:
     """The backward pass then reads weights once more: the adapted ones."""
-    model, text_BL = build("adaptive"), text(1)
+    model, text_BL = build("pre_lnorm_adaptive"), text(1)
     expected = torch.cat(nats_of(model, RMS, text_BL), 1)
     model.recompute = True
     torch.testing.assert_close(torch.cat(nats_of(model, RMS, text_BL), 1), expected)

@@ -34,7 +34,7 @@ def stream(ids: np.ndarray, batch_size: int = 1) -> RowStream:
 
 
 def opened_store(folder: Path, source: dict[str, object]) -> Store:
-    return open_store(folder, source, build("adaptive").config, n_pair=len(TRAIN) - 1)
+    return open_store(folder, source, build("pre_lnorm_adaptive").config, n_pair=len(TRAIN) - 1)
 
 
 def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
@@ -44,7 +44,7 @@ def made(folder: Path, model: TransformerXL, batch_size: int = 1) -> Store:
 
 @pytest.fixture
 def model(seeded: None) -> TransformerXL:
-    return build("adaptive", n_layer=2)
+    return build("pre_lnorm_adaptive", n_layer=2)
 
 
 def hidden_of(model: TransformerXL, ids: np.ndarray) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import long_test
 from tests.training.runs import ADAPTIVE, IDS, SHAPE, Run, config, same_weights
 from txl.ops import linear_cross_entropy
 from txl.training import step
@@ -60,12 +61,19 @@ def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
-@pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True, "reversible": True}], ids=str)
-def test_compiled_layers_train_alike(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Inductor, which takes its time; layers of two parts as far as they are captured, forward and backward."""
-    if changes:
-        compiled_by = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-        monkeypatch.setattr(torch.nn.Module, "compile", compiled_by)
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [
+        ({}, "aot_eager"),
+        ({"pre_lnorm": True, "reversible": True}, "aot_eager"),
+        pytest.param({}, "inductor", marks=long_test),
+    ],
+    ids=str,
+)
+def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of two parts as far as they are captured, forward and backward."""
+    compiled_by = functools.partialmethod(torch.nn.Module.compile, backend=backend)
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled_by)
     shape = SHAPE | {"n_layer": 1} | changes
     plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin() for c in (False, True))
     plain.train()
