@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .compression import COMPRESSED, opened
 from .documents import Piece, no_documents
 from .file_formats import LONGEST
 from .files import DataError, reading, require_text
 from .sources import require_regular
 from .store import Store
 from .texts import SPLITS, Tagged, Texts
+from .uncompressed import COMPRESSED, opened
 
 WHOLE = 100_000_000
 """Bytes of enwik8 and of text8."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from txl.config import SEED, SIZE, Checked, option
+from txl.config import SEED, Checked, option
 
 from .files import DataError
 
@@ -38,7 +38,8 @@ class DataConfig(Checked):
         None,
         "tokens in the vocabulary (not given: 8192 subwords, or the largest id plus one)",
         needs=("dataset", "bpe", "ids"),
-        **SIZE,
+        minimum=1,
+        maximum=2**24,
     )
     tokenizer: str | None = option(
         None, "a tokenizer.json to use; not given: a byte-level BPE is trained", needs=("dataset", "bpe")

@@ -68,7 +68,7 @@ class Streams(Texts):
             if self.is_there(split) and self._range(split)[1] >= LARGEST:
                 (path,), largest = self.files(split), self._range(split)[1]
                 hint = " (-1 as an unsigned number)" if largest in (2**32 - 1, 2**64 - 1) else ""
-                raise DataError(f"{path}: holds the id {largest}{hint}; a vocabulary has at most {LARGEST - 1} tokens")
+                raise DataError(f"{path}: holds the id {largest}{hint}; a vocabulary has at most {LARGEST} tokens")
         there = [split for split in ("train", "valid", "test") if self.is_there(split)]
         return Integers(1 + max(0, *(self._range(split)[1] for split in there)))
 
@@ -92,12 +92,11 @@ def _open(path: Path) -> _Ids:
         if path.suffix == ".bin":
             return _bin(path)
         try:
-            ids = np.load(path, mmap_mode="r")
+            ids = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
             raise DataError(f"{path}: no array of numpy ({str(error).splitlines()[0]}); use np.save") from None
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-        what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else "several arrays"
-        raise DataError(f"{path}: holds {what}; it needs integers of shape (n,)")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise DataError(f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)")
     return _Ids(ids, None)
 
 

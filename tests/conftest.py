@@ -14,7 +14,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is fir
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
+from tests import forks
 from txl.training import meter
 
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
@@ -23,9 +25,16 @@ os.fsync = lambda descriptor: None  # nothing here outlives a power cut; process
 meter.measured_peak_flops = functools.cache(meter.measured_peak_flops)  # once a process, not once a training
 
 
+settings.register_profile("txl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("txl")  # nothing depends on speed
+
 long_test = pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes long; CI sets TXL_LONG_TESTS=1")
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_unconfigure() -> None:
+    forks.start.close()

@@ -90,6 +90,8 @@ class LanguageModel:
             seed: for a reproducible result; None: PyTorch's global generator.
             allow_unknown: `<unk>` may be sampled.
             raw: tokens with spaces between them instead of natural spelling.
+            num_beams: above 1: the most likely text that beam search finds, in one piece, instead of a sample.
+            length_penalty: see `txl.generation.beams.beam_search`.
             temperature, top_k, top_p, min_p, typical_p, repetition_penalty: see `txl.generation.rule.Rule`.
         Raises:
             UsageError: if a setting is impossible.
@@ -124,8 +126,13 @@ class LanguageModel:
         seed: int | None = None,
         allow_unknown: bool = False,
         raw: bool = False,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
         **sampling: Any,
     ) -> TextGenerator:
+        require(
+            num_beams == 1 or not sampling, f"num_beams {num_beams}: draws nothing; leave out {', '.join(sampling)}"
+        )
         return TextGenerator(
             model=self.model,
             context=self.context,
@@ -135,6 +142,8 @@ class LanguageModel:
             rule=Rule(**sampling),
             seed=seed,
             allow_unknown=allow_unknown,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
         )
 
     def score(self, text: str, context: str = "") -> TextScore:

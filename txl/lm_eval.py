@@ -104,8 +104,10 @@ class TransformerXLForHarness(LM):
         return -self.lm.score(text).total_nats if text.strip() else 0.0
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
-        rule = {name: settings[name] for name in ("top_k", "top_p") if settings.get(name) is not None}
-        rule["temperature"] = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
+        names = ("num_beams", "length_penalty") if (settings.get("num_beams") or 1) > 1 else ("top_k", "top_p")
+        rule = {name: settings[name] for name in names if settings.get(name) is not None}
+        if "num_beams" not in rule:
+            rule["temperature"] = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
         length = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), 256)
         until = settings.get("until") or []
         until = [until] if isinstance(until, str) else until
@@ -128,8 +130,8 @@ class TransformerXLForHarness(LM):
         return self.lm.encode(text) if text.strip(" ") else []
 
 
-def main() -> None:
-    """The harness's own command, which knows the model `txl` then."""
+def main(argv: Sequence[str]) -> None:
+    """The harness's own command, which knows the model `txl` then. It reads `sys.argv` itself."""
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # no line for every text with unknown words
@@ -141,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -128,6 +128,10 @@ class Memory:
     def batch_size(self) -> int:
         return self.layers[0].shape[0]
 
+    def rows(self, index_B: Tensor) -> "Memory":
+        """The rows with these indices, which may repeat, in their order."""
+        return Memory(tuple(layer.index_select(0, index_B) for layer in self.layers))
+
     def to(self, device: torch.device) -> "Memory":
         """A copy on a device. Copies to the host are synchronous, so the host can read them at once."""
         return Memory(tuple(layer.to(device, non_blocking=device.type != "cpu") for layer in self.layers))
@@ -211,6 +215,10 @@ class KeyValue:
         here._used[0] = end
         return KeyValue(here._buffer_2BNCH, here._begin, end, here._used)
 
+    def rows(self, index_B: Tensor) -> "KeyValue":
+        """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
+        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end])
+
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
         return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used)
@@ -250,6 +258,11 @@ class KeyValueMemory:
     @property
     def batch_size(self) -> int:
         return self.layers[0].batch_size
+
+    def rows(self, index_B: Tensor) -> "KeyValueMemory":
+        """See `Memory.rows`."""
+        layers = tuple(layer.rows(index_B) for layer in self.layers)
+        return KeyValueMemory(layers, self.feats, self.feats_for)
 
     def kept(self, seen: Sequence[KeyValue], *, n_new: int, mem_len: int, ext_len: int = 0) -> "KeyValueMemory":
         """The memory for the next segment.

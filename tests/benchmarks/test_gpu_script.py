@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import long_test
+from tests.forks import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU coreutils, as gpu.sh does")
 
@@ -29,7 +29,7 @@ def run(folder: Path, part: int, cases: str, *, seconds: int = 585) -> tuple[int
     python.chmod(0o755)
     environment = os.environ | {"PYTHON": str(python), "SECONDS_IN_ALL": str(seconds)}
     command = ["bash", str(SCRIPT), str(part), "out"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=LIMIT_S)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -94,7 +94,7 @@ def test_one_that_fails_is_named_and_those_after_it_are_run(tmp_path: Path) -> N
 
 
 def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tmp_path: Path) -> None:
-    status, out = run(tmp_path, 1, "*check-0*) exec sleep 30 ;;", seconds=6)
+    status, out = run(tmp_path, 1, "*check-0*) exec sleep infinity ;;", seconds=6)
     assert status == 1
     assert "stopped after 1 s" in table(out)["correctness"]
     _, out = run(tmp_path, 1, "*) ;;", seconds=1)
@@ -103,17 +103,18 @@ def test_what_takes_too_long_is_stopped_and_what_no_time_is_left_for_left_out(tm
 
 def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> None:
     """And the next one begins with the kernels that were compiled."""
-    cases = "*step.json*) touch killed; sleep 60 ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
+    held = "touch killed; until [[ -e done ]]; do sleep 0.1; done"
+    cases = f"*step.json*) {held} ;;\n*) mkdir -p $TRITON_CACHE_DIR; touch $TRITON_CACHE_DIR/kernel ;;"
     python = tmp_path / "python"
     python.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}\ncase "$*" in\n{cases}\nesac\n')
     python.chmod(0o755)
     command = ["bash", str(SCRIPT), "1", str(tmp_path / "out")]
     environment = os.environ | {"PYTHON": str(python), "TMPDIR": str(tmp_path)}
     script = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
-    while not (tmp_path / "killed").exists():
-        time.sleep(0.05)
+    wait_until((tmp_path / "killed").exists, tmp_path / "out" / "part-1.txt")
     os.killpg(script.pid, signal.SIGKILL)
     script.wait()
+    (tmp_path / "done").touch()
     assert "correctness" in table((tmp_path / "out" / "part-1.txt").read_text())
     with tarfile.open(tmp_path / "out" / "part-1.tar.gz") as packed:
         assert "part-1/check-0.log" in packed.getnames()

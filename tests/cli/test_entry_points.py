@@ -118,9 +118,10 @@ def test_tensorboard_gets_the_pictures_of_an_evaluation(call: Call, run_folder: 
 def test_training_ends_with_the_figures_of_the_best_checkpoint_where_asked(
     call: Call, training: list[str], tmp_path: Path
 ) -> None:
-    """Those that eval.py gives, in one table, and the last line of the 2019 code."""
+    """Those that eval.py gives, in one table, and the last line of the 2019 code. The best is not the last one."""
     run = tmp_path / "new_run"
-    out = call("train", *training, "--eval_test", "--ema", 0.9).out
+    out = call("train", *training, "--eval_test", "--ema", 0.3, "--lr", 0.5, "--scheduler", "constant").out
+    assert (run / "best").read_text() != (run / "latest").read_text()
     call("eval", "--work_dir", run, "--json", tmp_path / "all.json")
     rows = {row["split"]: row for row in json.loads((tmp_path / "all.json").read_text())["rows"]}
     for split in ("valid", "test"):
@@ -381,7 +382,7 @@ def test_recurrence_without_limit_is_read_in_one_stream_unless_told_otherwise(
 def test_the_result_says_how_it_was_had(evaluate: Evaluate, tmp_path: Path) -> None:
     for flags, how in (
         ([], ("txl", "never")),
-        (["--convention", "nvidia"], ("nvidia", "never")),
+        (["--convention", "nvidia", "--tgt_len", 4, "--mem_len", 4], ("nvidia", "never")),
         (["--dataset", "text", "--convention", "txl"], ("txl", "never")),
     ):
         evaluate(*flags)
@@ -395,10 +396,21 @@ def test_the_streams_of_others_lose_their_first_tokens_and_the_remainder(evaluat
     assert (valid["tokens"], test["tokens"]) == (10 * (132 // 10 - 1), 10 * (99 // 10 - 1))
 
 
+@pytest.mark.parametrize(("convention", "n_stream"), [("original", 10), ("nvidia", 16), ("huggingface", 10)])
+def test_a_convention_brings_the_streams_of_its_program(evaluate: Evaluate, convention: str, n_stream: int) -> None:
+    short = ["--convention", convention, "--tgt_len", 4, "--mem_len", 4]
+    by_default, given = (evaluate(*short, *flags) for flags in ([], ["--batch_size", n_stream]))
+    assert [row["nats"] for row in by_default] == [row["nats"] for row in given]
+    assert [row["tokens"] for row in by_default] == [n_stream * (n // n_stream - 1) for n in (132, 99)]
+
+
 @pytest.mark.parametrize("flags", ["--mem_len 8", "--mem_len 8 --same_length", "--mem_len 0"])
 def test_conventions_differ_where_they_should(evaluate: Evaluate, flags: str) -> None:
     nats = {
-        convention: [round(row["nats_per_token"], 6) for row in evaluate("--convention", convention, *flags.split())]
+        convention: [
+            round(row["nats_per_token"], 6)
+            for row in evaluate("--convention", convention, "--batch_size", 10, *flags.split())
+        ]
         for convention in ("txl", "original", "nvidia", "huggingface")
     }
     n_way = 4 if "8" in flags else 2  # without memory the others are the same

@@ -16,6 +16,7 @@ import torch
 import txl
 from tests.cli.conftest import Outcome
 from txl.config import UsageError
+from txl.generation.rule import Rule
 
 HF = Path(__file__).parents[1] / "golden" / "hf" / "hf_div2"
 
@@ -67,6 +68,34 @@ def test_a_list_of_prompts_gives_what_each_gives_alone(lm: txl.LanguageModel) ->
     assert len(set(lm.generate(["bab"] * 3, length=9))) == 3
     with pytest.raises(UsageError, match="--top_p 2"):
         lm.generate("bab", top_p=2)
+
+
+@pytest.mark.parametrize("prompt", ["bab ded", "ded bab\nbad baf ded bab ded"])
+def test_what_is_sampled_is_what_is_scored(lm: txl.LanguageModel, prompt: str) -> None:
+    """Samples are draws from the probabilities of `score`, which reads a text from the token that ends a line."""
+    for parameter in lm.model.parameters():  # what comes next depends on all that was before
+        parameter.data.normal_(std=0.4)
+    words = [lm.decode([i]) for i in range(len(lm.vocab))]
+    logprob_V = torch.tensor([lm.loglikelihood(prompt, word) for word in words])
+    prob_V = Rule(top_k=40).probabilities(logprob_V)
+    texts = lm.generate([prompt] * 30, length=1, top_k=40, allow_unknown=True, seed=0)
+    drawn = [torch.multinomial(prob_V, 1, generator=torch.Generator().manual_seed(seed)) for seed in range(30)]
+    assert [text.strip(" ") for text in texts] == [words[i] for i in drawn]
+
+
+@pytest.mark.parametrize("ending", [{}, {"lines": 1}, {"stop": "ded"}, {"stop": "\nb", "length_penalty": -1.0}])
+def test_beams_find_a_likelier_text_than_greedy(lm: txl.LanguageModel, ending: dict[str, Any]) -> None:
+    settings = {"length": 8, **ending}
+    text = lm.generate("bab ded", num_beams=5, **settings)
+    again, other = lm.generate(["bab ded", "bad"], num_beams=5, **settings)
+    assert text == again != other
+    greedy = lm.generate("bab ded", temperature=0, **{k: v for k, v in settings.items() if k != "length_penalty"})
+    if not ending:
+        assert lm.loglikelihood("bab ded", text) > lm.loglikelihood("bab ded", greedy)
+        assert len(lm.encode(text)) == 8
+    assert ending.get("stop", "\n" if ending else "<unk>") not in text
+    with pytest.raises(UsageError, match="num_beams 2"):
+        lm.generate("bab", num_beams=2, top_p=0.5)
 
 
 def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> None:

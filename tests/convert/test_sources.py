@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import txl
 from tests.convert.pickled import foreign, save_original
 from tests.golden.test_model import Golden
 from txl.config import UsageError
@@ -96,7 +97,10 @@ def hf(tmp_path: Path) -> Path:
 def test_safetensors_are_read_too(hf: Path) -> None:
     state, _ = read_huggingface(hf)
     (hf / "pytorch_model.bin").unlink()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, hf / "model.safetensors")
+    save_file(
+        {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()},
+        hf / "model.safetensors",
+    )
     weights, expected = convert(hf).model.state_dict(), convert(HF / "hf_div2").model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in expected.items())
 
@@ -104,6 +108,9 @@ def test_safetensors_are_read_too(hf: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"n_layer": 10**9}, "describes a larger model than the"),
+        ({"cutoffs": list(range(1, 200))}, "describes a larger model than the"),
+        ({"d_inner": 10**9}, "describes a larger model than the"),
         ({"n_layer": 2}, "no weights of the model that the configuration describes"),
         ({"n_layer": 4}, "missing from the weights"),
         ({"d_inner": 63}, "has the shape of"),
@@ -184,3 +191,22 @@ def test_a_vocabulary_that_does_not_fit_is_refused(
     assert outcome.status == 2
     assert message in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"0": {"content": "<eos>"}, "199": {"content": "<pad>"}}}),
+        ("added_tokens.json", {"<pad>": 199}),
+    ],
+)
+def test_tokens_added_to_a_hugging_face_tokenizer_are_words(file: str, content: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(HF / "hf_div2", tmp_path / "hf")
+    (folder / "vocab.txt").write_text("".join(f"{w}\n" for w in ["<eos>", "<unk>", *(f"w{i}" for i in range(197))]))
+    with pytest.raises(UsageError, match="has 199 words, the model has 200"):
+        txl.load(folder)
+    (folder / file).write_text(json.dumps(content))
+    assert txl.load(folder).vocab.words[198:] == ["w196", "<pad>"]
+    (folder / file).write_text("[3]")
+    with pytest.raises(UsageError, match=file):
+        txl.load(folder)

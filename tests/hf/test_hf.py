@@ -18,6 +18,7 @@ from torch import Tensor
 from txl.commands.convert import main as convert_main
 from txl.convert import convert
 from txl.evaluation.conventions import ZeroMemory
+from txl.generation.beams import beam_search
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"
@@ -101,6 +102,89 @@ def test_greedy_generation_is_ours_token_by_token_with_and_without_mems(name: st
     assert given.sequences.shape == (2, 44)
     ending = torch.stack([mem_MBD.transpose(0, 1) for mem_MBD in given.past_key_values or given.mems])
     torch.testing.assert_close(ending, torch.stack(last.layers), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_padded_row_is_read_as_it_would_be_alone(name: str) -> None:
+    """Outputs, memories, losses, gradients and greedy continuations, with more and with less padding than memory."""
+    model = load(GOLDEN / name, dtype="float64")
+    rows = [[3, 150, 5, 9], list(range(7, 36)), [70]]
+    width = max(map(len, rows))
+    ids_BT = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    out = model(ids_BT, attention_mask=mask_BT)
+    settings = {"max_new_tokens": 25, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    together = model.generate(ids_BT, attention_mask=mask_BT, **settings)
+    for b, row in enumerate(rows):
+        alone = model(torch.tensor([row]))
+        torch.testing.assert_close(out.logits[b, width - len(row) :], alone.logits[0])
+        torch.testing.assert_close(torch.stack(out.mems)[:, :, b], torch.stack(alone.mems)[:, :, 0])
+        assert together[b, width:].tolist() == model.generate(torch.tensor([row]), **settings)[0, len(row) :].tolist()
+    model(ids_BT, attention_mask=mask_BT, labels=ids_BT.masked_fill(mask_BT == 0, -100)).losses.sum().backward()
+    padded = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    sum(model(torch.tensor([row]), labels=torch.tensor([row])).losses.sum() for row in rows).backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(padded[key], parameter.grad)
+    with pytest.raises(ValueError, match="padding between mems and tokens"):
+        model(ids_BT, mems=out.mems, attention_mask=mask_BT)
+
+
+def test_gradients_with_and_without_checkpointing_are_alike() -> None:
+    model = load(GOLDEN / "hf_div2").train()
+    ids_BT, mask_BT = torch.tensor([[0, 0, 3, 150, 9], [5, 7, 9, 11, 13]]), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(ids_BT, attention_mask=mask_BT, labels=ids_BT).loss.backward()
+        found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        model.gradient_checkpointing_enable()
+    assert model.transformer.gradient_checkpointing
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name])
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -1.0])
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_our_beams_are_those_of_transformers(num_beams: int, length_penalty: float) -> None:
+    """Also with a token that ends a text, and where the search stops early."""
+    model, ours = load(GOLDEN / "hf_div2", dtype="float64"), convert(GOLDEN / "hf_div2")
+    prompt = [3, 150, 5, 9]
+    common = {"num_beams": num_beams, "length_penalty": length_penalty}
+    likeliest = model(torch.tensor([prompt])).logits[0, -1].topk(12).indices.tolist()
+    n_early = 0
+    for end in (*likeliest, -1):
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=14, eos_token_id=end, pad_token_id=0, do_sample=False,
+            num_return_sequences=num_beams, return_dict_in_generate=True, output_scores=True, **common,
+        )  # fmt: skip
+        found = beam_search(
+            ours.model.double(), prompt, ours.context, length=14, has_ended=lambda ids, end=end: ids[-1] == end,
+            memory=ZeroMemory(ours.model, ours.context.mem_len).fresh_memory(1), **common,
+        )  # fmt: skip
+        n_early += len(found[0].ids) < 14
+        theirs = [row[len(prompt) :].tolist() for row in out.sequences]
+        theirs = [ids[: ids.index(end) + 1] if end in ids else ids for ids in theirs]
+        assert [list(one.ids) for one in found] == theirs
+        assert [one.score for one in found] == pytest.approx(out.sequences_scores.tolist(), rel=1e-6)
+    assert n_early or length_penalty > 0
+
+
+def test_the_pipeline_joins_prompt_and_continuation_and_pads_by_itself(tmp_path: Path) -> None:
+    words = ["<eos>", "<unk>", *(f"w{i}" for i in range(198))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    tokenizer = txl.hf.TransfoXLTokenizer(vocab_file=str(tmp_path / "vocab.txt"))
+    write = transformers.pipeline("text-generation", model=load(GOLDEN / "hf_div2"), tokenizer=tokenizer)
+    prompts = ["w3 w150", "w5", "w9 w70 w8 w33"]
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    alone = [write(prompt, **settings)[0]["generated_text"] for prompt in prompts]
+    assert [text.split()[: len(prompt.split())] for text, prompt in zip(alone, prompts, strict=True)] == [
+        prompt.split() for prompt in prompts
+    ]
+    assert [row[0]["generated_text"] for row in write(prompts, batch_size=3, **settings)] == alone
+    new = write(prompts[0], return_full_text=False, **settings)[0]["generated_text"]
+    assert prompts[0] + new == alone[0]
 
 
 def test_sampling_and_beams(made: Path) -> None:
@@ -222,7 +306,6 @@ def test_the_tokenizer_keeps_the_old_rules(made: Path, tmp_path: Path) -> None:
         assert [tokenizer.tokenize(sentence) for sentence in SENTENCES] == expected["words"]
         assert tokenizer(SENTENCES)["input_ids"] == expected["ids"]
         assert [tokenizer.decode(ids) for ids in expected["ids"]] == expected["texts"]
-        assert list(tokenizer(SENTENCES[0])) == ["input_ids"]
     tokenizer.save_pretrained(folder)
     load(GOLDEN / "hf_div2").save_pretrained(folder)
     transformers_4("read", folder)

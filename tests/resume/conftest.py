@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import Starts, command, write_text
+from tests.resume.runs import command, pair_of, start, write_text
 
 
 @pytest.fixture(scope="session")
@@ -16,24 +16,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def starts() -> Iterator[Starts]:
-    with Starts() as starts:
-        yield starts
-
-
-@pytest.fixture(scope="session")
-def alone(starts: Starts, text: Path) -> Path:
+def alone(text: Path) -> Path:
     """The uninterrupted run of one process."""
     run, log = text.parent / "alone", text.parent / "alone_log"
-    assert starts(command(text, run), log).wait() == 0, log.read_text()
+    assert start(command(text, run), log).wait() == 0, log.read_text()
     return run
 
 
 @pytest.fixture(scope="session")
-def pair(starts: Starts, text: Path) -> Path:
+def pair(text: Path) -> Path:
     """The uninterrupted run of two processes."""
     run = text.parent / "pair"
-    ranks = starts.pair(command(text, run), text.parent / "pair_logs")
+    ranks = pair_of(command(text, run), text.parent / "pair_logs")
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     return run
 

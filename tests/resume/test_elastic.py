@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import ENVIRONMENT, ROOT, Starts, command, in_background, last_step, records, wait_until
+from tests.conftest import long_test
+from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
+from tests.resume.runs import command, in_background, last_step, records, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, long_test]
 
 FLAGS = "--adaptive --cutoffs 20 40 --dropout 0 --dropatt 0 --lr 0.0001 --max_step_scheduler 100000".split()
 
@@ -33,9 +35,7 @@ def host(on: list[str], rank: int, flags: list[str], run: Path, log: Path) -> It
         yield agent
 
 
-def test_a_host_leaves_and_comes_back(
-    hosts: Callable[..., list[str]], text: Path, starts: Starts, tmp_path: Path
-) -> None:
+def test_a_host_leaves_and_comes_back(hosts: Callable[..., list[str]], text: Path, tmp_path: Path) -> None:
     run, logs = tmp_path / "run", [tmp_path / "a", tmp_path / "b"]
     flags = command(text, run, *FLAGS, "--max_step", "100000", "--eval_interval", "100000")
     sides = [hosts("on", side) for side in "ab"]
@@ -45,26 +45,26 @@ def test_a_host_leaves_and_comes_back(
 
     def wait_for_steps() -> None:
         enough = (last_step(run) or 0) + 6
-        wait_until(lambda: (last_step(run) or 0) >= enough, 60, logs[0])
+        wait_until(lambda: (last_step(run) or 0) >= enough, logs[0])
 
     with host(sides[0], 0, flags, run, logs[0]) as first:
         with host(sides[1], 1, flags, run, logs[1]) as second:
             wait_for_steps()
             second.send_signal(signal.SIGTERM)
-            second.wait(timeout=60)
-        wait_until(lambda: worlds() == [2, 1], 60, logs[0])
+            second.wait(timeout=LIMIT_S)
+        wait_until(lambda: worlds() == [2, 1], logs[0])
         wait_for_steps()
         with host(sides[1], 1, flags, run, logs[1]) as second:
-            wait_until(lambda: worlds() == [2, 1, 2], 60, logs[0])
+            wait_until(lambda: worlds() == [2, 1, 2], logs[0])
             wait_for_steps()
             first.send_signal(signal.SIGTERM)
-            first.wait(timeout=60)
+            first.wait(timeout=LIMIT_S)
 
     losses = [(record["step"], record["train/nll_nats"]) for record in records(run) if record["kind"] == "train"]
     n_step = len(losses)
     assert [step for step, _ in losses] == list(range(1, n_step + 1))
     alone = tmp_path / "alone"
     more = ["--max_step", str(n_step), "--eval_interval", "100000", "--save_interval", "100000"]
-    assert starts(command(text, alone, *FLAGS, *more), tmp_path / "log").wait(limit_s=120) == 0
+    assert start(command(text, alone, *FLAGS, *more), tmp_path / "log").wait() == 0
     expected = [record["train/nll_nats"] for record in records(alone) if record["kind"] == "train"]
     assert [loss for _, loss in losses] == pytest.approx(expected, rel=1e-4)

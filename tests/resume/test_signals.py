@@ -1,6 +1,5 @@
 """Requests to stop: a run is saved at the next step, ends with the status asked for, and can go on unharmed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long_test
+from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import (
-    ENVIRONMENT,
-    ROOT,
-    Starts,
     command,
     evaluations,
     hidden,
     last_step,
+    pair_of,
+    records,
+    start,
     torchrun,
     trained_steps,
-    wait_until,
+    trapped,
     weights,
     workers,
 )
@@ -31,43 +32,40 @@ RARELY = ("--save_interval", "10")
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
 def test_a_signal_stops_a_run_after_the_next_step_and_it_goes_on_as_if_never_stopped(
-    name: str, status: int, starts: Starts, text: Path, alone: Path, tmp_path: Path
+    name: str, status: int, text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    trap = {"signal_in_step": (signal.Signals[name], ASKED_IN)}
-    assert starts(command(text, run, *RARELY), log, **trap).wait() == status, log.read_text()
+    trap = {"at": ("step", ASKED_IN), "send": signal.Signals[name]}
+    assert start(command(text, run, *RARELY), log, **trap).wait() == status, log.read_text()
     assert last_step(run) == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
     assert f"after step {last_step(run)}; saved in" in log.read_text()
     assert "Traceback" not in log.read_text()
-    assert starts(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
+    assert start(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
     assert weights(run) == weights(alone)
     assert hidden(run) == []
 
 
 def test_a_run_whose_time_is_up_stops_with_status_0_and_goes_on_as_if_never_stopped(
-    starts: Starts, text: Path, alone: Path, tmp_path: Path
+    text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    assert starts(command(text, run, "--max_hours", "1e-5"), log).wait() == 0, log.read_text()
-    step = last_step(run)
-    assert step == trained_steps(run)[-1] < trained_steps(alone)[-1]
-    assert f"after step {step}; saved in" in log.read_text()
-    assert starts(command(text, run, "--resume", "--max_hours", "1"), log).wait() == 0, log.read_text()
+    assert start(command(text, run, "--max_hours", "1e-9"), log).wait() == 0, log.read_text()
+    assert last_step(run) == trained_steps(run)[-1] == 1
+    assert "after step 1; saved in" in log.read_text()
+    assert start(command(text, run, "--resume", "--max_hours", "1"), log).wait() == 0, log.read_text()
     assert trained_steps(run) == trained_steps(alone)
     assert weights(run) == weights(alone)
 
 
-@pytest.mark.parametrize("n", [3, 8], ids=["in the middle", "the last one"])
-def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
-    n: int, starts: Starts, text: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("n", [3, 4], ids=["in the middle", "the last one"])
+def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(n: int, text: Path, tmp_path: Path) -> None:
     """The learning rate of dev_perf depends on every evaluation."""
     run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
     schedule = ("--scheduler", "dev_perf", *RARELY)
-    assert starts(command(text, never_stopped, *schedule), log).wait() == 0, log.read_text()
-    trap = {"signal_in_evaluation": (signal.SIGTERM, n)}
-    assert starts(command(text, run, *schedule), log, **trap).wait() == 143, log.read_text()
-    assert starts(command(text, run, *schedule, "--resume"), log).wait() == 0, log.read_text()
+    assert start(command(text, never_stopped, *schedule), log).wait() == 0, log.read_text()
+    trap = {"at": ("evaluation", n), "send": signal.SIGTERM}
+    assert start(command(text, run, *schedule), log, **trap).wait() == 143, log.read_text()
+    assert start(command(text, run, *schedule, "--resume"), log).wait() == 0, log.read_text()
     assert evaluations(run) == evaluations(never_stopped)
     assert weights(run) == weights(never_stopped)
     assert (run / "best").read_text() == (never_stopped / "best").read_text()
@@ -75,75 +73,87 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0)])
 def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
-    name: str, status: int, starts: Starts, text: Path, pair: Path, tmp_path: Path
+    name: str, status: int, text: Path, pair: Path, tmp_path: Path
 ) -> None:
     """Had they stopped after different steps, one would wait for the other and end with another status."""
     run, logs = tmp_path / "run", tmp_path / "logs"
-    trap = {"signal_in_step": (signal.Signals[name], ASKED_IN)}
-    ranks = starts.pair(command(text, run, *RARELY), logs, trap_of_1=trap)
+    trap = {"at": ("step", ASKED_IN), "send": signal.Signals[name]}
+    ranks = pair_of(command(text, run, *RARELY), logs, traps=({}, trap))
     assert [rank.wait() for rank in ranks] == [status, status], [rank.log.read_text() for rank in ranks]
     step = last_step(run)
     assert step == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
     assert {folder.name for folder in run.glob("step_*")} == {"step_00000010", f"step_{step:08d}"}  # best and last
     assert hidden(run) == []
-    ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
+    ranks = pair_of(command(text, run, *RARELY, "--resume"), logs)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     assert weights(run) == weights(pair)
 
 
 def test_a_signal_during_an_evaluation_of_two_ranks_stops_both_and_it_is_made_when_the_run_goes_on(
-    starts: Starts, text: Path, pair: Path, tmp_path: Path
+    text: Path, pair: Path, tmp_path: Path
 ) -> None:
     run, logs = tmp_path / "run", tmp_path / "logs"
-    trap = {"signal_in_evaluation": (signal.SIGTERM, 3)}
-    ranks = starts.pair(command(text, run, *RARELY), logs, trap_of_1=trap)
+    trap = {"at": ("evaluation", 3), "send": signal.SIGTERM}
+    ranks = pair_of(command(text, run, *RARELY), logs, traps=({}, trap))
     assert [rank.wait() for rank in ranks] == [143, 143], [rank.log.read_text() for rank in ranks]
     assert last_step(run) == 30
     assert [step for step, _ in evaluations(run)] == [10, 20]
-    ranks = starts.pair(command(text, run, *RARELY, "--resume"), logs)
+    ranks = pair_of(command(text, run, *RARELY, "--resume"), logs)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     assert weights(run) == weights(pair)
     assert evaluations(run) == evaluations(pair)
 
 
-def test_a_run_killed_in_an_evaluation_loses_no_step(starts: Starts, text: Path, alone: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_an_evaluation_loses_no_step(text: Path, alone: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    trap = {"signal_in_evaluation": (signal.SIGKILL, 3)}
-    assert starts(command(text, run, *RARELY), log, **trap).wait() == -signal.SIGKILL
+    trap = {"at": ("evaluation", 3)}
+    assert start(command(text, run, *RARELY), log, **trap).wait() == -signal.SIGKILL
     assert last_step(run) == 30
-    assert starts(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
+    assert start(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
     assert evaluations(run) == evaluations(alone)
     assert weights(run) == weights(alone)
 
 
 def test_a_request_while_the_program_starts_up_is_kept_until_it_can_be_answered(text: Path, tmp_path: Path) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    words = [sys.executable, "train.py", *command(text, run)]
-    with log.open("w") as out, subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=out, stderr=out) as process:
-        wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), 30, log)
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(timeout=60) == 0, log.read_text()
-    assert "stopped by SIGUSR1 after step 1; saved in" in log.read_text()
+    """It comes when torch is imported."""
+    run = tmp_path / "run"
+    code = """
+import os, runpy, signal, sys
+
+class Asks:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+sys.meta_path.insert(0, Asks())
+sys.path.insert(0, ".")
+runpy.run_path("train.py", run_name="__main__")
+"""
+    words = [sys.executable, "-c", code, *command(text, run)]
+    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by SIGUSR1 after step 1; saved in" in done.stderr
 
 
-@pytest.mark.parametrize("to", ["agent", "worker"])
+@long_test
+@pytest.mark.parametrize("to", ["agent", "me"])
 def test_sigterm_below_torchrun_leaves_one_whole_checkpoint_and_no_process(
-    to: str, starts: Starts, text: Path, pair: Path, tmp_path: Path
+    to: str, text: Path, pair: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    words = ("--standalone", "--nproc_per_node=2", "train.py", *command(text, run, "--eval_interval", "200"))
+    trap = {"at": ("step", ASKED_IN), "send": signal.SIGTERM, "rank": 1, "to": to}
+    words = ("--standalone", "--nproc_per_node=2", *trapped(trap, flags=command(text, run, "--eval_interval", "200")))
     with torchrun(*words, run=run, log=log) as agent:
-        wait_until(lambda: last_step(run), 60, log)
-        started = workers(run)
-        os.kill(agent.pid if to == "agent" else started[1], signal.SIGTERM)
-        assert agent.wait(timeout=60) != 0
-        assert sorted(started) == [0, 1]
+        assert agent.wait(timeout=LIMIT_S) != 0
         assert workers(run) == {}
     said = log.read_text()
+    assert [record["world_size"] for record in records(run) if record["kind"] == "start"] == [2]
+    assert last_step(run) in (ASKED_IN, ASKED_IN + 1)
     assert f"after step {last_step(run)}; saved in" in said
     assert "lost contact" not in said
     assert [folder.name for folder in run.glob("step_*")] == [f"step_{trained_steps(run)[-1]:08d}"]
     assert hidden(run) == []
-    ranks = starts.pair(command(text, run, "--resume"), tmp_path / "logs")
+    ranks = pair_of(command(text, run, "--resume"), tmp_path / "logs")
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
     assert weights(run) == weights(pair)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,19 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import command, hidden, last_step, records, torchrun, wait_until, weights, workers
+from tests.conftest import long_test
+from tests.forks import LIMIT_S, free_port, wait_until
+from tests.resume.runs import (
+    command,
+    hidden,
+    is_stopped,
+    last_step,
+    resumed_from,
+    torchrun,
+    trapped,
+    weights,
+    workers,
+)
 
-pytestmark = pytest.mark.slow
-
-TIMEOUT_S = 10
+pytestmark = [pytest.mark.slow, long_test]
 
 
 @contextlib.contextmanager
 def on_both(
-    hosts: Callable[..., list[str]], flags: list[str], run: Path, log: Path
+    hosts: Callable[..., list[str]], words: list[str], run: Path, log: Path
 ) -> Iterator[list[subprocess.Popen]]:
     """torchrun on both hosts, a process each; what is said on host a goes to the log's name with _a behind."""
-    train = shlex.join([sys.executable, "train.py", *flags]) + '; status=$?; echo "| ended with $status"; exit $status'
+    train = shlex.join([sys.executable, *words]) + '; status=$?; echo "| ended with $status"; exit $status'
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -49,24 +58,23 @@ def test_both_hosts_tell_that_their_wire_is_cut_and_go_on_from_the_checkpoint_wh
     hosts: Callable[..., list[str]], text: Path, pair: Path, tmp_path: Path
 ) -> None:
     run, logs = tmp_path / "run", [tmp_path / "cut_a", tmp_path / "cut_b"]
-    flags = command(text, run, "--timeout_s", str(TIMEOUT_S))
-    with on_both(hosts, flags, run, tmp_path / "cut"):
-        wait_until(lambda: last_step(run), 60, logs[0])
+    trap = {"at": ("step", 6), "send": signal.SIGSTOP, "rank": 0}
+    flags, ended = command(text, run), "| ended with 1\n"
+    with on_both(hosts, trapped(trap, flags=[*flags, "--timeout_s", "30"]), run, tmp_path / "cut"):
+        wait_until(lambda: 0 in workers(run) and is_stopped(workers(run)[0]), logs[0])
         subprocess.run(hosts("cut"), check=True)
-        wait_until(lambda: not workers(run), TIMEOUT_S + 20, logs[0])
-        ended = "| ended with 1\n"
-        wait_until(lambda: all(ended in log.read_text() for log in logs), 5, logs[1])
+        os.kill(workers(run)[0], signal.SIGCONT)
+        wait_until(lambda: all(ended in log.read_text() for log in logs), logs[1])
         # torchrun itself is killed here: on host b it waits for its own rendezvous for as long as TCP tries
     for rank, log in enumerate(logs):
         assert f"rank {rank} has lost contact with the other processes" in log.read_text()
         assert "Traceback" not in log.read_text().partition(ended)[0]
-    step = last_step(run)
-    assert step < last_step(pair)
+    assert last_step(run) == 4
     subprocess.run(hosts("mend"), check=True)
-    with on_both(hosts, [*flags, "--resume"], run, tmp_path / "mended") as agents:
-        statuses = [agent.wait(timeout=120) for agent in agents]
+    with on_both(hosts, ["train.py", *flags, "--resume"], run, tmp_path / "mended") as agents:
+        statuses = [agent.wait(timeout=LIMIT_S) for agent in agents]
     assert statuses == [0, 0], (tmp_path / "mended_a").read_text()
-    assert [record["resumed_from_step"] for record in records(run) if record["kind"] == "start"] == [None, step]
+    assert resumed_from(run) == [None, 4]
     assert weights(run) == weights(pair)
     assert hidden(run) == []
 
@@ -77,27 +85,28 @@ def test_a_rank_killed_on_one_host_is_restarted_and_both_go_on_from_the_checkpoi
     """The other rank, which writes, hangs meanwhile, so that only the victim's torchrun counts a restart and tells its
     process so: --overwrite must not be obeyed again."""
     run, logs = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     words = ("--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint", place)
     flags = command(text, run, "--overwrite")
+    traps = [
+        {"at": ("step", 6), "send": number, "rank": rank, "once": str(tmp_path / f"trapped_{rank}")}
+        for rank, number in enumerate((signal.SIGSTOP, signal.SIGKILL))
+    ]
+    started = trapped(*traps, flags=flags)
     with (
-        torchrun(*words, "train.py", *flags, run=run, log=logs[0]) as first,
-        torchrun(*words, "train.py", *flags, run=run, log=logs[1]) as second,
+        torchrun(*words, *started, run=run, log=logs[0]) as first,
+        torchrun(*words, *started, run=run, log=logs[1]) as second,
     ):
-        wait_until(lambda: last_step(run), 60, logs[0])
-        step, ranks = last_step(run), workers(run)
-        os.kill(ranks[0], signal.SIGSTOP)
-        os.kill(ranks[1], signal.SIGKILL)
-        told = f"Sending process {ranks[0]} closing signal SIGTERM"
-        wait_until(lambda: any(told in log.read_text() for log in logs), 60, logs[0])
-        os.kill(ranks[0], signal.SIGCONT)
-        statuses = [first.wait(timeout=120), second.wait(timeout=120)]
+        wait_until(lambda: 0 in workers(run) and is_stopped(workers(run)[0]), logs[0])
+        stopped = workers(run)[0]
+        told = f"Sending process {stopped} closing signal SIGTERM"
+        wait_until(lambda: any(told in log.read_text() for log in logs), logs[0])
+        os.kill(stopped, signal.SIGCONT)
+        statuses = [first.wait(timeout=LIMIT_S), second.wait(timeout=LIMIT_S)]
     assert statuses == [0, 0], [log.read_text() for log in logs]
-    resumed = [record["resumed_from_step"] for record in records(run) if record["kind"] == "start"]
+    resumed = resumed_from(run)
     assert resumed[0] is None
     assert len(resumed) > 1
-    assert all(again is not None and again >= step for again in resumed[1:]), resumed
+    assert all(again is not None and again >= 4 for again in resumed[1:]), resumed
     assert weights(run) == weights(pair)
     assert hidden(run) == []

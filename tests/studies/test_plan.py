@@ -80,6 +80,11 @@ def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:
         ("[runs]\na = 3", "runs: give tables of flags"),
         ("[grid]\na = 3", "grid.a: must be a list"),
         ("[runs.a]\nseed = 3", "seed: the runner sets this flag"),
+        ("[runs.a]\nwork-dir = 'x'", "work_dir: the runner sets this flag"),
+        ("[runs.a]\ndata = 2026-11-22", "data: 2026-11-22: give text, a number, true or false"),
+        ("[runs.'a b']\n[runs.a_b]", "'a b' and 'a_b' have one folder"),
+        ("[runs.'..']", "'..' is no name of a folder"),
+        ("[runs.a]\n[evaluations.'a b']\n[evaluations.a_b]", "'a b' and 'a_b' have one folder"),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, named: str, tmp_path: Path) -> None:

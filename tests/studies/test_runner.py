@@ -3,12 +3,9 @@
 import csv
 import json
 import math
-import os
-import random
 import signal
-import subprocess
+import statistics
 import sys
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +13,17 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
-from scipy.stats import ttest_rel
 
+from tests import forks
+from tests.forks import Fork
+from tests.resume.runs import resumed_from
+from txl.config import UsageError
 from txl.studies import runner
 from txl.studies.__main__ import main
 from txl.studies.plan import Study, Task, read_study
-from txl.studies.results import RunFigures, compared, figures, paired_p, tokens_until
+from txl.studies.results import RunFigures, rows_of, tokens_until
 from txl.studies.runner import TaskError, run_study
+from txl.training.step import TrainState
 
 STUDY = """
 seeds = [1, 2, 3]
@@ -62,6 +63,10 @@ split = "test"
 """
 
 
+START: dict[str, Any] = {}
+"""What the stand-in of a training knows of itself."""
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
@@ -73,6 +78,7 @@ def study(tmp_path: Path) -> Path:
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stand-ins for train and eval, which leave what those leave; lists what was called."""
     called: list[str] = []
+    monkeypatch.setattr(sys.modules[__name__], "START", {})
 
     def program(task: Task, line: list[str], **_: Any) -> None:
         name, run = line[0], Path(line[2])
@@ -80,7 +86,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if name == "train":
             run.mkdir()
             nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed
-            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000}]
+            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, **START}]
             for step in (2, 4):
                 speed = {"speed/ms_per_step": 500.0, "mem/peak_gib": 0.5}
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
@@ -96,22 +102,73 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
-def test_the_table_compares_over_seeds(study: Path, tmp_path: Path, programs: list[str]) -> None:
+def rows_of_csv(path: Path) -> list[list[str]]:
+    return list(csv.reader(path.read_text().splitlines()))
+
+
+def test_the_tables_hold_every_figure(study: Path, tmp_path: Path, programs: list[str]) -> None:
     out = tmp_path / "out"
     assert main([str(study), "--folder", str(out)]) == 0
     assert len(programs) == 12
-    header, small, large = csv.reader((out / "table.csv").read_text().splitlines())
-    assert header[:5] == ["run", "seeds", "test, mem_len 0", "test, mem_len 8", "against the baseline"]
-    mean = sum(math.exp(5 + 0.001 * seed) for seed in (1, 2, 3)) / 3
-    assert small[:3] == ["small", "3", f"{mean:.2f} ± {0.001 * mean:.2f}"]
-    assert small[4:] == ["baseline", "1,000", "40", "40", "2", "0.50"]
-    assert large[4].startswith("-0.1000 nats, better, p = ")
-    assert large[7] == "38"  # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
+    each = [math.exp(5 + 0.001 * seed) for seed in (1, 2, 3)]
+    header, *numbers = rows_of_csv(out / "table.csv")
+    assert header == ["run", "source", "column", "mean", "deviation", "seed 1", "seed 2", "seed 3"]
+    by_column = {(line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]}
+    spread = statistics.stdev(each)
+    assert by_column["small", "test, mem_len 8"] == pytest.approx([statistics.fmean(each), spread, *each])
+    assert by_column["large", "ms_per_step"] == [500.0, 0.0, 500.0, 500.0, 500.0]
+    small = next(line for line in (out / "table.md").read_text().splitlines() if line.startswith("| small"))
+    assert f" {statistics.fmean(each):.2f} ± {spread:.2f} " in small
+    large = next(line for line in (out / "table.md").read_text().splitlines() if line.startswith("| large"))
+    assert " 38 " in large  # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
+    assert rows_of_csv(out / "curves.csv")[1] == ["small", "1", "20", "6.001"]
+    _, *compared_rows = rows_of_csv(out / "comparisons.csv")
+    assert [(line[0], line[1], line[3], line[-1]) for line in compared_rows] == [
+        ("large", f"test, mem_len {n}", "-0.1000", "better") for n in (0, 8)
+    ]
     content = json.loads((out / "study.json").read_text())
-    assert content["against_baseline"]["large"]["test, mem_len 8"]["difference"] == pytest.approx(-0.1)
     assert [run["seed"] for run in content["runs"]["small"]] == [1, 2, 3]
+    assert content["against_baseline"][1]["difference"] == pytest.approx(-0.1)
     assert imread(out / "study.png").std() > 0
+    assert {path.suffix for path in out.glob("study.*")} == {".png", ".pdf", ".svg", ".json"}
     assert r"\toprule" in (out / "table.tex").read_text()
+
+
+@pytest.mark.parametrize("what", ["texts", "git_commit"])
+def test_runs_of_another_text_or_code_are_rows_of_their_own(
+    what: str, study: Path, tmp_path: Path, programs: list[str]
+) -> None:
+    out = tmp_path / "out"
+    for seeds, source in (("[1, 2]", "a" * 40), ("[1, 2, 3]", "b" * 40)):
+        study.write_text(STUDY.replace("[1, 2, 3]", seeds))
+        START[what] = {"train": source} if what == "texts" else source
+        assert main([str(study), "--folder", str(out)]) == 0
+    names = [line[0] for line in rows_of_csv(out / "table.csv") if line[2] == "test, mem_len 0"]
+    assert len(names) == 4
+    assert [name.partition(" (")[0] for name in names] == ["small", "small", "large", "large"]
+    comparisons = rows_of_csv(out / "comparisons.csv")[1:]
+    assert [line[2] for line in comparisons] == ["2", "2", "1", "1"]  # never across sources
+
+
+def test_a_report_is_never_replaced_by_less(
+    study: Path, tmp_path: Path, programs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(study), "--folder", str(out)]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    study.write_text(STUDY.replace("max_step = 4", "max_step = 5"))
+    with pytest.raises(UsageError, match="holds 12 figures of finished runs, and the study file now gives 0"):
+        main([str(study), "--folder", str(out)])
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert "remove" not in capsys.readouterr().out
+
+
+def test_a_typo_is_found_before_the_first_training(study: Path, tmp_path: Path, programs: list[str]) -> None:
+    for wrong, named in (("mem_lne = [0, 8]", "evaluations: test: --mem_lne"), ("tgt_len = 'x'", "tgt_len")):
+        study.write_text(STUDY.replace("mem_len = [0, 8]", wrong))
+        with pytest.raises(UsageError, match=named):
+            main([str(study), "--folder", str(tmp_path / "out")])
+    assert programs == []
 
 
 def test_what_is_done_is_not_done_again(study: Path, tmp_path: Path, programs: list[str]) -> None:
@@ -131,8 +188,10 @@ def test_a_run_with_other_flags_is_not_overwritten(
     flags = [str(study), "--folder", str(tmp_path / "out")]
     assert main(flags) == 0
     study.write_text(STUDY.replace("d_model = 32", "d_model = 64"))
-    assert main(flags) == 1
-    assert capsys.readouterr().out.count("was trained with other flags; name another --folder, or remove it") >= 3
+    with pytest.raises(UsageError):  # the report
+        main(flags)
+    assert len(programs) == 12
+    assert capsys.readouterr().out.count("was trained with other flags; name another --folder") >= 3
 
 
 def test_a_failed_run_is_named_and_stops_no_other(
@@ -149,31 +208,38 @@ def test_a_failed_run_is_named_and_stops_no_other(
     out = tmp_path / "out"
     assert main([str(study), "--folder", str(out)]) == 1
     assert "large, seed 2: failed: the disk is full" in (out / "table.md").read_text()
-    _, small, large = csv.reader((out / "table.csv").read_text().splitlines())
-    assert (small[1], large[1]) == ("3", "2")
-
-
-def run_figures(seed: int, nats: float) -> RunFigures:
-    return RunFigures(seed, 1, 1, 1.0, None, {"a": math.exp(nats)}, {"a": nats})
-
-
-def test_comparisons_are_students_paired_test() -> None:
-    dice = random.Random(3)
-    ours, theirs = ([dice.gauss(5, 0.1) for _ in range(5)] for _ in range(2))
-    assert paired_p([a - b for a, b in zip(ours, theirs, strict=True)]) == pytest.approx(ttest_rel(ours, theirs).pvalue)
-    pairs = [[run_figures(i, x) for i, x in enumerate(some)] for some in (ours, theirs)]
-    noise = compared(*pairs, "a")
-    assert noise is not None
-    assert noise.verdict == "within noise"
-    assert compared(pairs[0], [run_figures(9, 7.0)], "a") is None  # no seed in common
-    alone = compared([run_figures(1, 4.0)], [run_figures(1, 5.0)], "a")
-    assert alone is not None
-    assert (alone.difference, alone.verdict) == (-1.0, "one seed")
+    cells = [line.split(" | ") for line in (out / "table.md").read_text().splitlines() if line.startswith("| ")][:4]
+    assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {"| small": "3", "| large": "2"}
 
 
 def test_tokens_until_a_loss() -> None:
     run = RunFigures(1, 1, 1, 1.0, None, {}, {}, [(100, 6.0), (200, 5.0), (300, 4.5)])
     assert [tokens_until(run, nats) for nats in (6.5, 6.0, 5.5, 4.75, 4.0)] == [100, 100, 150, 250, None]
+
+
+def in_here(task: Task, line: list[str], **_: Any) -> None:
+    assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+
+
+def test_a_training_that_was_stopped_is_gone_on_with(
+    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(TINY.replace("TEXT", str(write_text(tmp_path / "text"))).replace("[runs.b]\nd_model = 8", ""))
+    monkeypatch.setattr(runner, "_program", in_here)
+    with monkeypatch.context() as patch:
+        step = TrainState.step
+
+        def stopped(self: TrainState, *batch: Any) -> Any:
+            if self.progress.step == 15:
+                raise TaskError("stopped")
+            return step(self, *batch)
+
+        patch.setattr(TrainState, "step", stopped)
+        assert run_study(read_study(path), tmp_path, jobs=1) == {"a, seed 1": "stopped"}
+    assert run_study(read_study(path), tmp_path, jobs=1) == {}
+    (records,) = tmp_path.rglob("metrics.jsonl")
+    assert resumed_from(records.parent) == [None, 10]
 
 
 @pytest.mark.slow
@@ -186,26 +252,23 @@ def test_a_killed_study_goes_on_with_the_same_figures(
     path = tmp_path / "s.toml"
     path.write_text(TINY.replace("TEXT", str(text)))
 
-    def begin(**how: Any) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
-        return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+    flags = [str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
 
-    def in_here(task: Task, line: list[str], **_: Any) -> None:
-        assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
+    def begin(**named: Any) -> Fork:
+        return forks.start("tests.studies.forked:study", tmp_path / "log", flags=flags, **named)
 
-    for wait, everything in ((6, True), (9, False)):
-        one = begin(start_new_session=True)
-        time.sleep(wait)
-        (os.killpg if everything else os.kill)(one.pid, signal.SIGKILL)
-        one.wait()
+    for step, to in ((15, "group"), (8, "parent")):
+        trap = {"at": ("step", step), "to": to, "once": str(tmp_path / to)}
+        assert begin(trap=trap).wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     together = [begin(), begin()]
     study: Study = read_study(path)
     with monkeypatch.context() as patch:
         patch.setattr(runner, "_program", in_here)
         assert run_study(study, tmp_path / "whole" / "runs", jobs=1) == {}
     assert [program.wait() for program in together] == [0, 0]
-    first, second = (figures(study, tmp_path / name / "runs") for name in ("whole", "killed"))
-    for name in ("a", "b"):
-        assert [run.nats for run in first[name]] == [run.nats for run in second[name]]
-        assert len(first[name]) == 1
+    first, second = (rows_of(study, tmp_path / name / "runs") for name in ("whole", "killed"))
+    assert [row.name for row in first] == ["a", "b"]
+    assert [run.nats for row in first for run in row.runs] == [run.nats for row in second for run in row.runs]
+    assert [len(row.runs) for row in first] == [1, 1]
     assert run_study(study, tmp_path / "killed" / "runs", jobs=1) == {}
+    assert any(10 in resumed_from(path.parent) for path in (tmp_path / "killed").rglob("metrics.jsonl"))

@@ -1,9 +1,7 @@
 """Small trainings, in one process or two."""
 
-import functools
 import os
 import pickle
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.forks import LIMIT_S, free_port, start
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import (
     Background,
@@ -103,8 +101,8 @@ class Run:
             seed=self.config.seed,
         )
         background = Background() if self.config.async_save else None
-        ranks = self.ranks.with_own_group(60) if background else self.ranks
-        writer = {"columns": self.columns, "background": background}
+        ranks = self.ranks.with_own_group(LIMIT_S) if background else self.ranks
+        writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
         checkpoints = CheckpointWriter(self.folder, CONTEXT, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
 
@@ -122,27 +120,31 @@ def config(**settings: Any) -> TrainConfig:
     return TrainConfig(**given | {"eval_interval": 1000, "seed": 7} | settings)
 
 
+def same_weights(one: Run, other: Run) -> bool:
+    """True if all weights are equal, bit by bit. In shards all ranks call it together."""
+    theirs = other.weights()
+    return all(torch.equal(weight, theirs[name]) for name, weight in one.weights().items())
+
+
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work(ranks, *args)` returns on each of `world` processes joined over gloo."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        _preload()
-        mp.start_processes(_rank, (world, port, work, args, folder), nprocs=world, start_method="forkserver")
-        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "work").write_bytes(pickle.dumps((work, args)))
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [
+            start(f"{__name__}:be_rank", folder / f"log_{i}", environment=place | {"RANK": str(i)}, folder=name)
+            for i in range(world)
+        ]
+        statuses = [rank.wait() for rank in ranks]
+        assert statuses == [0] * world, "\n".join(rank.log.read_text() for rank in ranks)
+        return [pickle.loads((folder / str(i)).read_bytes()) for i in range(world)]
 
 
-@functools.cache
-def _preload() -> None:
-    """Processes are forked from one that has imported what takes seconds."""
-    mp.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])
-
-
-def _rank(rank: int, world: int, port: int, work: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def be_rank(folder: str) -> None:
+    """One of the processes of `on_ranks`."""
+    work, args = pickle.loads((Path(folder) / "work").read_bytes())
     torch.set_num_threads(1)
-    with process_group(timeout_s=60) as ranks:
-        (Path(folder) / str(rank)).write_bytes(pickle.dumps(work(ranks, *args)))
+    with process_group(timeout_s=LIMIT_S) as ranks:
+        (Path(folder) / str(ranks.rank)).write_bytes(pickle.dumps(work(ranks, *args)))
     os._exit(0)  # as txl.cli ends a process of several

@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
-from tests.training.runs import Run, config
+from tests.training.runs import Run, config, same_weights
 from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
 from txl.runtime.signals import TERMINATE, StopNow
@@ -27,7 +27,7 @@ def assert_resuming_changes_nothing(folder: Path, stop_at: int, **settings: Any)
     losses = first.losses + second.losses
     assert len(losses) == len(whole.losses)
     assert all(torch.equal(a, b) for a, b in zip(losses, whole.losses, strict=True))
-    assert all(torch.equal(w, second.weights()[name]) for name, w in whole.weights().items())
+    assert same_weights(whole, second)
     theirs = second.state.optimizers.state()
     assert all(torch.equal(value, theirs[key]) for key, value in whole.state.optimizers.state().items())
 
@@ -67,8 +67,7 @@ def test_another_split_into_chunks_goes_on_with_the_same_memory(tmp_path: Path) 
     Run(config(batch_chunk=2, max_step=3), dtype=torch.float64, folder=tmp_path).begin().train()
     second = Run(config(batch_chunk=4), dtype=torch.float64, folder=tmp_path).resume()
     second.train()
-    for name, weight in whole.weights().items():
-        torch.testing.assert_close(second.weights()[name], weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(second.weights(), whole.weights(), rtol=0, atol=1e-12)
 
 
 def test_without_its_memory_a_run_would_go_on_differently(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.tokenizers.base import UNK
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.evaluation.config import DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
@@ -37,9 +37,12 @@ from txl.training.metrics import show_pictures
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
 
 
+CONFIGS = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
+"""Their fields are the flags."""
+
+
 def main(argv: Sequence[str]) -> None:
-    configs = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
@@ -50,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Check the flags against each other and the checkpoint, then score the splits, or the file of --text."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
+    config, study = build(EvalConfig, typed, **DEFAULTS.get(typed.get("convention"), {})), build(StudyConfig, typed)
     additions.check(typed, config, ranks.world)
     for name in ("recl_step", "recl_longest", "recl_every"):
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
@@ -128,7 +131,8 @@ def score_splits(
                         print_row(row)
     if ranks.is_main:
         print_table(rows)
-        write_results(rows, config, checkpoint=str(checkpoint.folder))
+        texts = {name: corpus.fingerprint(name) for name in names}
+        write_results(rows, config, checkpoint=str(checkpoint.folder), texts=texts)
         write_pictures(rows, pictures)
         show_pictures(Path(config.work_dir), pictures)
 

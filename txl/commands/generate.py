@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> None:
             rule=config,
             seed=config.seed,
             allow_unknown=config.allow_unk,
+            num_beams=config.num_beams,
+            length_penalty=config.length_penalty,
         )
         if config.interactive:
             converse(how, *prompts[0], tokenised=tokenised)

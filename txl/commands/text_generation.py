@@ -8,6 +8,7 @@ from txl.config import Context
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.tokenizers.base import UNK, Tokenizer
 from txl.evaluation.reading import within
+from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
 from txl.generation.sampling import Rows, side_by_side
@@ -16,12 +17,14 @@ from txl.model.transformer import TransformerXL
 
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
-    """A model with its words, and how it continues prompts, which are lists of ids; an empty one begins a line.
+    """A model with its words, and how it continues prompts, which are lists of ids. A text begins after the token that
+    ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
 
     Attributes:
         tokenised: see `txl.data_utils.detokenise.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
+        num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds instead of a sample.
     """
 
     model: TransformerXL
@@ -32,10 +35,20 @@ class TextGenerator:
     rule: Rule = dataclasses.field(default_factory=Rule)
     seed: int | None = None
     allow_unknown: bool = False
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+    @property
+    def banned(self) -> list[int]:
+        """Ids that are never written."""
+        return [] if self.allow_unknown or UNK not in self.vocab else [self.vocab.index[UNK]]
 
     def stream(self, prompt: Sequence[int]) -> Iterator[str]:
         """The text that continues a prompt, in pieces as soon as they are certain."""
-        yield from (piece for _, piece in self._pieces([prompt], [0]))
+        if self.num_beams > 1:
+            yield self._most_likely(prompt)
+        else:
+            yield from (piece for _, piece in self._pieces([prompt], [0]))
 
     def texts(self, prompts: Sequence[Sequence[int]], *, batch_size: int) -> Iterator[str]:
         """The texts that continue several prompts, in their order, each as it would be alone with its seed.
@@ -43,8 +56,11 @@ class TextGenerator:
         Args:
             batch_size: prompts that are continued side by side.
         """
+        if self.num_beams > 1:
+            yield from map(self._most_likely, prompts)
+            return
         texts, done, n_yielded = [""] * len(prompts), [False] * len(prompts), 0
-        lengths = [max(1, len(prompt)) for prompt in prompts]
+        lengths = [1 + len(prompt) for prompt in prompts]
         for group in side_by_side(self.model, lengths, self.context.mem_len, batch_size=batch_size):
             for row, piece in self._pieces([prompts[index] for index in group], group):
                 texts[group[row]] += piece
@@ -54,9 +70,30 @@ class TextGenerator:
                 yield texts[n_yielded]
                 n_yielded += 1
 
+    def _context_for(self, prompts: Sequence[Sequence[int]]) -> Context:
+        return within(self.context.overlaid(ext_len=0), max(map(len, prompts)) + 1 + 2 * self.ending.length)
+
+    def _most_likely(self, prompt: Sequence[int]) -> str:
+        def written(ids: Sequence[int]) -> tuple[str, bool]:
+            spell = decoder(self.vocab, tokenised=self.tokenised)
+            before = "".join([spell(token) for token in (self.vocab.eos_id, *prompt)][1:])
+            text = GrowingText(self.ending, before.rpartition("\n")[2])
+            return "".join(text.add(spell(token)) for token in ids), text.has_ended
+
+        found = beam_search(
+            self.model,
+            [self.vocab.eos_id, *prompt],
+            self._context_for([prompt]),
+            num_beams=self.num_beams,
+            length=self.ending.longest,
+            length_penalty=self.length_penalty,
+            banned=self.banned,
+            **{} if self.ending.is_by_length else {"has_ended": lambda ids: written(ids)[1]},
+        )
+        return written(found[0].ids)[0]
+
     def _pieces(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
-        n_token = max(map(len, prompts)) + 1 + 2 * self.ending.length
-        session = Session(dataclasses.replace(self, context=within(self.context, n_token)), seeds)
+        session = Session(dataclasses.replace(self, context=self._context_for(prompts)), seeds)
         for row, prompt in enumerate(prompts):
             session.read(row, prompt)
         return session.write()
@@ -79,16 +116,18 @@ class Session:
             how.model,
             how.context.overlaid(ext_len=0),
             rule=how.rule,
-            banned=[] if how.allow_unknown or UNK not in vocab else [vocab.index[UNK]],
+            banned=how.banned,
             seeds=[None if how.seed is None else how.seed + seed for seed in seeds],
         )
 
     def read(self, row: int, prompt: Sequence[int]) -> None:
-        """Add a prompt to the end of a text. A text that begins with an empty one begins with a line."""
-        ids = prompt or [self._eos] * self._is_empty[row]
-        self._is_empty[row] = False
-        self._rows.add(row, ids)
-        for token in ids:
+        """Add a prompt to the end of a text, which begins after the token that ends a line."""
+        if self._is_empty[row]:
+            self._is_empty[row] = False
+            self._rows.add(row, [self._eos])
+            self._decoders[row](self._eos)  # its text is no part of the row's
+        self._rows.add(row, prompt)
+        for token in prompt:
             piece = self._decoders[row](token)
             self._lines[row] = (self._lines[row] + piece).rpartition("\n")[2]
 

@@ -35,7 +35,7 @@ from txl.training.folder import locked_run_directory, open_run, prepare_resume, 
 from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
-from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
@@ -46,9 +46,12 @@ MOST_USED = (
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
+CONFIGS = (DataConfig, TrainConfig, ModelConfig, Context)
+"""Their fields are the flags."""
+
+
 def main(argv: Sequence[str]) -> int:
-    configs = (DataConfig, TrainConfig, ModelConfig, Context)
-    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
     if AUTO in typed.get("cutoffs", ()):
         typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
@@ -119,7 +122,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
                 **provenance(),
                 device=device_name(ranks.device),
                 world_size=ranks.world,
-                parameters=sum(p.numel() for p in model.parameters()),
+                **sizes(model, context),
                 resumed_from_step=resumed_from,
                 model=as_dict(shape),
                 context=as_dict(context),

@@ -1,5 +1,7 @@
 """Recognises whose checkpoint a file or folder is, and reads it."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,30 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
     if words and vocabulary is None:
         found = None
     if found is not None:
-        words = read_words(found)
+        words = with_added(read_words(found), folder)
     return Converted(kind, model.eval(), context, words, tuple(state), found, data)
+
+
+def with_added(words: Sequence[str], folder: Path) -> list[str]:
+    """The words with those that Hugging Face's `add_tokens` put after them: in tokenizer_config.json, or, by older
+    versions, in added_tokens.json. Raises `UsageError` if one of these is damaged."""
+    by_id: dict[int, str] = {}
+    for name, entries in (("tokenizer_config.json", _in_config), ("added_tokens.json", _in_list)):
+        path = folder / name
+        if path.is_file():
+            try:
+                by_id |= entries(read_json(path))
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                raise UsageError(f"{path}: names added tokens and is damaged; use another copy") from None
+    return [*words, *itertools.takewhile(bool, (by_id.get(i, "") for i in itertools.count(len(words))))]
+
+
+def _in_config(content: Any) -> dict[int, str]:
+    return {int(i): str(token["content"]) for i, token in content.get("added_tokens_decoder", {}).items()}
+
+
+def _in_list(content: Any) -> dict[int, str]:
+    return {int(i): str(word) for word, i in content.items()}
 
 
 def read_words(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from txl.evaluation.config import EvalConfig, StudyConfig
 from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
-from txl.evaluation.study.recl import Recl
+from txl.evaluation.study.recl import THRESHOLD, Recl
 from txl.files import require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
 
@@ -110,7 +110,8 @@ def _apart(axes: "Axes", lengths: Sequence[int]) -> list[int]:
 
 
 def plot_losses(path: Path, rows: Sequence[Row]) -> None:
-    """Nats per token by position in the segment and by distance from the document start, one curve per row."""
+    """Nats per token by position in the segment and by distance from the document start, one curve per row. The area
+    of a point grows with the tokens of its bin: those of small ones are noise."""
     titles = {"position": "position in the segment", "distance": "tokens since the document began"}
     names = [name for name in titles if any(name in row.losses for row in rows)]
     figure, panels = _figure(len(names))
@@ -120,10 +121,18 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
                 bins = row.losses[name].as_dicts()
                 # the centre of a bin on a logarithmic axis, counted from 1
                 middle = [((one["from"] + 1) * (one["to"] + 1)) ** 0.5 for one in bins]
-                axes.plot(middle, [one["nats_per_token"] for one in bins], marker=".", label=row.label)
+                nats = [one["nats_per_token"] for one in bins]
+                (line,) = axes.plot(middle, nats, lw=1, label=row.label)
+                axes.scatter(middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color())
         axes.set_xscale("log")
         _finish(axes, f"{titles[name]}, counted from 1", "nats per token", f"Loss by {titles[name]}")
     _save(figure, path, legend_of=panels[0])
+
+
+def _areas(tokens: Sequence[int]) -> np.ndarray:
+    """Of the markers of bins, in points squared: at most that of a usual one."""
+    count_K = np.asarray(tokens, dtype=np.float64)
+    return np.maximum(1.0, 36 * count_K / count_K.max())
 
 
 def plot_attention(path: Path, rows: Sequence[Row]) -> None:
@@ -152,22 +161,27 @@ def plot_attention(path: Path, rows: Sequence[Row]) -> None:
             figure.colorbar(image, ax=axes, label=title)
             labels = ["-".join(map(str, dict.fromkeys(one))) for one in bins]  # 3, or 4-5
             axes.set_xticks(range(len(bins)), labels, rotation=90, fontsize=7)
-            axes.set_yticks([layer * n_head for layer in range(n_layer)], [str(layer + 1) for layer in range(n_layer)])
+            middles = [(layer + 0.5) * n_head - 0.5 for layer in range(n_layer)]
+            axes.set_yticks(middles, [str(layer + 1) for layer in range(n_layer)])
+            for layer in range(1, n_layer):
+                axes.axhline(layer * n_head - 0.5, color="black", lw=0.5)
             axes.set(xlabel="distance (tokens)", ylabel="layer, its heads below each other")
             axes.set_title(row.label, fontsize=9)
     _save(figure, path)
 
 
 def plot_recl(path: Path, result: Recl, names: Sequence[str]) -> None:
-    """Gain from longer contexts at the smallest share r, and perplexity by context length, one curve per model: figures
-    3 and 4 of Dai et al. 2019."""
+    """Gain from longer contexts at the smallest share r, in percent, and perplexity by context length, one curve per
+    model: after figures 3 and 4 of Dai et al. 2019. The RECL is where a gain falls below the line of 1 %."""
     figure, (gain, level) = _figure(2)
     share = min(range(len(result.shares)), key=lambda k: result.shares[k])
     for i, name in enumerate(run_names(names)):
-        gain.plot(result.lengths[1:], result.reductions[i, share], marker=".", label=name)
+        gain.plot(result.lengths[:-1], 100 * result.gains[i, share], marker=".", label=name)
         level.plot(result.lengths, [perplexity(n) for n in result.nats_per_token[i].tolist()], marker=".", label=name)
-    title = f"What the last {result.lengths[1] - result.lengths[0]} tokens bring, r = {result.shares[share]}"
-    _finish(gain, "context (tokens)", "perplexity below the best with less", title)
+    title = f"What {result.lengths[1] - result.lengths[0]} more tokens bring, r = {result.shares[share]}"
+    gain.axhline(100 * THRESHOLD, color="black", lw=0.8, ls="--")
+    gain.set_yscale("symlog", linthresh=100 * THRESHOLD)
+    _finish(gain, "context before (tokens)", "relative gain (%)", title)
     _finish(level, "context (tokens)", "perplexity", "Perplexity as the context grows")
     _save(figure, path, legend_of=gain)
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +93,17 @@ def print_table(rows: Sequence[Row]) -> None:
         print_line(f"{row.split}: {row.note_of_unknown}")
 
 
-def write_results(rows: Sequence[Row], config: EvalConfig, *, checkpoint: str) -> None:
-    """Write the JSON file if requested."""
+def write_results(
+    rows: Sequence[Row], config: EvalConfig, *, checkpoint: str, texts: Mapping[str, str] | None = None
+) -> None:
+    """Write the JSON file if requested.
+
+    Args:
+        texts: digests of the splits by name.
+    """
     if config.json:
-        how = {"text": config.text} if config.text else {"convention": config.convention, "reset": config.reset}
+        how = {"convention": config.convention, "reset": config.reset, "texts": texts}
+        how = {"text": config.text} if config.text else how
         results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
         write_json(Path(config.json), results)
 

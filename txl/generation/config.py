@@ -24,6 +24,12 @@ class GenerateConfig(Rule, ModelUse):
     lines: int = option(0, "stop after so many lines that are not blank; 1: at <eos> (0: off)", minimum=0)
     stop: tuple[str, ...] = option((), "stop at these strings, which are not printed")
     num_samples: int = option(1, "texts for each prompt", minimum=1)
+    num_beams: int = option(
+        1, "beam search: the most likely text found with so many candidates at a time (1: sample)", minimum=1
+    )
+    length_penalty: float = option(
+        1.0, "beam search compares log-probabilities divided by length^this, where texts end at different lengths"
+    )
     batch_size: int = option(16, "texts that are generated side by side", minimum=1)
     allow_unk: bool = option(False, "<unk> may be generated")
     no_unk: bool = option(False, "no effect: <unk> is generated with --allow_unk only")
@@ -36,6 +42,7 @@ class GenerateConfig(Rule, ModelUse):
         given = [f"--{name}" for name in ("prompt", "prompt_file", "prompts") if getattr(self, name) is not None]
         require(len(given) < 2, f"{' and '.join(given)}: there is one source of prompts; leave out the others")
         self.ending()
+        self._check_beams()
         require(not (self.allow_unk and self.no_unk), "--allow_unk and --no_unk: leave one of them out")
         if self.interactive:
             one_text = self.prompts is None and self.num_samples == 1
@@ -43,6 +50,15 @@ class GenerateConfig(Rule, ModelUse):
             fits = (self.mem_len or 0) <= _LONGEST_SESSION
             require(fits, f"--interactive: keeps up to {_LONGEST_SESSION} tokens; give a smaller --mem_len")
             require(self.prompt != "-", "--interactive: reads its turns from standard input; leave out --prompt -")
+
+    def _check_beams(self) -> None:
+        if self.num_beams == 1:
+            require(self.length_penalty == 1, f"--length_penalty {self.length_penalty}: only with --num_beams above 1")
+            return
+        names = [f.name for f in fields(Rule) if getattr(self, f.name) != f.default]
+        names += [name for name in ("num_samples", "interactive") if getattr(self, name) not in (1, False)]
+        others = ", ".join(f"--{name}" for name in names)
+        require(not names, f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}")
 
     def ending(self) -> Ending:
         """Where the texts end."""

@@ -28,6 +28,16 @@ class Ending:
         require(self.length >= 1, f"--length {self.length}: must be at least 1")
         require(all(self.stop), "--stop: an empty string is in every text; give others, or none")
 
+    @property
+    def longest(self) -> int:
+        """Tokens after which every text has ended."""
+        return (1 + self.finish_line) * self.length
+
+    @property
+    def is_by_length(self) -> bool:
+        """True if only the number of tokens counts."""
+        return not (self.lines or self.stop or self.finish_line)
+
 
 class GrowingText:
     """A text that grows to its end.
@@ -66,7 +76,7 @@ class GrowingText:
         if ends_paragraph:
             certain, self._unfinished = self._unfinished[:-1], "\n"
             return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
-        if self._n_token >= 2 * ending.length:
+        if self._n_token >= ending.longest:
             return self._end("" if self._n_paragraph else self._unfinished)
         return ""
 

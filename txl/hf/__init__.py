@@ -12,6 +12,7 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # older 5
 from txl.hf.config import TransfoXLConfig
 from txl.hf.heads import TransfoXLForSequenceClassification, TransfoXLLMHeadModel
 from txl.hf.model import TransfoXLModel
+from txl.hf.pipeline import register as register_pipeline
 from txl.hf.tokenizer import TransfoXLTokenizer
 
 __all__ = [
@@ -27,3 +28,4 @@ transformers.AutoModel.register(TransfoXLConfig, TransfoXLModel)
 transformers.AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
 transformers.AutoModelForSequenceClassification.register(TransfoXLConfig, TransfoXLForSequenceClassification)
 transformers.AutoTokenizer.register(TransfoXLConfig, TransfoXLTokenizer)
+register_pipeline()

@@ -74,14 +74,16 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        attention_mask: Tensor | None = None,
     ) -> TransfoXLLMHeadModelOutput | tuple[Any, ...]:
         """Read a segment; arguments as `TransfoXLModel.forward`.
 
         Args:
-            labels: (B, T), the ids of the segment itself, which are shifted here; -100: not scored.
+            labels: (B, T), the ids of the segment itself, which are shifted here; -100, and what follows padding: not
+                scored.
         """
         asked = output_attentions, output_hidden_states
-        out = self.transformer(input_ids, mems, inputs_embeds, *asked, return_dict=True)
+        out = self.transformer(input_ids, mems, inputs_embeds, *asked, True, attention_mask)
         hidden_BTD = out.last_hidden_state
         weights = {f"crit.{name}": tensor for name, tensor in self.crit.named_parameters(remove_duplicate=False)}
         read = functools.partial(call_with, weights, self.transformer.ours, ("softmax.",))
@@ -91,6 +93,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         else:
             target_BT = labels[:, 1:]
             is_scored_BT = target_BT != IGNORED
+            if attention_mask is not None:  # the first token after padding has none before it, as in a row alone
+                is_scored_BT &= attention_mask[:, -labels.shape[1] : -1] != 0
             known_BT = target_BT.where(is_scored_BT, 0)
             losses = read(lambda model: model.softmax.nll(hidden_BTD[:, :-1], known_BT)).where(is_scored_BT, 0.0)
             loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
@@ -115,13 +119,17 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         is_remembered: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        attention_mask: Tensor | None = None,
         **_: Any,
     ) -> dict[str, Any]:
         """The whole prompt at first, with the memory that was given; then the last token only."""
         kept = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        return {"input_ids": input_ids[:, -1:] if is_remembered else input_ids, "mems": mems, **kept}
+        segment = {"input_ids": input_ids[:, -1:] if is_remembered else input_ids, "attention_mask": attention_mask}
+        return {**segment, "mems": mems, **kept}
 
     def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any], **_: Any) -> Any:
+        if (mask_BT := model_kwargs.get("attention_mask")) is not None:
+            model_kwargs["attention_mask"] = F.pad(mask_BT, (0, 1), value=1)
         if outputs.mems is None or not model_kwargs.get("use_cache", True):
             return model_kwargs
         return model_kwargs | {"mems": outputs.mems, "is_remembered": True}
@@ -165,6 +173,7 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        attention_mask: Tensor | None = None,
     ) -> TransfoXLSequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Classify texts; arguments as `TransfoXLModel.forward`.
 
@@ -172,17 +181,19 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
             labels: (B,), classes; numbers where num_labels is 1 (squared error); (B, num_labels) of 0 and 1 where
                 `problem_type` is multi_label_classification.
         Raises:
-            ValueError: if there are several texts and no `pad_token_id` that says where each ends.
+            ValueError: if several texts have neither `attention_mask` nor `pad_token_id`, which says where each ends.
         """
         asked = output_attentions, output_hidden_states
-        out = self.transformer(input_ids, mems, inputs_embeds, *asked, return_dict=True)
+        out = self.transformer(input_ids, mems, inputs_embeds, *asked, True, attention_mask)
         hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
-        if pad is None and len(hidden_BTD) > 1:
-            raise ValueError("several texts at once need config.pad_token_id")
+        if attention_mask is None and pad is not None and input_ids is not None:
+            attention_mask = input_ids != pad
+        if attention_mask is None and pad is None and len(hidden_BTD) > 1:
+            raise ValueError("several texts at once need attention_mask or config.pad_token_id")
         last_B = torch.full((len(hidden_BTD),), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
-        if pad is not None and input_ids is not None:
-            place_T = torch.arange(input_ids.shape[1], device=input_ids.device)
-            last_B = place_T.where(input_ids != pad, 0).amax(1)
+        if attention_mask is not None:
+            place_T = torch.arange(attention_mask.shape[1], device=hidden_BTD.device)
+            last_B = place_T.where(attention_mask != 0, 0).amax(1)
         logits = self.score(hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), last_B])
         loss = None if labels is None else self._loss(logits, labels)
         output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)

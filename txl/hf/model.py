@@ -5,10 +5,13 @@ As there, a model without `mems` attends to `mem_len` zero vectors; `mems` are (
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization  # pyright: ignore[reportMissingImports]
 from transformers.utils import ModelOutput  # pyright: ignore[reportMissingImports]
@@ -17,7 +20,7 @@ from txl.convert.huggingface import configs_of, shared_biases
 from txl.convert.kimiyoung_names import inv_freq
 from txl.evaluation.study.attention_by_distance import probabilities
 from txl.hf.config import TransfoXLConfig
-from txl.hf.weights import Weights, add_weights, call_with
+from txl.hf.weights import Weights, add_weights, call_with, recomputed
 from txl.memory import Memory
 from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
@@ -43,6 +46,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
 
     config_class = TransfoXLConfig
     base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_missing = (r"pos_emb\.inv_freq",)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -100,6 +104,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         model = model_without_values(model_config, dropout=config.dropout, dropatt=config.dropatt)
         self.__dict__["ours"] = model  # no submodule: its weights are those here
         add_weights(self, model, "transformer.")
+        self.gradient_checkpointing = False
         self.post_init()
 
     def _ties(self) -> dict[str, str]:
@@ -128,19 +133,25 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        attention_mask: Tensor | None = None,
     ) -> TransfoXLModelOutput | tuple[Any, ...]:
         """Read a segment.
 
         Args:
             input_ids: (B, T), or `inputs_embeds` (B, T, D), scaled as the model's own.
             mems: of the segment before.
+            attention_mask: (B, T), or longer, of which the last T columns count: 0 for padding. A row with padding
+                before its tokens is read as it would be alone: padding takes the place of the zeros of an empty memory.
         Raises:
-            ValueError: if neither or both of the inputs are given.
+            ValueError: if neither or both of the inputs are given, or padding stands between `mems` and the tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
+        padding = _Padding.of(attention_mask, given)
+        if padding is not None and mems is not None and padding.is_before_tokens:
+            raise ValueError("padding between mems and tokens: pad the first segment only, which has no mems")
         mems = self.init_mems(len(given)) if mems is None else mems
         context = dataclasses.replace(self.context, mem_len=self.mem_len)
         hids: list[Tensor] = []
@@ -149,18 +160,60 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         def run(model: TransformerXL) -> tuple[Tensor, Any]:
             h_BTD = model.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
             memory = None if mems is None else Memory(tuple(mem_MBD.transpose(0, 1) for mem_MBD in mems))
+            since_BT = None if padding is None else padding.since_BT(0 if mems is None else len(mems[0]))
+            model.run_layer = functools.partial(_run_layer, padding, self.gradient_checkpointing and self.training)
             with _recorded(model, hids, attentions if self._asked(output_attentions, "output_attentions") else None):
-                return model.train(self.training).read(h_BTD, memory, context)
+                return model.train(self.training).read(h_BTD, memory, context, since_BT)
 
         weights = dict(self.named_parameters(remove_duplicate=False))
         hidden_BTD, memory = call_with(weights, self.ours, ("word_emb.", "layers."), run)
+        remembered = memory.layers if padding is None else [padding.zeroed(mem_BMD) for mem_BMD in memory.layers]
         output = TransfoXLModelOutput(
             last_hidden_state=hidden_BTD,
-            mems=None if mems is None else [mem_BMD.transpose(0, 1) for mem_BMD in memory.layers],
+            mems=None if mems is None else [mem_BMD.transpose(0, 1) for mem_BMD in remembered],
             hidden_states=(*hids, hidden_BTD) if self._asked(output_hidden_states, "output_hidden_states") else None,
             attentions=tuple(attentions) if attentions else None,
         )
         return output if self._asked(return_dict, "return_dict") else output.to_tuple()
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Which tokens of a segment are padding. Their states are zeros in every layer, as in an empty memory."""
+
+    is_token_BT: Tensor
+
+    @classmethod
+    def of(cls, attention_mask: Tensor | None, given: Tensor) -> "_Padding | None":
+        if attention_mask is None:
+            return None
+        is_token_BT = attention_mask[:, -given.shape[1] :] != 0
+        return None if bool(is_token_BT.all()) else cls(is_token_BT)
+
+    @property
+    def _first_B(self) -> Tensor:
+        return self.is_token_BT.int().argmax(1)
+
+    @property
+    def is_before_tokens(self) -> bool:
+        return bool((self._first_B > 0).any())
+
+    def since_BT(self, mem_len: int) -> Tensor:
+        """See `Span`: each row sees as many zeros before its tokens as a row without padding, those of the memory."""
+        place_T = torch.arange(self.is_token_BT.shape[1], device=self.is_token_BT.device)
+        return (mem_len + place_T - self._first_B[:, None]).clamp(min=0)
+
+    def zeroed(self, x_BLD: Tensor) -> Tensor:
+        """States of tokens that end with those of the segment, or of its last, with zeros for padding."""
+        n_new = min(x_BLD.shape[1], self.is_token_BT.shape[1])
+        is_token_BL1 = F.pad(self.is_token_BT[:, -n_new:], (x_BLD.shape[1] - n_new, 0), value=True)[..., None]
+        return x_BLD.where(is_token_BL1, 0.0)
+
+
+def _run_layer(padding: _Padding | None, recompute: bool, layer: Any, h_BTD: Tensor, *others: Any) -> Tensor:
+    """In place of `TransformerXL.run_layer`."""
+    h_BTD = h_BTD if padding is None else padding.zeroed(h_BTD)
+    return recomputed(layer, h_BTD, *others) if recompute and torch.is_grad_enabled() else layer(h_BTD, *others)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         "pretrained_vocab_file_torch": "vocab.bin",
         "pretrained_vocab_file": "vocab.pkl",
     }
-    model_input_names = ["input_ids"]  # noqa: RUF012 (a list in the base class too)
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 (a list in the base class too)
+    padding_side = "left"
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         never_split: list[str] | None = None,
         unk_token: str = UNK,
         eos_token: str = EOS,
+        pad_token: str = EOS,
         **others: Any,
     ) -> None:
         given = [vocab_file, vocab_json, pretrained_vocab_file_torch, pretrained_vocab_file]
@@ -70,7 +72,8 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
             others.setdefault("additional_special_tokens", [FORMULA])
         own = {"lower_case": lower_case, "language": language, "never_split": never_split}
         patterns = {"special_tokens_pattern": "none", "token_type_ids_pattern": "all_zeros"}
-        super().__init__(unk_token=unk_token, eos_token=eos_token, **{**own, **patterns, **others})
+        special = {"unk_token": unk_token, "eos_token": eos_token, "pad_token": pad_token}
+        super().__init__(**{**special, **own, **patterns, **others})
         self.never_split = self.all_special_tokens if never_split is None else never_split
 
     @property

@@ -1,10 +1,12 @@
 """The weights of a TransfoXL model under their published names, and our model computing with them."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from txl.convert.huggingface import tensor_for, to_huggingface
 from txl.model.transformer import TransformerXL
@@ -56,3 +58,11 @@ def call_with(
     names = (name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(prefixes))
     ours = {f"model.{name}": tensor_for(name, theirs, model.config)[1] for name in names}
     return torch.func.functional_call(_Call(model), ours, (function,), tie_weights=False)
+
+
+def recomputed(layer: nn.Module, *inputs: Any) -> Tensor:
+    """The output of a layer, recomputed in the backward pass with the weights that it has now: those that `call_with`
+    gives the model are gone by then."""
+    weights: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
+    call = functools.partial(torch.func.functional_call, layer, weights, tie_weights=False)
+    return checkpoint(call, inputs, use_reentrant=False)

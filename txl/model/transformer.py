@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,12 +118,15 @@ class TransformerXL(nn.Module):
         to_keep = []
         for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
             before = h_BTD
-            if self.recompute and torch.is_grad_enabled():
-                h_BTD = checkpoint(layer, h_BTD, mem_BMD, feats, span, use_reentrant=False)
-            else:
-                h_BTD = layer(h_BTD, mem_BMD, feats, span)
+            h_BTD = self.run_layer(layer, h_BTD, mem_BMD, feats, span)
             to_keep.append(layer.read(h_BTD if self.config.recurrence == "same" else before))
         return h_BTD, memory.extended(to_keep, mem_len=context.mem_len, ext_len=context.ext_len)
+
+    def run_layer(self, layer: Layer, *inputs: Any) -> Tensor:
+        """The output of a layer; recomputed in the backward pass if `recompute` says so."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(layer, *inputs, use_reentrant=False)
+        return layer(*inputs)
 
     def _reversibly(
         self, h_BTD: Tensor, memory: Memory, feats: Tensor, span: Span, context: Context

@@ -1,6 +1,8 @@
 """What is known about this computer's processor."""
 
 import os
+import platform
+import re
 from pathlib import Path
 
 
@@ -12,7 +14,10 @@ def _facts() -> str:
         return ""
 
 
-_WORDS = frozenset(_facts().split())
+_FACTS = _facts()
+_WORDS = frozenset(_FACTS.split())
+
+NAME = found[1] if (found := re.search(r"model name\s*: (.+)", _FACTS)) else platform.machine()
 
 IS_AMD = "AuthenticAMD" in _WORDS
 HAS_FAST_BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & _WORDS) and "ONEDNN_MAX_CPU_ISA" not in os.environ

@@ -12,9 +12,9 @@ from txl.cli import build, read_flags, run
 from txl.config import Checked, option, require
 from txl.runtime.log import print_line
 from txl.studies.plan import read_study
-from txl.studies.report import markdown, table, write_report
-from txl.studies.results import figures
-from txl.studies.runner import run_study
+from txl.studies.report import in_words, write_report
+from txl.studies.results import rows_of
+from txl.studies.runner import require_flags, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,11 @@ def main(argv: Sequence[str]) -> int:
     )
     folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
     runs = Path(config.runs) if config.runs else folder / "runs"
+    require_flags(study)
     failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs)
-    found = figures(study, runs)
-    print_line("\n" + markdown(*table(study, found)) + "\n")
-    for path in write_report(study, found, failed, folder):
+    rows = rows_of(study, runs)
+    print_line("\n" + in_words(study, rows, failed))
+    for path in write_report(study, rows, failed, folder):
         print_line(f"| written: {path}")
     return 1 if failed else 0
 

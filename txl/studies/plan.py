@@ -2,7 +2,7 @@
 
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,9 @@ def read_study(path: Path) -> Study:
         tables = content.get(part, {}).values()
         require(all(isinstance(flags, dict) for flags in tables), f"{path}: {part}: give tables of flags")
     variants = _variants(path, content)
+    evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
+    for part, names in (("runs", variants), ("evaluations", evaluations)):
+        _require_own_folders(path, part, names)
     baseline = content.get("baseline", next(iter(variants)))
     require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
     return Study(path.stem, content.get("title", path.stem), tuple(seeds), variants, evaluations, baseline, metric)
@@ -92,10 +95,28 @@ def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
     for (run, flags), values in itertools.product((runs or {"": {}}).items(), itertools.product(*grid.values())):
         point = dict(zip(grid, values, strict=True))
         name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
-        variants[name] = {**content.get("train", {}), **flags, **point}
+        variants[name] = _flags(path, {**content.get("train", {}), **flags, **point})
         for key in OURS:
             require(key not in variants[name], f"{path}: {key}: the runner sets this flag; leave it out")
     return variants
+
+
+def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
+    """Flags by their names with underscores. Raises `UsageError` if a value is none of a flag, as a date is."""
+    for name, value in content.items():
+        for one in value if isinstance(value, list) else [value]:
+            require(isinstance(one, str | int | float), f"{path}: {name}: {one}: give text, a number, true or false")
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def _require_own_folders(path: Path, part: str, names: Iterable[str]) -> None:
+    """Raise `UsageError` if two names have one folder, or one has none of its own."""
+    by_folder: dict[str, str] = {}
+    for name in names:
+        folder = slug(name)
+        require(folder.strip(".") != "", f"{path}: {part}: {name!r} is no name of a folder; use letters")
+        other = by_folder.setdefault(folder, name)
+        require(other == name, f"{path}: {part}: {other!r} and {name!r} have one folder, {folder}; rename one of them")
 
 
 def tasks(study: Study, runs: Path) -> list[Task]:

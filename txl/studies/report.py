@@ -1,178 +1,85 @@
-"""The report of a study: tables in Markdown, CSV and LaTeX, one picture, one JSON."""
+"""The report of a study: tables in Markdown, CSV and LaTeX, pictures, and one JSON with every figure."""
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from txl.config import UsageError
 from txl.evaluation.report import write_text
-from txl.files import written_whole
-from txl.runtime.log import perplexity
+from txl.records import read_json
+from txl.studies.picture import write_pictures
 from txl.studies.plan import Study
-from txl.studies.results import RunFigures, compared, mean_and_spread, tokens_until
+from txl.studies.results import Row, compared
+from txl.studies.statistics import Comparison
+from txl.studies.tables import as_csv, as_latex, as_markdown, comparisons_table, curves, figures_table, numbers
 from txl.training.metrics import provenance
 
-Figures = Mapping[str, Sequence[RunFigures]]
+JSON = "study.json"
 
 
-def write_report(study: Study, found: Figures, failed: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write table.md, table.csv, table.tex, study.png and study.json; returns their paths. Whole or not at all."""
-    header, rows = table(study, found)
-    notes = [f"{name}: failed: {why}" for name, why in failed.items()]
+def write_report(study: Study, rows: Sequence[Row], failed: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write the report into a folder, each file whole or not at all; returns their paths. Raises `UsageError` if the
+    folder holds a report of more runs, which stays as it is."""
+    _require_no_less(rows, folder / JSON)
+    comparisons = compared(study, rows)
     texts = {
-        "table.md": f"# {study.title}\n\n{markdown(header, rows)}\n" + "".join(f"\n{note}\n" for note in notes),
-        "table.csv": as_csv(header, rows),
-        "table.tex": latex(header, rows),
-        "study.json": json.dumps(as_json(study, found, failed), indent=1) + "\n",
+        "table.md": in_words(study, rows, failed),
+        "table.csv": as_csv(numbers(rows)),
+        "curves.csv": as_csv(curves(rows)),
+        "comparisons.csv": as_csv(comparisons_table(study, comparisons)),
+        "table.tex": as_latex(figures_table(study, rows)),
+        "comparisons.tex": as_latex(comparisons_table(study, comparisons)),
+        JSON: json.dumps(as_json(study, rows, comparisons, failed), indent=1) + "\n",
     }
     paths = [folder / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_text(path, text)
-    if any(found.values()):
-        paths.append(folder / "study.png")
-        plot(paths[-1], study, found)
-    return paths
+    return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
 
 
-def table(study: Study, found: Figures) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a variant a row, mean and standard deviation over its seeds, and what it has cost."""
-    columns = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.values))
-    baseline = found.get(study.baseline, [])
-    goal = _final_loss(baseline)
-    header = ["run", "seeds", *columns, "against the baseline", "parameters", "tokens", "tokens to the baseline's loss"]
-    header += ["seconds", "peak GiB"]
-    rows = []
-    for name, runs in found.items():
-        if not runs:
-            rows.append([name, "0", *[""] * (len(header) - 2)])
-            continue
-        values = [_plus_minus([run.values[column] for run in runs]) for column in columns]
-        until = _mean([run.tokens for run in runs]) if name == study.baseline else _tokens_until(runs, goal)
-        peaks = [run.peak_gib for run in runs if run.peak_gib is not None]
-        rows.append(
-            [
-                *(name, str(len(runs)), *values, _against(name, study, runs, baseline, columns)),
-                *(_mean([run.parameters for run in runs]), _mean([run.tokens for run in runs]), until),
-                *(_mean([run.seconds for run in runs]), f"{max(peaks):.2f}" if peaks else ""),
-            ]
+def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> str:
+    """The tables of a study in Markdown, with what is to be known about them."""
+    parts = [f"# {study.title}", as_markdown(figures_table(study, rows))]
+    if comparisons := compared(study, rows):
+        parts.append(as_markdown(comparisons_table(study, comparisons)))
+        parts.append(
+            f"Differences are in nats per token, paired by seed. p (Holm) is corrected for all {len(comparisons)} "
+            "comparisons, and the verdict is by it; `not shown` does not say that two runs are alike."
         )
-    return header, rows
+    if len(study.seeds) > 1:
+        parts.append(
+            "A seed draws the initial weights and the dropout. Runs of one shape and seed begin with the same weights. "
+            "All seeds read the text in the same order, unless --varlen, --roll or lm1b draw it, so the spreads are "
+            "without that of the order of the data."
+        )
+    processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
+    parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
+    return "\n\n".join([*parts, *(f"{name}: failed: {why}" for name, why in failed.items())]) + "\n"
 
 
-def _against(
-    name: str, study: Study, runs: Sequence[RunFigures], baseline: Sequence[RunFigures], columns: Sequence[str]
-) -> str:
-    """The comparison in the last column: the one evaluated with the longest memory, as a rule."""
-    if name == study.baseline:
-        return "baseline"
-    comparison = compared(runs, baseline, columns[-1]) if columns else None
-    if comparison is None:
-        return ""
-    p = "" if comparison.p is None else f", p = {comparison.p:.2g}"
-    return f"{comparison.difference:+.4f} nats, {comparison.verdict}{p}"
+def _require_no_less(rows: Sequence[Row], path: Path) -> None:
+    try:
+        there = [run for runs in read_json(path)["runs"].values() for run in runs]
+        n_there = sum(len(run["values"]) for run in there)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    n_here = sum(len(run.values) for row in rows for run in row.runs)
+    if n_here < n_there:
+        raise UsageError(
+            f"{path}: holds {n_there} figures of finished runs, and the study file now gives {n_here}; it stays as it "
+            "is: name another --folder, or go on with the study file as it was"
+        )
 
 
-def _tokens_until(runs: Sequence[RunFigures], goal: float | None) -> str:
-    reached = [n for run in runs if goal is not None and (n := tokens_until(run, goal)) is not None]
-    if not reached:
-        return "" if goal is None else "not reached"
-    return _mean(reached) + (f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else "")
-
-
-def _final_loss(runs: Sequence[RunFigures]) -> float | None:
-    """The mean of the last validation losses."""
-    last = [run.curve[-1][1] for run in runs if run.curve]
-    return mean_and_spread(last)[0] if last else None
-
-
-def _plus_minus(values: Sequence[float]) -> str:
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{mean_and_spread(values)[0]:,.0f}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def as_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([header, *rows])
-    return out.getvalue()
-
-
-def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A tabular for booktabs."""
-    lines = [r"\begin{tabular}{l" + "r" * (len(header) - 1) + "}", r"\toprule"]
-    for i, row in enumerate([header, *rows]):
-        lines.append(" & ".join(_escaped(cell) for cell in row) + r" \\")
-        if i == 0:
-            lines.append(r"\midrule")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _escaped(cell: str) -> str:
-    for character in "&%$#_{}":
-        cell = cell.replace(character, f"\\{character}")
-    return cell.replace("±", r"$\pm$")
-
-
-def as_json(study: Study, found: Figures, failed: Mapping[str, str]) -> dict[str, object]:
-    """Every figure, with the flags of each run, the commit and the versions."""
-    comparisons = {
-        name: {column: dataclasses.asdict(c) for column in runs[0].values if (c := compared(runs, base, column))}
-        for base in [found.get(study.baseline, [])]
-        for name, runs in found.items()
-        if runs and base and name != study.baseline
-    }
-    runs = {name: [dataclasses.asdict(run) for run in runs] for name, runs in found.items()}
+def as_json(
+    study: Study, rows: Sequence[Row], comparisons: Sequence[Comparison], failed: Mapping[str, str]
+) -> dict[str, object]:
+    """Every figure, with the flags of each run, its source, and the versions that wrote this."""
     return {
-        **provenance(),
+        "written_by": provenance(),
         "study": dataclasses.asdict(study),
-        "runs": runs,
-        "against_baseline": comparisons,
+        "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in rows},
+        "against_baseline": [dataclasses.asdict(c) | {"verdict": c.verdict} for c in comparisons],
         "failed": dict(failed),
     }
-
-
-def plot(path: Path, study: Study, found: Figures) -> None:
-    """Validation perplexity over tokens, and the metric by column, with bands of a standard deviation."""
-    from matplotlib.figure import Figure
-
-    columns = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.values))
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    curves, bars = figure.subplots(1, 2)
-    for name, runs in found.items():
-        with_curves = [run for run in runs if run.curve]
-        if with_curves:
-            n = min(len(run.curve) for run in with_curves)
-            tokens = [point[0] for point in with_curves[0].curve[:n]]
-            nats = np.array([[loss for _, loss in run.curve[:n]] for run in with_curves])
-            middle, spread = nats.mean(0), nats.std(0, ddof=1) if len(nats) > 1 else np.zeros(n)
-            (line,) = curves.plot(tokens, [perplexity(x) for x in middle], label=name, marker="." if n < 3 else "")
-            edges = [[perplexity(x) for x in middle + sign * spread] for sign in (-1, 1)]
-            curves.fill_between(tokens, *edges, alpha=0.2, color=line.get_color())
-        if runs:
-            pairs = [mean_and_spread([run.values[column] for run in runs]) for column in columns]
-            bars.errorbar(
-                range(len(columns)), [m for m, _ in pairs], [s or 0.0 for _, s in pairs], marker="o", ms=4, capsize=3
-            )
-    curves.set(xlabel="tokens read", ylabel="valid perplexity", yscale="log")
-    curves.legend(fontsize=8)
-    bars.set(ylabel=study.metric.replace("_", " "))
-    bars.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
-    for axes in (curves, bars):
-        axes.grid(alpha=0.3)
-    figure.suptitle(study.title, fontsize=10)
-    with written_whole(path) as temporary:
-        figure.savefig(temporary, dpi=120)

@@ -1,15 +1,15 @@
-"""The figures of a study: of each run, and over the seeds of a variant."""
+"""The figures of a study: of each run, of the rows of its tables, and how the rows compare."""
 
+import hashlib
 import json
-import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from txl.studies.plan import Study, tasks
 from txl.studies.runner import finished
+from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
 from txl.training.metrics import RECORDS
 
 
@@ -18,9 +18,12 @@ class RunFigures:
     """What one training has cost and reached.
 
     Attributes:
+        source: the texts that it was trained and evaluated on, and the version of the code, as short digests.
         values: the metric of the study by column.
         nats: nats per token by column, which comparisons are made with.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
+        parameters_in_layers: those outside embedding and softmax.
+        operations: multiplications and additions of the training.
     """
 
     seed: int
@@ -31,43 +34,52 @@ class RunFigures:
     values: dict[str, float]
     nats: dict[str, float]
     curve: list[tuple[int, float]] = field(default_factory=list)
+    source: str = ""
+    parameters_in_layers: int | None = None
+    operations: float | None = None
+    ms_per_step: float | None = None
+    processor: str | None = None
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A variant against the baseline, paired by seed.
+class Row:
+    """The runs of a variant that may be averaged: of one text, one version of the code and one setting.
 
     Attributes:
-        difference: mean difference in nats per token; below 0: better than the baseline.
-        p: of Student's paired t-test, two-sided; None with fewer than two seeds.
+        name: the variant, with the source of its runs where the study has several sources.
     """
 
-    difference: float
-    p: float | None
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        if self.p is None:
-            return "one seed"
-        return "within noise" if self.p >= 0.05 else "better" if self.difference < 0 else "worse"
+    name: str
+    variant: str
+    source: str
+    runs: Sequence[RunFigures]
 
 
-def figures(study: Study, runs: Path) -> dict[str, list[RunFigures]]:
-    """The figures of all finished runs, by variant."""
-    found: dict[str, list[RunFigures]] = {name: [] for name in study.variants}
+def rows_of(study: Study, runs: Path) -> list[Row]:
+    """The figures of all finished runs: a row for each variant and source; one without runs for a variant that has
+    none."""
+    by_row: dict[tuple[str, str], list[RunFigures]] = {}
     for task in tasks(study, runs):
         done = finished(task)
         if done.get("train") == task.flags and set(study.evaluations) <= set(done.get("evaluations", {})):
-            rows = _columns({name: done["evaluations"][name]["rows"] for name in study.evaluations})
-            found[task.variant].append(_figures(study, task.seed, task.folder / "run" / RECORDS, rows))
-    return found
+            evaluations = {name: done["evaluations"][name] for name in study.evaluations}
+            one = _figures(study, task.seed, task.folder / "run" / RECORDS, evaluations)
+            by_row.setdefault((task.variant, one.source), []).append(one)
+    sources = list(dict.fromkeys(source for _, source in by_row))
+    rows = []
+    for variant in study.variants:
+        mine = [source for source in sources if (variant, source) in by_row]
+        for source in mine or [""]:
+            name = f"{variant} ({source})" if len(sources) > 1 and mine else variant
+            rows.append(Row(name, variant, source, by_row.get((variant, source), [])))
+    return rows
 
 
-def _columns(evaluations: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _columns(evaluations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The rows of all evaluations by the name of their column: of the evaluation, and of what differs in its rows."""
     columns = {}
-    for name, rows in evaluations.items():
+    for name, evaluation in evaluations.items():
+        rows = evaluation["rows"]
         varied = [key for key in ("split", "tgt_len", "mem_len", "added") if len({row[key] for row in rows}) > 1]
         for row in rows:
             parts = [f"{key} {row[key]}" if key.endswith("_len") else str(row[key] or "plain") for key in varied]
@@ -75,8 +87,9 @@ def _columns(evaluations: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str
     return columns
 
 
-def _figures(study: Study, seed: int, path: Path, rows: dict[str, dict[str, Any]]) -> RunFigures:
+def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]) -> RunFigures:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
     seconds = before = 0.0
     for record in train:  # not the clock: a run may have been stopped for a night
@@ -84,47 +97,62 @@ def _figures(study: Study, seed: int, path: Path, rows: dict[str, dict[str, Any]
         before = record["step"]
     valid = [record for record in records if record["kind"] == "valid"]
     peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
+    rows, n_token = _columns(evaluations), max((record.get("tokens", 0) for record in train + valid), default=0)
+    per_token = starts[0].get("flops_per_token")
     return RunFigures(
         seed,
-        parameters=next(record["parameters"] for record in records if record["kind"] == "start"),
-        tokens=max((record.get("tokens", 0) for record in train + valid), default=0),
+        parameters=starts[0]["parameters"],
+        tokens=n_token,
         seconds=seconds,
         peak_gib=max(peaks, default=None),
         values={name: row[study.metric] for name, row in rows.items()},
         nats={name: row["nats_per_token"] for name, row in rows.items()},
         curve=[(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]],
+        source=_source(starts, evaluations.values()),
+        parameters_in_layers=starts[0].get("parameters_in_layers"),
+        operations=None if per_token is None else per_token * n_token,
+        ms_per_step=1000 * seconds / before if before else None,
+        processor=starts[0].get("processor"),
     )
 
 
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation over seeds; None for one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+def _source(starts: Sequence[Mapping[str, Any]], evaluations: Any) -> str:
+    """What the runs of a row have in common. A run that was resumed by other code is of both versions."""
+    texts = {text for start in starts for text in start.get("texts", {}).values()}
+    texts |= {text for one in evaluations for text in one.get("texts", {}).values()}
+    codes = dict.fromkeys(
+        (start.get("git_commit") or start.get("txl") or "")[:7] + "+" * bool(start.get("git_dirty")) for start in starts
+    )
+    text = hashlib.sha256("".join(sorted(texts)).encode()).hexdigest()[:8] if texts else ""
+    named = {"text": text, "code": " and ".join(filter(None, codes))}
+    return ", ".join(f"{what} {value}" for what, value in named.items() if value)
 
 
-def compared(variant: Sequence[RunFigures], baseline: Sequence[RunFigures], column: str) -> Comparison | None:
-    """A variant against the baseline over the seeds that both have; None if there is none."""
-    theirs = {run.seed: run.nats[column] for run in baseline}
-    pairs = [(run.nats[column], theirs[run.seed]) for run in variant if run.seed in theirs]
-    if not pairs:
-        return None
-    differences = [ours - other for ours, other in pairs]
-    return Comparison(statistics.fmean(differences), paired_p(differences))
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns of all runs."""
+    return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.values))
 
 
-def paired_p(differences: Sequence[float]) -> float | None:
-    """The two-sided p-value of Student's t-test that the mean of the differences is 0; None with fewer than two.
+def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:
+    """Every row against that of the baseline of the same source, in every column, over the seeds that both have. The
+    family that p-values are corrected for is all of these."""
+    baselines = {row.source: row.runs for row in rows if row.variant == study.baseline}
+    found = []
+    for row in rows:
+        if row.variant == study.baseline:
+            continue
+        theirs = {run.seed: run for run in baselines.get(row.source, ())}
+        for column in columns_of([row]):
+            pairs = [(run.nats[column], theirs[run.seed].nats.get(column)) for run in row.runs if run.seed in theirs]
+            if differences := [ours - other for ours, other in pairs if other is not None]:
+                found.append(paired(row.name, column, differences))
+    return corrected(found)
 
-    With n differences of mean m and standard deviation s, t = m sqrt(n) / s has n - 1 degrees of freedom.
-    """
-    if len(differences) < 2:
-        return None
-    spread = statistics.stdev(differences)
-    mean = statistics.fmean(differences)
-    if spread == 0:
-        return 1.0 if mean == 0 else 0.0
-    from scipy.stats import t  # an extra
 
-    return float(2 * t.sf(abs(mean) * math.sqrt(len(differences)) / spread, len(differences) - 1))
+def final_loss(runs: Sequence[RunFigures]) -> float | None:
+    """The mean of the last validation losses."""
+    last = [run.curve[-1][1] for run in runs if run.curve]
+    return mean_and_spread(last)[0] if last else None
 
 
 def tokens_until(run: RunFigures, nats: float) -> float | None:

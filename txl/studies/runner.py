@@ -12,12 +12,17 @@ from typing import Any
 
 from tqdm import tqdm
 
+from txl.cli import build, read_flags
+from txl.commands import eval as evaluate
+from txl.commands import train
 from txl.config import UsageError
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.report import write_json
 from txl.records import read_json
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.studies.plan import Study, Task, slug, tasks, words
+from txl.training.config import TrainConfig
 
 DONE, LOG = "done.json", "log.txt"
 """In the folder of a task: what has been done with which flags, and what its programs printed."""
@@ -25,6 +30,19 @@ DONE, LOG = "done.json", "log.txt"
 
 class TaskError(Exception):
     """A task has failed; the message is the last line of its program."""
+
+
+def require_flags(study: Study) -> None:
+    """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
+    lines = [(f"runs: {name}", flags, train.CONFIGS, TrainConfig) for name, flags in study.variants.items()]
+    lines += [
+        (f"evaluations: {name}", flags, evaluate.CONFIGS, EvalConfig) for name, flags in study.evaluations.items()
+    ]
+    for name, flags, configs, checked in lines:
+        try:
+            build(checked, read_flags(words(flags, Path("run")), *configs, description=""))
+        except UsageError as error:
+            raise UsageError(f"{study.name}: {name}: {error}") from None
 
 
 def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
@@ -63,7 +81,7 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
     try:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
-            raise TaskError(f"{task.folder} was trained with other flags; name another --folder, or remove it")
+            raise TaskError(f"{task.folder} was trained with other flags; name another --folder")
         noted = done.get("evaluations", {})
         left = {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
         if "train" in done and not left:
@@ -77,7 +95,8 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
         for name, flags in left.items():
             path = task.folder / f"{slug(name)}.json"
             program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags, run)])
-            done["evaluations"][name] = {"flags": flags, "rows": read_json(path)["rows"]}
+            results = read_json(path)
+            done["evaluations"][name] = {"flags": flags, "rows": results["rows"], "texts": results.get("texts", {})}
             write_json(task.folder / DONE, done)
         return True
     finally:

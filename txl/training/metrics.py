@@ -15,6 +15,7 @@ from typing import Any
 from txl.config import require
 from txl.evaluation.report import finite
 from txl.files import errors_naming, written_whole
+from txl.ops import processor
 
 _CURVES = {
     "train/nll_nats": "loss/train_nats_per_token",
@@ -205,8 +206,10 @@ def _cut(path: Path, step: int, *, owes_evaluation: bool) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """The command line, versions, the commit of the code, and whether it has uncommitted changes."""
+    """The command line, versions, the processor, the commit of the code, and whether it has uncommitted changes."""
     import torch
+
+    from txl import __version__
 
     def git(*words: str) -> str | None:
         try:
@@ -222,6 +225,8 @@ def provenance() -> dict[str, Any]:
         "command": sys.orig_argv[1:],
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "processor": processor.NAME,
+        "txl": __version__,
         "git_commit": git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
     }

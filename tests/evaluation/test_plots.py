@@ -1,0 +1,78 @@
+"""Pictures show the figures of the rows: read off what matplotlib was asked to draw."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from txl import Context
+from txl.evaluation import plots
+from txl.evaluation.rows import Row
+from txl.evaluation.score import Score
+from txl.evaluation.study.attention_by_distance import AttentionByDistance
+from txl.evaluation.study.loss_by_position import BinnedLoss
+from txl.evaluation.study.recl import recl
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Draws a plot and returns its axes."""
+
+    def panels(plot: Any, *arguments: Any) -> list[Any]:
+        figures: list[Any] = []
+        monkeypatch.setattr(plots, "_save", lambda figure, path, **_: figures.append(figure))
+        plot(Path("unused.png"), *arguments)
+        return figures[0].axes
+
+    return panels
+
+
+def row(mem_len: int, **more: Any) -> Row:
+    return Row("test", Context(tgt_len=4, mem_len=mem_len), Score(100 * (6 - mem_len / 10), 100), 1.0, **more)
+
+
+def test_perplexity_by_memory(panels: Any) -> None:
+    (axes,) = panels(plots.plot_context, [row(0), row(10), row(20)])
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [0, 10, 20]
+    assert list(line.get_ydata()) == pytest.approx([math.exp(n) for n in (6, 5, 4)])
+
+
+def test_losses_by_position(panels: Any) -> None:
+    """A point is as large as its bin has tokens."""
+    binned = {"position": BinnedLoss([0, 1, 2, 4], [30.0, 8.0, 5.0], [10, 2, 1])}
+    (axes,) = panels(plots.plot_losses, [row(0, losses=binned)])
+    (line,), (points,) = axes.lines, axes.collections
+    assert list(line.get_xdata()) == pytest.approx([1, 2, math.sqrt(12)])
+    assert list(line.get_ydata()) == [3, 4, 5]
+    assert points.get_offsets()[:, 1].tolist() == [3, 4, 5]
+    sizes = points.get_sizes()
+    assert (sizes / sizes[0]).tolist() == pytest.approx([1, 0.2, 0.1])
+    assert to_hex(points.get_facecolor()[0]) == to_hex(line.get_color())
+
+
+def test_attention_by_distance(panels: Any) -> None:
+    """Heads below each other, with a line between layers."""
+    mass_LNK = torch.arange(1.0, 13).view(2, 3, 2).double()
+    attention = AttentionByDistance([0, 1, 2], mass_LNK, torch.tensor([4, 8]), 10)
+    share, key, *_ = panels(plots.plot_attention, [row(0, attention=attention)])
+    np.testing.assert_allclose(share.images[0].get_array(), mass_LNK.view(6, 2) / 10)
+    np.testing.assert_allclose(key.images[0].get_array(), mass_LNK.view(6, 2) / torch.tensor([4, 8]))
+    for axes in (share, key):
+        assert [list(line.get_ydata()) for line in axes.lines] == [[2.5, 2.5]]
+
+
+def test_effective_context_lengths(panels: Any) -> None:
+    """Gains in percent with the threshold of 1 %."""
+    nats_MCP = np.array([[[3.0, 4.0], [2.9, 3.9], [2.9, 3.9]]])
+    result = recl(nats_MCP, [10, 20, 30], shares=(1.0,))
+    gain, level = panels(plots.plot_recl, result, ["runs/a"])
+    curve, threshold = gain.lines
+    assert list(curve.get_xdata()) == [10, 20]
+    assert list(curve.get_ydata()) == pytest.approx([100 * (1 - math.exp(-0.1)), 0])
+    assert list(threshold.get_ydata()) == [1.0, 1.0]
+    assert list(level.lines[0].get_ydata()) == pytest.approx([math.exp(n) for n in (3.5, 3.4, 3.4)])

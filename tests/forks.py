@@ -1,0 +1,174 @@
+"""Processes that start without waiting for imports, and processes that are waited for.
+
+Python with torch takes seconds to start. Here a server, forked once from the process of the tests, has imported all and
+forks a process for each start, with a process group of its own.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tqdm
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+LIMIT_S = 600
+"""Ends what hangs. Nothing that a test shows depends on it."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A process that runs a function."""
+
+    pid: int
+    log: Path
+    _ask: Callable[..., Any]
+
+    def kill(self) -> None:
+        """kill -9 of the process and all that it has started."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit status, once there is one; negative: the signal that ended it."""
+        ended = os.pidfd_open(self.pid)
+        try:
+            assert select.select([ended], [], [], LIMIT_S)[0], f"hangs; {self.log}:\n{self.log.read_text()[-3000:]}"
+        finally:
+            os.close(ended)
+        return self._ask(status_of=self.pid)
+
+
+class Forks:
+    """Starts processes that have imported all. What still runs at the end is killed."""
+
+    def __init__(self) -> None:
+        self._server: socket.socket | None = None
+
+    def __call__(self, target: str, log: Path, *, environment: dict[str, str] | None = None, **named: Any) -> Fork:
+        """Start "module:function" with JSON-ready arguments; both its outputs are appended to the log."""
+        return Fork(self._ask(target=target, log=str(log), environment=environment or {}, named=named), log, self._ask)
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._lines.close()
+            self._server.close()
+            os.waitpid(self._pid, 0)
+
+    def _ask(self, **request: Any) -> Any:
+        if self._server is None:
+            self._begin()
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        return json.loads(self._lines.readline())
+
+    def _begin(self) -> None:
+        _import_all()
+        self._server, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve(theirs.detach())
+        theirs.close()
+        self._lines = self._server.makefile("rw")
+
+
+start = Forks()
+
+
+def wait_until(condition: Callable[[], object], log: Path) -> None:
+    """Wait for something that must come true; fails with the end of the log if it never does."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {LIMIT_S} s; {log}:\n{log.read_text()[-3000:]}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _import_all() -> None:
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.utils.tensorboard
+
+    import txl.commands.eval
+    import txl.commands.generate
+    import txl.commands.train  # noqa: F401
+    from txl.training import meter
+
+    meter.measured_peak_flops(torch.device("cpu"), torch.float32)
+
+
+def _serve(requests: int) -> NoReturn:
+    """Answer every line: start a process, or tell the exit status of one that has ended."""
+    os.dup2(requests, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(ROOT)
+    lines, alive = socket.socket(fileno=3).makefile("rw"), set()
+    for line in lines:
+        request = json.loads(line)
+        if "status_of" in request:
+            pid, status = os.waitpid(request["status_of"], 0)
+            alive.discard(pid)
+            answer: int = os.waitstatus_to_exitcode(status)
+        elif (answer := os.fork()) == 0:
+            _run(**request)
+        else:
+            with contextlib.suppress(PermissionError):
+                os.setpgid(answer, answer)  # here too: whoever gets the pid may kill the group at once
+            alive.add(answer)
+        lines.write(f"{answer}\n")
+        lines.flush()
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _run(target: str, log: str, environment: dict[str, str], named: dict[str, Any]) -> NoReturn:
+    """Be a process of one's own: nothing is left of pytest, to which this one must not return."""
+    os.setpgid(0, 0)
+    os.close(3)
+    for name, flags, numbers in (
+        (os.devnull, os.O_RDONLY, (0,)),
+        (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2)),
+    ):
+        descriptor = os.open(name, flags)
+        for number in numbers:
+            os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    warnings.resetwarnings()
+    tqdm.tqdm.set_lock(threading.RLock())  # a thread of the tests may have held the other
+    os.environ.update(environment)
+    status = 1
+    try:
+        module, _, function = target.partition(":")
+        getattr(import_module(module), function)(**named)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python does at its end
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,68 @@
+"""What a study says of its differences."""
+
+import itertools
+import random
+
+import pytest
+from matplotlib.container import ErrorbarContainer
+from scipy.stats import ttest_rel
+
+from txl.studies.picture import draw
+from txl.studies.plan import Study
+from txl.studies.results import Row, RunFigures, compared
+from txl.studies.statistics import Comparison, corrected, paired
+from txl.studies.tables import Table, as_latex, as_markdown
+
+STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
+
+
+def row(name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), source: str = "") -> Row:
+    def figures(seed: int, x: float) -> RunFigures:
+        values = dict.fromkeys(columns, x)
+        return RunFigures(seed, 1, 1, 1.0, None, values, values, [(10, x + 1), (20, x)], source)
+
+    return Row(name, name, source, [figures(seed, x) for seed, x in nats.items()])
+
+
+def test_intervals_and_p_values_are_those_of_scipy() -> None:
+    dice = random.Random(3)
+    ours, theirs = ([dice.gauss(5, 0.1) for _ in range(5)] for _ in range(2))
+    found = paired("x", "a", [a - b for a, b in zip(ours, theirs, strict=True)])
+    expected = ttest_rel(ours, theirs)
+    interval = expected.confidence_interval(0.95)
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
+
+
+def test_p_values_are_corrected_by_holms_method() -> None:
+    """Worked by hand: 4 * 0.01, max(0.04, 3 * 0.013), 2 * 0.03, max(0.06, 0.04)."""
+    raw = [0.03, 0.01, None, 0.04, 0.013]
+    found = corrected([Comparison("x", "a", 3, -1.0, p=p) for p in raw])
+    assert [c.p_holm for c in found] == pytest.approx([0.06, 0.04, None, 0.06, 0.04])
+    assert [c.verdict for c in found] == ["not shown", "better", "one seed", "not shown", "better"]
+
+
+def test_only_seeds_and_sources_in_common_are_compared() -> None:
+    rows = [row("base", {1: 5.0, 2: 5.1}, ("a", "b")), row("other", {2: 4.0, 3: 4.2}, ("a", "b"))]
+    assert [(c.column, c.seeds, c.difference) for c in compared(STUDY, rows)] == [
+        ("a", 1, pytest.approx(-1.1)),
+        ("b", 1, pytest.approx(-1.1)),
+    ]
+    assert compared(STUDY, [rows[0], row("other", {1: 4.0}, source="text x")]) == []
+
+
+def test_the_picture_shows_every_mean_and_hides_none() -> None:
+    rows = [row("base", {1: 5.0, 2: 5.2}, ("a", "b")), row("other", {1: 5.1, 2: 5.1}, ("a", "b"))]
+    left, right = draw(STUDY, rows).axes
+    bars = [one for one in right.containers if isinstance(one, ErrorbarContainer)]
+    points = [(x, y) for bar in bars for x, y in zip(*bar.lines[0].get_data(), strict=True)]
+    assert [y for _, y in points] == pytest.approx([5.1] * 4)
+    places = sorted(x for x, _ in points)
+    assert min(b - a for a, b in itertools.pairwise(places)) > 0.2
+    assert [round(x) for x in places] == [0, 0, 1, 1]
+    assert len(left.lines) == 2
+
+
+def test_signs_of_the_formats_are_escaped() -> None:
+    table = Table(["a|b", "x_1"], [["50 % ^ ~", "\\"]])
+    assert as_markdown(table).splitlines()[0] == r"| a\|b | x_1 |"
+    assert r"50 \% \textasciicircum{} \textasciitilde{} & \textbackslash{} \\" in as_latex(table)

@@ -1,0 +1,104 @@
+"""Beam search: the most likely continuations, by a search of bounded width."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.model.autocast import require_in_range
+from txl.model.transformer import TransformerXL
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A continuation and its log-probability, divided by length^length_penalty."""
+
+    ids: tuple[int, ...]
+    score: float
+
+
+def beam_search(
+    model: TransformerXL,
+    prompt: Sequence[int],
+    context: Context,
+    *,
+    num_beams: int,
+    length: int,
+    length_penalty: float = 1.0,
+    banned: Sequence[int] = (),
+    has_ended: Callable[[Sequence[int]], bool] = lambda ids: False,
+    memory: Any = None,
+) -> list[Hypothesis]:
+    """The best finished continuations that beam search finds, at most `num_beams`, best first.
+
+    A continuation ends after `length` tokens, or where `has_ended` says so. At each step the `num_beams` most likely
+    unfinished ones are extended. The search stops early once the most likely unfinished one scores below all of
+    `num_beams` finished ones, each divided by its own length^length_penalty, as transformers does by default
+    (`early_stopping=False`).
+
+    Args:
+        prompt: at least one id.
+        length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare log-probabilities.
+        banned: ids that never occur.
+        memory: of one row; None: an empty one.
+    Raises:
+        ValueError: if the prompt is empty or contains an id outside the vocabulary.
+        UsageError: see `require_in_range`.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: the model needs at least one token to continue")
+    beams = _Beams(model, context, prompt, model.fresh_memory(1) if memory is None else memory)
+    finished: list[Hypothesis] = []
+    for n_token in range(1, length + 1):
+        going: list[tuple[int, int, float]] = []
+        for rank, (row, token, logprob) in enumerate(beams.extensions(2 * num_beams, banned)):
+            ids = (*beams.ids[row], token)
+            if n_token < length and not has_ended(ids):
+                going.append((row, token, logprob))
+            elif rank < num_beams:
+                finished.append(Hypothesis(ids, logprob / n_token**length_penalty))
+        finished = sorted(finished, key=lambda one: -one.score)[:num_beams]
+        going = going[:num_beams]
+        is_beaten = going and len(finished) == num_beams and going[0][2] / n_token**length_penalty <= finished[-1].score
+        if is_beaten or not going:
+            break
+        beams.extend(going)
+    return finished
+
+
+class _Beams:
+    """Unfinished continuations of one prompt: their ids, log-probabilities and memories, a row each."""
+
+    def __init__(self, model: TransformerXL, context: Context, prompt: Sequence[int], memory: Any) -> None:
+        self._model, self._context, self._memory = model, context, memory
+        self.ids: list[tuple[int, ...]] = [()]
+        self._logprobs: tuple[float, ...] = (0.0,)
+        for segment_1T in torch.tensor([list(prompt)]).split(context.tgt_len, dim=1):
+            self._read(segment_1T)
+
+    @torch.inference_mode()
+    def _read(self, token_KT: Tensor) -> None:
+        hidden_KTD, self._memory = self._model(token_KT, self._memory, self._context)
+        self._hidden_KD = hidden_KTD[:, -1]
+
+    @torch.inference_mode()
+    def extensions(self, n_best: int, banned: Sequence[int]) -> list[tuple[int, int, float]]:
+        """The most likely continuations that are a token longer: row, token and log-probability, best first."""
+        require_in_range(self._hidden_KD, self._model.device)
+        logprob_KV = self._model.log_prob(self._hidden_KD)
+        logprob_KV[:, list(banned)] = -torch.inf
+        logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
+        best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))
+        n_token, places = logprob_KV.shape[1], zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [(place // n_token, place % n_token, logprob) for place, logprob in places if logprob > -torch.inf]
+
+    def extend(self, chosen: Sequence[tuple[int, int, float]]) -> None:
+        """Go on with these of `extensions`."""
+        rows, tokens, self._logprobs = zip(*chosen, strict=True)
+        if rows != tuple(range(len(self.ids))):
+            self._memory = self._memory.rows(torch.tensor(rows, device=self._model.device))
+        self.ids = [(*self.ids[row], token) for row, token in zip(rows, tokens, strict=True)]
+        self._read(torch.tensor(tokens)[:, None])

@@ -1,0 +1,134 @@
+"""The tables of a study, and how they are written: Markdown, CSV and LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from txl.studies.plan import Study
+from txl.studies.results import Row, RunFigures, columns_of, final_loss, tokens_until
+from txl.studies.statistics import Comparison, mean_and_spread
+
+
+class Table(NamedTuple):
+    """The header and rows of cells."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
+def figures_table(study: Study, rows: Sequence[Row]) -> Table:
+    """A row of the study a row: mean and standard deviation over its seeds in each column, and what it has cost."""
+    columns = columns_of(rows)
+    goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
+    header = ["run", "seeds", *columns, "parameters", "in layers", "tokens", "tokens to the baseline's loss"]
+    header += ["operations", "seconds", "ms a step", "peak GiB"]
+    cells = []
+    for row in rows:
+        if not row.runs:
+            cells.append([row.name, "0", *[""] * (len(header) - 2)])
+            continue
+        peaks = [run.peak_gib for run in row.runs if run.peak_gib is not None]
+        tokens = _mean([run.tokens for run in row.runs])
+        until = tokens if row.variant == study.baseline else _tokens_until(row.runs, goals.get(row.source))
+        cells.append(
+            [
+                *(row.name, str(len(row.runs)), *(_plus_minus(row.runs, column) for column in columns)),
+                *(_mean([run.parameters for run in row.runs]), _mean([run.parameters_in_layers for run in row.runs])),
+                *(tokens, until, _mean([run.operations for run in row.runs], ".2e")),
+                *(_mean([run.seconds for run in row.runs]), _mean([run.ms_per_step for run in row.runs], ",.1f")),
+                f"{max(peaks):.2f}" if peaks else "",
+            ]
+        )
+    return Table(header, cells)
+
+
+def _tokens_until(runs: Sequence[RunFigures], goal: float | None) -> str:
+    reached = [n for run in runs if goal is not None and (n := tokens_until(run, goal)) is not None]
+    if not reached:
+        return "" if goal is None else "not reached"
+    return _mean(reached) + (f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else "")
+
+
+def _plus_minus(runs: Sequence[RunFigures], column: str) -> str:
+    values = [run.values[column] for run in runs if column in run.values]
+    if not values:
+        return ""
+    mean, spread = mean_and_spread(values)
+    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+
+
+def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
+    known = [value for value in values if value is not None]
+    return format(mean_and_spread(known)[0], how) if known else ""
+
+
+def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
+    """A comparison a row."""
+    header = ["run", "column", "seeds", f"nats against {study.baseline}", "95 % interval", "p", "p (Holm)", "verdict"]
+    return Table(
+        header,
+        [
+            [
+                *(c.run, c.column, str(c.seeds), f"{c.difference:+.4f}"),
+                "" if c.low is None or c.high is None else f"{c.low:+.4f} to {c.high:+.4f}",
+                *("" if p is None else f"{p:.2g}" for p in (c.p, c.p_holm)),
+                c.verdict,
+            ]
+            for c in comparisons
+        ],
+    )
+
+
+def numbers(rows: Sequence[Row]) -> Table:
+    """For programs: mean, standard deviation and each seed of every column, and the cost of each run, unrounded."""
+    seeds = list(dict.fromkeys(run.seed for row in rows for run in row.runs))
+    costs = ("parameters", "parameters_in_layers", "tokens", "operations", "seconds", "ms_per_step", "peak_gib")
+    header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
+    cells = []
+    for row in rows:
+        found = {column: {run.seed: run.values[column] for run in row.runs} for column in columns_of([row])}
+        found |= {name: {run.seed: getattr(run, name) for run in row.runs} for name in costs if row.runs}
+        for column, by_seed in found.items():
+            known = [value for value in by_seed.values() if value is not None]
+            summary = mean_and_spread(known) if known else (None, None)
+            values = [*summary, *(by_seed.get(seed) for seed in seeds)]
+            cells.append([row.name, row.source, column, *("" if v is None else repr(v) for v in values)])
+    return Table(header, cells)
+
+
+def curves(rows: Sequence[Row]) -> Table:
+    """Every validation loss of every run."""
+    points = [
+        [row.name, str(run.seed), str(n), repr(nats)] for row in rows for run in row.runs for n, nats in run.curve
+    ]
+    return Table(["run", "seed", "tokens", "valid nats per token"], points)
+
+
+def as_markdown(table: Table) -> str:
+    """A table in Markdown."""
+    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def as_csv(table: Table) -> str:
+    """A table in CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([table.header, *table.rows])
+    return out.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A tabular for booktabs."""
+    lines = [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
+    for i, row in enumerate([table.header, *table.rows]):
+        lines.append(" & ".join(cell.translate(_LATEX) for cell in row) + r" \\")
+        if i == 0:
+            lines.append(r"\midrule")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$", "|": r"$|$"}
+)
