@@ -8,6 +8,7 @@ import numpy as np
 from .files import DataError, reading
 from .store import Store
 from .texts import Texts
+from .tokenizers.base import Tokenizer
 from .tokenizers.integers import LARGEST, Integers
 
 _NAMES = {"valid": ("valid", "val")}
@@ -46,7 +47,7 @@ class Streams(Texts):
         nothing = np.zeros(0, dtype=np.uint64)
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
-    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         if store.starts is not None:
             return store.starts
         (path,) = self.files(split)

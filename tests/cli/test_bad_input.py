@@ -264,6 +264,7 @@ EVAL_VALUES = [
     ("--convention huggingface --ext_len 2", "--ext_len 2", "needs --ext_len 0"),
     ("--convention original --batch_size 67", "--batch_size 67", "use at most 66"),
     ("--convention nvidia --mem_len 64", "--batch_size 16: streams of 8 tokens", "use fewer streams"),
+    ("--reset document", "--reset document: the text has no line like '= Title ='", "leave the flag out"),
     ("--context x", "--context: goes with --text", "give one"),
     ("--per_token x.tsv", "--per_token: goes with --text", "give one"),
     ("--tokenise", "--tokenise: goes with --text", "give one"),
