@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -46,6 +48,7 @@ down many times over; if not at all, the threads of one program wait for each ot
 
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
+    _use_own_environment()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
     if name == "train":
@@ -59,11 +62,26 @@ def launch(name: str) -> None:
     except ImportError as error:
         if error.name is not None:  # else the program says what to install
             raise
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     run = import_module("txl.cli").run
     signal.signal(signal.SIGINT, before)
     run(main)
+
+
+def _use_own_environment() -> None:
+    """Where this Python has no PyTorch, start again with that of .venv beside this package, which the scripts make."""
+    if find_spec("torch") is not None:
+        return
+    venv = Path(__file__).absolute().parents[1] / ".venv"
+    python = venv / "bin" / "python"
+    if python.is_file() and Path(sys.prefix) != venv:
+        os.execv(python, [str(python), *sys.orig_argv[1:]])
+    _refuse(f"{sys.executable} has no PyTorch; pip install -r requirements.txt, or name a Python that has it")
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"{os.path.basename(sys.argv[0])}: {why}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

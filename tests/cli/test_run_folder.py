@@ -161,6 +161,16 @@ def test_what_torchrun_starts_again_overwrites_no_run_of_its_own(
     assert records(run_folder)[-1]["kind"] == ("start" if begun else "valid")
 
 
+def test_what_torchrun_starts_again_goes_on_from_the_newest_checkpoint(
+    call: Call, training: list[str], long_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not again from the step of the command line."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    (long_run / ".accepted").write_text('{"pid": 1}\nbegun\n')
+    assert call("train", *training, "--resume", 2, "--keep_last", 9).status == 0
+    assert records(long_run)[-1]["resumed_from_step"] == 4
+
+
 # going on
 
 

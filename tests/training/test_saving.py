@@ -150,3 +150,10 @@ def test_a_training_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> 
     second.train()
     assert [path.name for path in sorted(tmp_path.glob("step_*"))][-1] == "step_00000006"
     assert same_weights(never, second)
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_loss(tmp_path: Path) -> None:
+    """The losses are 3, 2, 2.5, 1.9, 2.4 and 2.3."""
+    run = Run(config(eval_interval=1), folder=tmp_path).begin()
+    assert run.train().best_nats == 1.9
+    assert (tmp_path / "best").read_text().strip() == "step_00000004"
