@@ -12,6 +12,7 @@ from .documents import pieces_in, rule_of
 from .files import DataError
 from .sources import sources_of
 from .texts import SPLITS, Tagged, Texts
+from .tokenizers.base import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ class AnyFiles(Texts):
                 if not missing:
                     return {}
         return dict(zip(least, self.dealt, strict=False)) if len(least) > len(self.dealt) else {}
+
+    def needs_headings(self, tokenizer: Tokenizer) -> bool:
+        """Plain files of words are WikiText's kind, unless --documents says something else."""
+        return self.is_plain and tokenizer.is_of_words and self.config.documents in ("auto", "heading")
 
     def describe(self, n_document: Mapping[str, int]) -> None:
         if self.is_plain:

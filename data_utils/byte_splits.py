@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .compression import COMPRESSED, opened
 from .documents import Piece, no_documents
 from .file_formats import LONGEST
 from .files import DataError, reading, require_text
 from .sources import require_regular
 from .store import Store
 from .texts import SPLITS, Tagged, Texts
+from .tokenizers.base import Tokenizer
+from .uncompressed import COMPRESSED, opened
 
 WHOLE = 100_000_000
 """Bytes of enwik8 and of text8."""
@@ -112,7 +113,7 @@ class ByteSplits(Texts):
             other = f"this is not {name}, which has {WHOLE:,}: figures are not comparable with published ones"
             self.note += f"; {other}"
 
-    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         raise no_documents(f"{self.config.dataset} is one text without documents")
 
     def _unspaced(self, path: Path) -> bytes:

@@ -99,7 +99,7 @@ class Corpus:
 
     def document_starts(self, name: str) -> np.ndarray:
         """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
-        return np.asarray(self.texts.document_starts(name, self._store(name), self.vocab.eos_id))
+        return np.asarray(self.texts.document_starts(name, self._store(name), self.vocab))
 
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""

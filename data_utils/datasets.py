@@ -86,7 +86,8 @@ def tokenizer_of(dataset: str, read: Callable[[str], str]) -> Tokenizer:
 
 def kind_of_tokenizer(dataset: str) -> type[Tokenizer]:
     """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is said elsewhere."""
-    return DATA_SETS[dataset].tokenizer if dataset in DATA_SETS else Vocab
+    found = DATA_SETS.get(dataset)
+    return found.tokenizer if found else Vocab
 
 
 def is_tokenised(record: Mapping[str, Any]) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .compression import COMPRESSED, damaged, opened
 from .files import DataError, not_utf8, reading
+from .uncompressed import COMPRESSED, damaged, opened
 
 TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
 LINES_OF_JSON = (".jsonl", ".ndjson", ".json")

@@ -116,4 +116,4 @@ def read_record(path: Path) -> dict[str, Any]:
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file."""
     with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        temporary.write_text(json.dumps(record), encoding="utf-8")

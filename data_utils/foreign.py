@@ -8,6 +8,7 @@ import numpy as np
 from .files import DataError, reading
 from .store import Store
 from .texts import Texts
+from .tokenizers.base import Tokenizer
 from .tokenizers.integers import LARGEST, Integers
 
 _NAMES = {"valid": ("valid", "val")}
@@ -46,7 +47,7 @@ class Streams(Texts):
         nothing = np.zeros(0, dtype=np.uint64)
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
-    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         if store.starts is not None:
             return store.starts
         (path,) = self.files(split)
@@ -68,7 +69,7 @@ class Streams(Texts):
             if self.is_there(split) and self._range(split)[1] >= LARGEST:
                 (path,), largest = self.files(split), self._range(split)[1]
                 hint = " (-1 as an unsigned number)" if largest in (2**32 - 1, 2**64 - 1) else ""
-                raise DataError(f"{path}: holds the id {largest}{hint}; a vocabulary has at most {LARGEST - 1} tokens")
+                raise DataError(f"{path}: holds the id {largest}{hint}; a vocabulary has at most {LARGEST} tokens")
         there = [split for split in ("train", "valid", "test") if self.is_there(split)]
         return Integers(1 + max(0, *(self._range(split)[1] for split in there)))
 
@@ -95,9 +96,8 @@ def _open(path: Path) -> _Ids:
             ids = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
             raise DataError(f"{path}: no array of numpy ({str(error).splitlines()[0]}); use np.save") from None
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-        what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else "several arrays"
-        raise DataError(f"{path}: holds {what}; it needs integers of shape (n,)")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise DataError(f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)")
     return _Ids(ids, None)
 
 

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -76,7 +76,6 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
     """
     if not vocab.is_of_words:
         return _running(text, vocab, name)
-    assert isinstance(vocab, Vocab)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -101,7 +100,7 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
         _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
     if n_written_eos:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
-    ids, ends = vocab.ids_of(words), [end for _, end in spans]
+    ids, ends = cast(Vocab, vocab).ids_of(words), [end for _, end in spans]
     return FreeText(
         ids,
         [begin for begin, _ in spans],

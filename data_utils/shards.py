@@ -10,6 +10,7 @@ import numpy as np
 from .files import DataError, read_lines
 from .store import Store
 from .texts import Texts
+from .tokenizers.base import Tokenizer
 from .tokenizers.sentences import SentenceVocab
 
 VOCABULARY = "1b_word_vocab.txt"
@@ -43,8 +44,8 @@ class Shards(Texts):
     def defines_vocabulary(self, counted: Sequence[str]) -> bool:
         return (self.home / VOCABULARY).is_file()
 
-    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
-        return np.flatnonzero(store.ids[:-1] == eos_id) + 1  # after each <S>
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
+        return np.flatnonzero(store.ids[:-1] == tokenizer.eos_id) + 1  # after each <S>
 
 
 def read_vocabulary(folder: Path) -> SentenceVocab:

@@ -8,9 +8,9 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from .compression import COMPRESSED
 from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
 from .files import DataError, reading
+from .uncompressed import COMPRESSED
 
 CACHE = "txl-cache"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")

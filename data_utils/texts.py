@@ -13,7 +13,7 @@ from .file_formats import has_rows, lines_of, rows_of
 from .files import DataError, not_utf8, require_text, text_of
 from .sources import home_of, require_folder
 from .store import Store
-from .tokenizers.base import Batch
+from .tokenizers.base import Batch, Tokenizer
 
 SPLITS = ("train", "valid", "test")
 
@@ -91,12 +91,17 @@ class Texts:
     def describe(self, n_document: Mapping[str, int]) -> None:
         """Set `note`, given the number of documents of each split."""
 
-    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
-        if self.rule == "heading" and not any(self._signs_of(path) == "heading" for path in self.files(split)):
+        has_headings = any(self._signs_of(path) == "heading" for path in self.files(split))
+        if self.needs_headings(tokenizer) and not has_headings:
             raise no_documents("the text has no line like '= Title =' that begins a document")
         assert store.starts is not None
         return store.starts
+
+    def needs_headings(self, tokenizer: Tokenizer) -> bool:
+        """True if nothing else begins a document."""
+        return self.rule == "heading"
 
     def _signs_of(self, path: Path) -> str:
         field = self.config.text_field

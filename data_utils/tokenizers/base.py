@@ -149,6 +149,6 @@ class Numbering(ABC):
         """The tokenizer of the symbols that were counted in these splits."""
 
     @abstractmethod
-    def table(self, split: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-        """The id of each number of a split, (V,), and whether it stands for an unknown word, (V,). Raises
-        `UnknownWordError`."""
+    def table(self, split: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The id that a tokenizer of its kind gives each number of a split, (V,), and whether it stands for an unknown
+        word, (V,). Raises `UnknownWordError`."""

@@ -10,8 +10,8 @@ from ..files import DataError
 from .base import Batch, Block, Encoded
 from .running import RunningTokenizer
 
-LARGEST = 2**31
-"""Of a vocabulary."""
+LARGEST = 2**24
+"""Tokens of a vocabulary."""
 
 
 class Integers(RunningTokenizer):

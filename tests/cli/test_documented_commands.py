@@ -312,7 +312,7 @@ def test_the_console_command_knows_the_program(
 @each(INSTALLED)
 def test_what_is_installed_is_this_project_or_one_of_its_extras(line: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [re.split(r"[<>=\[]", one)[0] for some in project["optional-dependencies"].values() for one in some]
+    extras = [re.split(r"[<>=;\[]", one)[0] for some in project["optional-dependencies"].values() for one in some]
     assert line.removeprefix("pip install ") in (".", *extras)
 
 

@@ -607,7 +607,7 @@ def test_a_text_is_scored_with_additions_as_a_split_is(
     """The text of a split that begins with a blank line; the knn store is made from the training text of --data."""
     words = flags.replace("STORE", str(tmp_path / "store")).split()
     (tmp_path / "elsewhere").mkdir()
-    for split in ("train", "test"):
+    for split in ("train", "valid", "test"):
         (tmp_path / "elsewhere" / f"{split}.txt").write_text(
             "\n" * (split == "test") + (text / f"{split}.txt").read_text()
         )

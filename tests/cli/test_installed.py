@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import txl
-from txl.launch import PROGRAMS
 from tests.conftest import long_test
+from txl.launch import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
