@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from txl.config import SEED, SIZE, Checked, option
+from txl.config import SEED, Checked, option
 
 from .files import DataError
 
@@ -19,8 +19,8 @@ class DataConfig(Checked):
 
     data: tuple[str, ...] | str = option(
         "data/wikitext-103",
-        "folder of train.txt, valid.txt and test.txt (ids: of .npy files); or any folder, files or glob of text, also "
-        "gzip, xz, zstd, jsonl and parquet, see docs/data.md; pydoc writes its text itself",
+        "folder of train.txt, valid.txt and test.txt (ids: of .npy or .bin files); or any folder, files or glob of "
+        "text, also gzip, bzip2, xz, zstd, zip, jsonl and parquet, see docs/data.md; pydoc writes its text itself",
     )
     dataset: Literal[
         "wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text", "pydoc", "bpe", "bytes", "characters", "ids"
@@ -29,7 +29,7 @@ class DataConfig(Checked):
         "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any text, the "
         "documentation of this Python; any text in subwords, bytes or characters; streams of integers",
     )
-    cache_dir: str | None = option(None, "folder of the token files (not given: txl-cache beside the text)")
+    cache_dir: str | None = option(None, "folder of what is made of the text (not given: txl-cache beside the text)")
     min_freq: int = option(0, "words seen less often become <unk>", needs=("dataset", "text"), minimum=0)
     max_size: int | None = option(
         None, "largest number of words in the vocabulary, the rest become <unk>", needs=("dataset", "text"), minimum=1
@@ -38,7 +38,8 @@ class DataConfig(Checked):
         None,
         "tokens in the vocabulary (not given: 8192 subwords, or the largest id plus one)",
         needs=("dataset", "bpe", "ids"),
-        **SIZE,
+        minimum=1,
+        maximum=2**24,
     )
     tokenizer: str | None = option(
         None, "a tokenizer.json to use; not given: a byte-level BPE is trained", needs=("dataset", "bpe")
@@ -61,6 +62,11 @@ class DataConfig(Checked):
         "txl",
         "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, of text8, without "
         "the spaces around a split",
+        needs=("dataset", *BYTES),
+    )
+    prefix: bool = option(
+        False,
+        "--data is only a beginning of the data set, or another file of bytes; figures are not comparable",
         needs=("dataset", *BYTES),
     )
     split_seed: int = option(0, "seed of that choice", needs=("dataset", *RUNNING), **SEED)

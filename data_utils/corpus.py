@@ -1,39 +1,25 @@
-"""A text as memory-mapped token files with a vocabulary. RAM does not grow with the corpus.
+"""A text as memory-mapped ids with a vocabulary: files, documents, tokenizer, store, each entered once. RAM does not
+grow with the corpus."""
 
-Stale or damaged token files are rewritten from the text.
-"""
-
-import hashlib
 import logging
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from txl.files import sha256
+from .checks import Checks
+from .config import DataConfig
+from .datasets import DATA_SETS
+from .files import DataError, one_at_a_time
+from .sizes import MEASURES
+from .sources import CACHE, home_of
+from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
+from .texts import Tagged, batches
+from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError
 
-from .byte_splits import byte_splits
-from .config import BYTES, RUNNING, DataConfig
-from .documents import SPLITS, documents_in, is_plain, prepared, rule_of
-from .files import DataError, one_at_a_time, read_lines, read_record, reading, require_text, write_record
-from .id_streams import document_offsets, id_range, open_checked, open_stream
-from .pydoc_corpus import write_pydoc_corpus
-from .recipes import RECIPES
-from .running import Characters, Integers, RunningVocab
-from .sentences import VOCABULARY, encoded_shards, read_vocabulary, shards_of
-from .sources import CACHE, home_of, require_folder
-from .spelling import pieces, sizes_of
-from .subwords import DEFAULT_SIZE, Subwords
-from .symbols import ALL_BYTES, Symbols
-from .token_file import checked, fault, mapped_ids, read_header, write_tokens
-from .vocabulary import EOS, UNK, SentenceVocab, Vocab
-from .wikitext import article_starts
-from .words import Block, Counted, encoded, n_word_token, with_words
-
-VERSION = 2
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,170 +27,241 @@ class Corpus:
     """The splits of a data set as ids. Raises `DataError` if the text is missing, empty or not UTF-8.
 
     Args:
-        vocab: None: counted on the text, or read from the cache.
+        vocab: None: made of the text, or read from the cache.
         needed: splits that must be there, and are opened.
     """
 
-    def __init__(self, config: DataConfig, vocab: Vocab | None = None, *, needed: Sequence[str] = ()) -> None:
-        self.config = config
-        self.recipe = RECIPES[config.dataset]
-        if config.dataset not in (*BYTES, *RUNNING):
-            require_folder(config.data, config.dataset)
-        self._home = self.folder = home_of(config.data)
+    def __init__(self, config: DataConfig, vocab: Tokenizer | None = None, *, needed: Sequence[str] = ()) -> None:
+        self.config, self.kind = config, DATA_SETS[config.dataset]
+        self._home = home_of(config.data)
         self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
-        self.said = ""
-        """How a text that is not in train.txt, valid.txt and test.txt was made into these, in `folder`."""
-        self._fingerprints: dict[str, str] = {}
-        self._splits: dict[str, np.ndarray] = {}
+        self._checks = Checks(self.cache)
+        self._stores: dict[str, Store] = {}
+        self._noticed: list[str] = []
         with self._writing():
-            if config.dataset == "pydoc" and not any(self._text(split).exists() for split in SPLITS):
-                write_pydoc_corpus(self.folder)
-            prepare = byte_splits if config.dataset in BYTES else prepared
-            self._is_prepared = config.dataset in BYTES or (config.dataset in RUNNING and not is_plain(config.data))
-            if self._is_prepared:
-                self.folder, self.said = prepare(config, self.cache, self._digest)
-            self.require_splits(*self.recipe.counted if vocab is None else (), *needed)
-            self.vocab = vocab or self._load_vocab()
-        if type(self.vocab) is not self.recipe.vocab:
-            raise DataError(f"--dataset {config.dataset}: the model's vocabulary is another; give that of its training")
+            self.texts = self.kind.texts(config, self._checks)
+            self.require_splits(*self.kind.counted if vocab is None else (), *needed)
+            if vocab is not None and type(vocab) is not self.kind.tokenizer:
+                what = "the model's vocabulary is another; give that of its training"
+                raise DataError(f"--dataset {config.dataset}: {what}")
+            self.vocab = vocab or self.kind.known(self.texts) or self._kept_vocabulary() or self._new_vocabulary()
+            together = self.texts.together(())
+            self._prepare(together)
+            self.texts.describe({name: self._stores[name].record["n_document"] for name in together})
         for name in needed:
             self.split(name)
 
     @property
+    def folder(self) -> Path:
+        """The folder of the text."""
+        return self.texts.home
+
+    @property
+    def said(self) -> str:
+        """How a text that is not in train.txt, valid.txt and test.txt was split and read."""
+        return self.texts.note
+
+    @property
     def defines_vocabulary(self) -> bool:
         """True if the text that the vocabulary is made of is there."""
-        files = [self.folder / VOCABULARY] if self.config.dataset == "lm1b" else map(self._text, self.recipe.counted)
-        return all(path.is_file() for path in files)
+        return self.texts.defines_vocabulary(self.kind.counted)
 
     def split(self, name: str) -> np.ndarray:
         """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
-        if name not in self._splits:
-            with self._writing():
-                self._splits[name] = self._open(name)
-        return self._splits[name]
+        return self._store(name).ids
 
     def sizes(self, name: str) -> dict[str, np.ndarray]:
-        """Words, characters, bytes, ... of each token of a split, (N,) each; see `sizes_of`. Reads the text.
+        """Words, lines, characters, bytes and `<unk>` that each token of valid or test counts for, (N,) each.
 
-        A token includes the white space before it, and `<eos>` the rest of the line, so that characters and bytes sum
-        to those of the file.
+        A token includes the white space before it, and a line end the rest of the line, so that characters and bytes
+        sum to those of the documents. An id that somebody else made is a word.
         """
-        if isinstance(self.vocab, Integers):
-            nothing_N = np.zeros(len(self.split(name)), dtype=np.int64)
-            return {**dict.fromkeys(("lines", "characters", "bytes", "unknown"), nothing_N), "words": nothing_N + 1}
-        if isinstance(self.vocab, RunningVocab):
-            texts = (document.decode(errors="surrogateescape") for document in self.documents(name))
-            parts = [self.vocab.sizes(text, self.vocab.tokens(text)) for text in texts]
-            n_end = 0 if self.vocab.end_id is None else 1  # stands for nothing of the text
-            return {what: np.concatenate([np.pad(part[what], (0, n_end)) for part in parts]) for what in parts[0]}
-        lines = read_lines(self._text(name), task="measuring")
-        written = (piece for line in lines for piece in pieces(line, line.split()))
-        if not isinstance(self.vocab, SentenceVocab):
-            return sizes_of(written, self.split(name), self.vocab)
-        sizes = sizes_of(written, self.split(name)[1:], self.vocab)
-        return {what: np.append(0, each_N) for what, each_N in sizes.items()}  # the first <S> stands before the text
+        store = self._store(name)
+        unknown_N = np.asarray(store.ids) == self.vocab.index.get(UNK, -1)
+        if len(store.sizes):
+            return {**dict(zip(MEASURES, store.sizes.T, strict=True)), "unknown": unknown_N}
+        nothing_N = np.zeros(len(store.ids), dtype=np.int64)
+        return {**dict.fromkeys(MEASURES, nothing_N), "words": nothing_N + 1, "unknown": unknown_N & False}
 
     def documents(self, name: str) -> Iterator[bytes]:
-        """The documents of a split, in order."""
-        path = self._text(name)
-        if not self._is_prepared:
-            require_text(path)
-            yield from documents_in(path, self.config, rule_of(self.config, [path])[0])
-            return
-        offsets = np.load(self.folder / f"{name}.documents.npy")
-        with path.open("rb") as file:
-            for n_byte in np.diff(offsets).tolist():
-                yield file.read(n_byte)
+        """The documents of a split, in order, from its files."""
+        held: list[bytes] = []
+        for one in self.texts.pieces([name]):
+            if one.split == name:
+                held.append(one.piece.content)
+                if one.piece.ends:
+                    yield b"".join(held)
+                    held = []
 
     def file_starts(self, name: str) -> list[int]:
-        """Indices into the ids of a split where its files begin."""
-        self.split(name)
-        return (read_header(self._token_path(name), self._made_from(name, self.vocab)) or {}).get("starts", [0])
+        """Indices into the ids of a split where its files begin, where the tokenizer tells them apart."""
+        return self._store(name).files or [0]
 
     def document_starts(self, name: str) -> np.ndarray:
         """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
-        if isinstance(self.vocab, Integers):
-            return document_offsets(self._text(name), len(self.split(name)))
-        if isinstance(self.vocab, SentenceVocab):
-            return np.flatnonzero(self.split(name)[:-1] == self.vocab.eos_id) + 1  # after each <S>
-        if self.config.dataset in BYTES:
-            raise DataError(f"--reset document: {self.config.dataset} is one text without documents; leave it out")
-        if isinstance(self.vocab, RunningVocab):
-            if self.vocab.end_id is not None:
-                return np.append(0, np.flatnonzero(self.split(name) == self.vocab.end_id)[:-1] + 1)
-            lengths = [len(ids) for ids in self.vocab.encoded(self.documents(name))]
-        elif self._is_prepared or self.config.documents not in ("auto", "heading"):
-            lengths = [n_word_token(text) for text in map(bytes.decode, self.documents(name))]
-        else:
-            return article_starts(self.split(name), self.vocab)
-        return np.cumsum([0, *lengths[:-1]])
-
-    def _open(self, name: str) -> np.ndarray:
-        text = self._text(name)
-        if isinstance(self.vocab, Integers):
-            return open_checked(self.cache, text, len(self.vocab))
-        path, fingerprint = self._token_path(name), self._made_from(name, self.vocab)
-        header = self._header(path, fingerprint)
-        if header is None:
-            starts: list[int] = []
-            header = self._write(name, self._blocks(name, starts), self.vocab, starts)
-        n_unknown, n_eos, n_token = header["n_unknown"], header["n_eos"], header["n_token"]
-        if n_unknown:
-            _LOG.warning(
-                "%s: %d of %d words are not in the vocabulary and are read as %s", text, n_unknown, n_token, UNK
-            )
-        if n_eos:
-            _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
-        return mapped_ids(path, header)
-
-    def _made_from(self, name: str, vocab: Vocab) -> dict[str, Any]:
-        """What the token file of a split is made from."""
-        made = {"version": VERSION, "text": self.fingerprint(name), "vocabulary": vocab.fingerprint()}
-        ends_documents = isinstance(vocab, Subwords)
-        return {**made, "documents": self.config.documents} if ends_documents and not self._is_prepared else made
-
-    def _blocks(self, name: str, starts: list[int]) -> Iterator[Block]:
-        """The ids of a split; where its files begin is appended to `starts`, if there are several."""
-        if isinstance(self.vocab, SentenceVocab):
-            yield from encoded_shards(self._texts(name), self.vocab, starts)
-            return
-        if not isinstance(self.vocab, RunningVocab):
-            yield from encoded(self._text(name), self.vocab)
-            return
-        unk = self.vocab.index.get(UNK, -1) if isinstance(self.vocab, Characters) else -1
-        for ids in self.vocab.encoded(self.documents(name)):
-            yield Block(ids, int((ids == unk).sum()))
+        return np.asarray(self.texts.document_starts(name, self._store(name), self.vocab.eos_id))
 
     def fingerprint(self, name: str) -> str:
         """Hex digest of the text of a split."""
-        if name not in self._fingerprints:
-            self.require_splits(name)
-            one, *more = map(self._digest, self._texts(name))
-            self._fingerprints[name] = hashlib.sha256("".join([one, *more]).encode()).hexdigest() if more else one
-        return self._fingerprints[name]
-
-    def _digest(self, path: Path) -> str:
-        with reading(path):
-            return checked(self.cache, path, lambda: sha256(path))
-
-    def _header(self, path: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-        """The header of a token file, or None if it is missing, damaged or made from something else."""
-        header = read_header(path, fingerprint)
-        if header is None or checked(self.cache, path, lambda: fault(path, header, len(self.vocab))):
-            return None
-        return header
+        self.require_splits(name)
+        return self.texts.fingerprint(name) or self._store(name).record["text"]
 
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there."""
         for name in names:
-            if self.config.dataset == "ids":
-                open_stream(self._text(name))
-            else:
-                for path in self._texts(name):
-                    if self.said and not path.is_file():
-                        advice = "give a file of it too, or one whose name is that of no split"
-                        raise DataError(f"{self._home}: has no {name} text ({self.said}); {advice}")
-                    require_text(path)
+            self.texts.require(name)
+
+    def _store(self, name: str) -> Store:
+        if name not in self._stores:
+            with self._writing():
+                self._prepare([name])
+        self._notice(name)
+        return self._stores[name]
+
+    def _prepare(self, splits: Sequence[str]) -> None:
+        """Open the stores of splits; those that are absent are made first, in one pass over their files."""
+        for name in splits:
+            self.require_splits(name)
+        absent = [name for name in splits if not self._open(name)]
+        if absent:
+            self._write(absent, self.vocab)
+            for name in absent:
+                self._open(name)
+
+    def _open(self, name: str) -> bool:
+        """Open the store of a split; False if it is absent."""
+        if name in self._stores:
+            return True
+        store = self.texts.ready(name, len(self.vocab)) or open_store(self._folder(name, self.vocab), self._checks)
+        if store is None:
+            return False
+        self._stores[name] = store
+        return True
+
+    def _notice(self, name: str) -> None:
+        """Say once what a user should know of a split that is read."""
+        store, text = self._stores[name], self.texts.name(name)
+        n_token = len(store.ids)
+        if name in self._noticed:
+            return
+        self._noticed.append(name)
+        if n_unknown := store.record["n_unknown"]:
+            notice = "%s: %d of %d words are not in the vocabulary and are read as %s"
+            _LOG.warning(notice, text, n_unknown, n_token, UNK)
+        if n_eos := store.record["n_eos"]:
+            _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
+        for held in ("valid", "test"):
+            if name in ("train", held) and {"train", held} <= set(self._noticed):
+                self._warn_of_copies(held)
+
+    def _warn_of_copies(self, held: str) -> None:
+        """Say how many documents of a held-out split also stand in train."""
+        known, places = self._stores["train"].places, self._stores[held].places
+        if not len(known) or not len(places):
+            return
+        at = np.minimum(np.searchsorted(known, places), len(known) - 1)
+        if n_copy := int((known[at] == places).sum()):
+            notice = "%s: %d of its %d documents also stand in train: figures of it are too good"
+            _LOG.warning(notice, self.texts.name(held), n_copy, len(places))
+
+    def _folder(self, name: str, tokenizer: Tokenizer) -> Path:
+        """The folder of a store, whose name says what it is made from."""
+        made_from = [self._of_text(name), tokenizer.fingerprint()]
+        return self.cache / name_of(f"{self.config.dataset}-{name}", made_from)
+
+    def _of_text(self, name: str) -> list[Any]:
+        digests = [self._checks.digest(path) for path in self.texts.files(name)]
+        return [digests, self.texts.settings(name)]
+
+    def _vocabulary_folder(self) -> Path:
+        config = self.config
+        limits = [self.kind.special, config.min_freq, config.max_size, config.vocab_size]
+        made_from = [[self._of_text(name) for name in self.kind.counted], limits]
+        return self.cache / name_of(f"{config.dataset}-vocabulary", made_from)
+
+    def _kept_vocabulary(self) -> Tokenizer | None:
+        folder = self._vocabulary_folder()
+        if open_record(folder, self._checks) is None:
+            return None
+        return self.kind.tokenizer.from_files(lambda name: (folder / name).read_bytes().decode())
+
+    def _new_vocabulary(self) -> Tokenizer:
+        """The tokenizer of the counted splits. What is counted is written too, as its text is read only once."""
+        if self.kind.numbering is not None:
+            counted = list(dict.fromkeys([*self.kind.counted, *self.texts.together(())]))
+            return self._write(counted, self.kind.numbering())
+        assert self.kind.trained is not None
+        pieces = (one.piece.content for one in self.texts.pieces(self.kind.counted) if one.split in self.kind.counted)
+        try:
+            tokenizer = self.kind.trained(pieces, self.config)
+        except UnicodeDecodeError:
+            raise self.texts.fault("train") from None
+        with draft_folder(self.cache) as draft:
+            self._keep_vocabulary(draft, tokenizer)
+        return tokenizer
+
+    def _keep_vocabulary(self, draft: Path, tokenizer: Tokenizer) -> None:
+        folder = draft / "vocabulary"
+        folder.mkdir()
+        for name, content in tokenizer.files().items():
+            (folder / name).write_bytes(content.encode())
+        keep(folder, self._vocabulary_folder(), {})
+
+    def _write(self, splits: Sequence[str], encoder: Tokenizer | Numbering) -> Tokenizer:
+        """Write the stores of splits in one pass over their files, all or none; the tokenizer, which is made of the
+        counted splits if `encoder` is a numbering."""
+        numbering = encoder if isinstance(encoder, Numbering) else None
+        with draft_folder(self.cache) as draft, ExitStack() as stack:
+            n_token = None if isinstance(encoder, Numbering) else len(encoder)
+            writers = {name: stack.enter_context(Writer(draft / name, n_token)) for name in splits}
+            tagged = (one for one in self.texts.pieces(splits) if one.split in writers)
+            for batch, block in self._encoded(encoder, tagged):
+                writers[batch.split].add(batch, block)
+            self.texts.describe({name: writer.n_document for name, writer in writers.items()})
+            tokenizer = self._translated(writers, numbering) if numbering else self.vocab
+            for name, writer in writers.items():
+                if self.kind.tokenizer.is_of_words and all((ids == tokenizer.eos_id).all() for ids in writer.blocks()):
+                    raise DataError(f"{self.texts.name(name)}: holds white space only; every split needs some words")
+            if numbering:
+                self._keep_vocabulary(draft, tokenizer)
+            for name, writer in writers.items():
+                record = writer.finish()
+                keep(writer.folder, self._folder(name, tokenizer), record)
+        return tokenizer
+
+    def _translated(self, writers: dict[str, Writer], numbering: Numbering) -> Tokenizer:
+        """The tokenizer of what was counted; the numbers become its ids."""
+        config = self.config
+        limits = {"special": self.kind.special, "min_freq": config.min_freq, "max_size": config.max_size}
+        tokenizer = numbering.tokenizer(self.kind.counted, **limits)
+        for name, writer in writers.items():
+            try:
+                writer.translate(*numbering.table(name, tokenizer), len(tokenizer))
+            except UnknownWordError as error:
+                raise self._no_such_word(name, error.words) from None
+        return tokenizer
+
+    def _encoded(self, encoder: Tokenizer | Numbering, tagged: Iterator[Tagged]) -> Iterator[tuple[Batch, Block]]:
+        kind, waiting = self.kind.tokenizer, deque[Batch]()
+
+        def noted() -> Iterator[Batch]:
+            found = batches(tagged, n_byte=kind.batch_bytes, cuts_words=not kind.is_of_words, by_file=kind.by_file)
+            for batch in found:
+                waiting.append(batch)
+                yield batch
+
+        try:
+            for block in encoder.encode_batches(noted()):
+                yield waiting.popleft(), block
+        except UnicodeDecodeError:
+            raise self.texts.fault(waiting[0].split) from None
+        except UnknownWordError as error:
+            raise self._no_such_word(waiting[0].split, error.words) from None
+
+    def _no_such_word(self, name: str, words: set[str]) -> DataError:
+        path, n, word = self.texts.line_with(name, words)
+        what = f"the word {word!r} is not in the vocabulary, which has no {UNK} to stand for it"
+        return DataError(f"{path}, line {n}: {what}; use --dataset text, where unknown words are allowed")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -212,86 +269,8 @@ class Corpus:
         try:
             with one_at_a_time(self._home):
                 yield
+                self._checks.save()
         except OSError as error:
             where = error.filename or self.cache
             advice = "make room, or name another folder with --cache_dir"
             raise DataError(f"{where}: {error.strerror or error}; {advice}") from error
-
-    def _text(self, split: str) -> Path:
-        return self.folder / f"{split}.{'npy' if self.config.dataset == 'ids' else 'txt'}"
-
-    def _texts(self, split: str) -> list[Path]:
-        return shards_of(self.folder, split) if self.config.dataset == "lm1b" else [self._text(split)]
-
-    def _token_path(self, split: str) -> Path:
-        folder = self.folder if self._is_prepared else self.cache
-        return folder / f"{self.config.dataset}.{split}.tokens"
-
-    def _load_vocab(self) -> Vocab:
-        config = self.config
-        if config.dataset == "bytes":
-            return Symbols(ALL_BYTES)
-        if config.dataset == "ids":
-            there = [text for text in map(self._text, SPLITS) if text.is_file()]
-            n_token = config.vocab_size or 1 + max(id_range(self.cache, text)[1] for text in there)
-            return Integers(list(map(str, range(n_token))))
-        if config.dataset == "lm1b":
-            return read_vocabulary(self.folder)
-        if config.tokenizer is not None:
-            return Subwords.read(Path(config.tokenizer))
-        fingerprint = {
-            "version": VERSION,
-            "texts": [self.fingerprint(split) for split in self.recipe.counted],
-            "special": list(self.recipe.special),
-            "min_freq": config.min_freq,
-            "max_size": config.max_size,
-            **({"vocab_size": config.vocab_size} if config.dataset == "bpe" else {}),
-        }
-        path = self._token_path("vocab").with_suffix(".json")
-        saved = read_record(path)
-        with suppress(ValueError, KeyError, TypeError):  # what is damaged is made anew
-            if saved["fingerprint"] == fingerprint:
-                vocab = self.recipe.vocab(saved["words"])
-                if vocab.fingerprint() == saved["checksum"]:
-                    return vocab
-        if path.is_file():
-            _LOG.warning("%s: stale or damaged, rewritten", path)
-        vocab, words = self._new_vocab()
-        write_record(path, {"fingerprint": fingerprint, "checksum": vocab.fingerprint(), "words": words})
-        return vocab
-
-    def _new_vocab(self) -> tuple[Vocab, object]:
-        """The vocabulary of the counted splits, and what the cache keeps of it."""
-        kind = self.recipe.vocab
-        if issubclass(kind, Characters | Symbols):
-            symbols = kind.of(text for split in self.recipe.counted for text in self.documents(split))
-            return symbols, symbols.words
-        if self.config.dataset == "bpe":
-            subwords = Subwords.trained(self.documents("train"), self.config.vocab_size or DEFAULT_SIZE)
-            return subwords, subwords.content
-        words = self._counted()
-        return words, words.words
-
-    def _counted(self) -> Vocab:
-        """The vocabulary of words. Writes the token files of the counted splits too, whose text is read only once."""
-        counted, n_eos = Counted(), {}
-        with ExitStack() as stack:
-            self.cache.mkdir(parents=True, exist_ok=True)
-            files = {
-                split: stack.enter_context(tempfile.TemporaryFile(dir=self.cache)) for split in self.recipe.counted
-            }
-            for split, file in files.items():
-                n_eos[split] = counted.add(self._text(split), file)
-            limits = {"min_freq": self.config.min_freq, "max_size": self.config.max_size}
-            vocab = self.recipe.vocab.build(counted.counts(sum(n_eos.values())), special=self.recipe.special, **limits)
-            for split, file in files.items():
-                file.seek(0)
-                self._write(split, counted.encoded(file, vocab, n_eos[split]), vocab)
-        return vocab
-
-    def _write(self, name: str, blocks: Iterable[Block], vocab: Vocab, starts: Sequence[int] = ()) -> dict[str, Any]:
-        path, text = self._token_path(name), self._text(name)
-        if path.is_file():
-            _LOG.warning("%s: stale or damaged, rewritten", path)
-        blocks = with_words(blocks, text, vocab.eos_id)
-        return write_tokens(path, self._made_from(name, vocab), len(vocab), blocks, starts)

@@ -4,8 +4,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from .running import RunningVocab
-from .vocabulary import EOS, Vocab
+from .tokenizers.base import EOS, Tokenizer
+from .tokenizers.words import Spaced
 
 _MARKED = {"@-@": "-", "@,@": ",", "@.@": "."}
 _JOINS_LEFT = re.compile(r"[,.;:!?%)\]}\u2019\u201d\u00b0\u2032\u2033]|\.{2,}|'\w+")  # curly quotes, degrees, minutes
@@ -68,19 +68,7 @@ class Detokeniser:
         return False, True
 
 
-class _Spaced:
-    """Words with one space between them."""
-
-    def __init__(self) -> None:
-        self._begins_line = True
-
-    def __call__(self, word: str) -> str:
-        space = "" if self._begins_line or word == EOS else " "
-        self._begins_line = word == EOS
-        return "\n" if word == EOS else space + word
-
-
-def decoder(vocab: Vocab, *, tokenised: bool) -> Callable[[int], str]:
+def decoder(vocab: Tokenizer, *, tokenised: bool) -> Callable[[int], str]:
     """A function that turns the ids of a text into text, one after the other, each with the white space before it. This
     is the only place where ids become text.
 
@@ -88,7 +76,7 @@ def decoder(vocab: Vocab, *, tokenised: bool) -> Callable[[int], str]:
         tokenised: the words are tokenised as WikiText's are, and become running text; else they, or the names of other
             tokens, are separated by spaces. `<eos>` is a line break.
     """
-    if tokenised and isinstance(vocab, RunningVocab):
+    if tokenised and not vocab.is_of_words:
         return vocab.decoder()
-    spelled = Detokeniser() if tokenised else _Spaced()
+    spelled = Detokeniser() if tokenised else Spaced()
     return lambda token: spelled(vocab.decode([token])[0])

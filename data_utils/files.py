@@ -2,7 +2,6 @@
 
 import json
 import os
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -13,8 +12,6 @@ from tqdm import tqdm
 
 from txl.config import UsageError
 from txl.files import lock, written_whole
-
-_PART, _BLOCK = 1 << 23, 1 << 15
 
 
 class DataError(UsageError):
@@ -73,33 +70,6 @@ def watched(path: Path, task: str) -> Iterator[tqdm]:
         except UnicodeDecodeError:
             raise _line_without_text(path) from None
         bar.update(bar.total - bar.n)
-
-
-def parts_of(path: Path) -> list[tuple[Path, int, int]]:
-    """A file of text in parts of about 8 MB that end after \\n: path, first byte and last but one."""
-    parts, begin, size = [], 0, path.stat().st_size
-    with path.open("rb") as file:
-        while begin < size:
-            file.seek(begin + _PART)
-            file.readline()
-            end = min(size, file.tell())
-            parts.append((path, begin, end))
-            begin = end
-    return parts
-
-
-def blocks_of(path: Path, begin: int, end: int) -> Iterator[str]:
-    """A part of a file of text in blocks that end at white space and fit into a processor's cache, without a byte-order
-    mark. Raises `UnicodeDecodeError` if it is no text."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        part = file.read(end - begin)
-    at = 0 if begin or not part.startswith(BOM_UTF8) else len(BOM_UTF8)
-    while at < len(part):
-        stop = part.find(b"\n", at + _BLOCK, at + 2 * _BLOCK) + 1
-        stop = stop or part.find(b" ", at + _BLOCK) + 1 or len(part)  # a long line
-        yield text_of(part[at:stop])
-        at = stop
 
 
 def text_of(content: bytes) -> str:

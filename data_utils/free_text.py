@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .files import DataError
-from .running import RunningVocab
-from .spelling import places, sizes_of
-from .vocabulary import EOS, UNK, Vocab
+from .sizes import MEASURES, sizes_of
+from .spelling import places
+from .tokenizers.base import EOS, UNK, Tokenizer
+from .tokenizers.words import Vocab
 from .wikitext import tokenise
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class FreeText(NamedTuple):
         ids: (N,).
         offsets: number of characters before each token.
         surfaces: each token as written in the text; empty for a line break.
-        sizes: words, characters, bytes, ... of each token, see `sizes_of`.
+        sizes: words, characters, bytes, ... of each token, see `Corpus.sizes`.
     """
 
     ids: list[int]
@@ -62,7 +63,7 @@ def _decoded(content: bytes, name: str) -> str:
         raise DataError(f"{name}: not UTF-8 ({what}); convert it, as with: iconv -f latin1 -t utf-8") from None
 
 
-def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, advice: str = "") -> FreeText:
+def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False, advice: str = "") -> FreeText:
     """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of. Unknown
     words become `<unk>`, with a warning and `advice`.
 
@@ -73,8 +74,9 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
     Raises:
         DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
     """
-    if isinstance(vocab, RunningVocab):
+    if not vocab.is_of_words:
         return _running(text, vocab, name)
+    assert isinstance(vocab, Vocab)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -99,26 +101,32 @@ def encode_text(text: str, vocab: Vocab, *, name: str, running: bool = False, ad
         _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
     if n_written_eos:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
-    ids, ends = vocab.encode(words), [end for _, end in spans]
-    written = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    ids, ends = vocab.ids_of(words), [end for _, end in spans]
     return FreeText(
         ids,
         [begin for begin, _ in spans],
         [text[begin:end].rstrip("\r\n") for begin, end in spans],
-        sizes_of(written, np.array(ids), vocab),
+        _named(sizes_of(text, np.array(ends)), np.array(ids), vocab),
     )
 
 
-def _running(text: str, vocab: RunningVocab, name: str) -> FreeText:
+def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     if not text:
         raise DataError(f"{name}: is empty; it needs at least one character")
-    tokens = vocab.tokens(text)
-    sizes = vocab.sizes(text, tokens)
+    tokens = vocab.encode(text)
+    sizes_N4 = sizes_of(text, tokens.ends)
+    if len(sizes_N4) and not text.endswith(("\n", "\r")):  # a last line without a line end counts
+        sizes_N4[-1, MEASURES.index("lines")] += 1
+    sizes = _named(sizes_N4, tokens.ids, vocab)
     if n_unknown := int(sizes["unknown"].sum()):
-        _LOG.warning(
-            "%s: %d of %d tokens are not in the vocabulary and are read as %s", name, n_unknown, len(tokens.ids), UNK
-        )
+        notice = "%s: %d of %d tokens are not in the vocabulary and are read as %s"
+        _LOG.warning(notice, name, n_unknown, len(tokens.ids), UNK)
     ends = tokens.ends.tolist()
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
     return FreeText(tokens.ids.tolist(), offsets, surfaces, sizes)
+
+
+def _named(sizes_N4: np.ndarray, ids: np.ndarray, vocab: Tokenizer) -> dict[str, np.ndarray]:
+    unknown_N = np.asarray(ids) == vocab.index.get(UNK, -1)
+    return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}

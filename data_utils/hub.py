@@ -1,14 +1,14 @@
 """WikiText from the parquet files of the Hugging Face hub, written as the published text files are."""
 
-import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from txl.files import written_whole
 
+from .file_formats import parquet_rows
 from .files import DataError
-from .sources import parquet_rows
+from .transfer import fits
 
 REPOSITORY = "Salesforce/wikitext"
 _SPLITS = {"train": "train", "valid": "validation", "test": "test"}
@@ -19,7 +19,7 @@ def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folde
 
     Args:
         n_file: parquet files of each split.
-        digests: SHA-256 of the text files, or their number of lines.
+        digests: of the text files, see `txl.data_utils.transfer.fits`.
     Raises:
         DataError: if the libraries are missing, the hub does not answer, or the text is another.
     """
@@ -27,16 +27,12 @@ def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folde
     with ExitStack() as stack:  # all three or none
         for split, name in _SPLITS.items():
             temporary = stack.enter_context(written_whole(folder / f"{split}.txt"))
-            digest, n_line = hashlib.sha256(), 0
             with temporary.open("wb") as file:
                 for i in range(n_file[split]):
                     path = fetched(f"{config}/{name}-{i:05d}-of-{n_file[split]:05d}.parquet")
                     for _, text in parquet_rows(path, "text", "reading"):
-                        line = (text or " \n").encode()  # the hub leaves out what a blank line holds
-                        digest.update(line)
-                        file.write(line)
-                        n_line += 1
-            if digests[split] not in (digest.hexdigest(), str(n_line)):
+                        file.write((text or " \n").encode())  # the hub leaves out what a blank line holds
+            if not fits(temporary, digests[split]):
                 raise DataError(f"{REPOSITORY}, {config}: its {split} split is not the published text")
 
 

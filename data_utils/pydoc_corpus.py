@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from txl.files import written_whole
 
-from .documents import SPLITS
 from .files import DataError
-from .vocabulary import UNK
+from .texts import SPLITS, Texts
+from .tokenizers.base import UNK
 from .wikitext import tokenise
 
 MIN_COUNT = 3
@@ -26,6 +26,16 @@ MIN_COUNT = 3
 _LEFT_OUT = set("test tests idlelib turtledemo pydoc_data site-packages dist-packages lib2to3 distutils".split())
 _HAS_LETTERS = re.compile(r"[^\W\d_]{2}")
 _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
+
+
+class Pydoc(Texts):
+    """A folder into which the corpus is written if it has none of the files."""
+
+    def require_data(self) -> None:
+        super().require_data()
+        if not any(map(self.is_there, SPLITS)):
+            write_pydoc_corpus(self.home)
+
 
 Document = tuple[str, list[list[str]]]
 """A name, and lines of words."""

@@ -26,7 +26,7 @@ class Remote(NamedTuple):
     Attributes:
         name: of the file here.
         urls: where it is, tried in order.
-        digest: `sha256:` or `md5:` and hex digits; empty: none is published.
+        digest: see `fits`; empty: none is published.
     """
 
     name: str
@@ -37,11 +37,26 @@ class Remote(NamedTuple):
         """True if the file at `path` is this one, as far as its digest says."""
         if not path.is_file():
             return False
-        kind, _, expected = self.digest.partition(":")
+        return fits(path, self.digest)
+
+
+def fits(path: Path, digest: str) -> bool:
+    """True if a file has this digest: `sha256:` or `md5:` and hex digits, or `lines:` and their number; empty: if it
+    is not empty."""
+    kind, _, expected = digest.partition(":")
+    with path.open("rb") as file:
         if not kind:
-            return True
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, kind).hexdigest() == expected
+            return bool(file.read(1))
+        if kind == "lines":
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) == int(expected)
+        return hashlib.file_digest(file, kind).hexdigest() == expected
+
+
+def require_fit(path: Path, digest: str) -> None:
+    """Raise `DataError` unless `fits`."""
+    if not fits(path, digest):
+        what = f"is not the file of the data set ({digest})" if digest else "is empty"
+        raise DataError(f"{path}: {what}; move it away and start again")
 
 
 class TransferError(Exception):
@@ -52,9 +67,8 @@ def load(remote: Remote, folder: Path) -> bool:
     """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it, with what to do."""
     target, part = folder / remote.name, folder / f"{remote.name}.part"
     if target.exists():
-        if remote.is_at(target):
-            return False
-        raise DataError(f"{target}: is not the file of the data set ({remote.digest}); move it away and start again")
+        require_fit(target, remote.digest)
+        return False
     reasons = []
     for url in remote.urls:
         try:

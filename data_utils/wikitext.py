@@ -1,12 +1,7 @@
-"""WikiText's tokenisation and headings."""
+"""WikiText's tokenisation."""
 
 import re
 import string
-
-import numpy as np
-
-from .files import DataError
-from .vocabulary import EOS, Vocab
 
 _INSIDE_WORD = re.compile(r"(?:(?<=\w)|(?<=<unk>))-(?=\w|<unk>)")
 _NUMBER = re.compile(r"(?<![\w.,])\d++(?:[.,](?:\d++|<unk>))++(?!\w)")
@@ -54,23 +49,3 @@ def _keeps_stop(stem: str, after: str) -> bool:
     is_dotted = "." in stem and any(map(str.isalpha, stem))
     is_number = stem in _BEFORE_NUMBERS and after[:1].isdigit()
     return is_dotted or is_number or stem in _ABBREVIATIONS or after[:1].islower()
-
-
-def article_starts(ids: np.ndarray, vocab: Vocab) -> np.ndarray:
-    """Indices of the first tokens of articles: level-one headings, lines like `= Title =`.
-
-    If the text has blank lines, a heading is between two of them, unlike formulas that begin and end with =. Raises
-    `DataError` if there is no such line.
-    """
-    eos, equals = vocab.index[EOS], vocab.index.get("=", -1)
-    end_L = np.flatnonzero(ids == eos)
-    begin_L = np.append(0, end_L[:-1] + 1)
-    first_L, second_L, last_L = (ids[place_L] for place_L in (begin_L, np.minimum(begin_L + 1, end_L), end_L - 1))
-    heading_L = (end_L - begin_L > 2) & (first_L == equals) & (second_L != equals) & (last_L == equals)
-    blank_L = begin_L == end_L
-    if blank_L.any():
-        heading_L &= np.append(True, blank_L[:-1]) & np.append(blank_L[1:], True)
-    if not heading_L.any():
-        missing = "the text has no line like '= Title =' that begins a document"
-        raise DataError(f"--reset document: {missing}; leave the flag out")
-    return begin_L[heading_L]

@@ -21,6 +21,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """What there is, imported yet or not."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: PyTorch takes seconds."""
     if name not in __all__:

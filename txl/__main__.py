@@ -1,25 +1,23 @@
-"""The console command: `txl train|eval|generate|convert|estimate [flags]`, also `python -m txl ...`."""
+"""The console command: `txl PROGRAM [flags]`, also `python -m txl ...`."""
 
 import sys
 
-from txl.launch import launch
-
-COMMANDS = ("train", "eval", "generate", "convert", "estimate")
+from txl.launch import PROGRAMS, launch
 
 
 def main() -> None:
-    """Run the command of the first argument."""
+    """Run the program of the first argument."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in COMMANDS:
-        asks = name in ("-h", "--help")
-        usage = f"usage: txl {'|'.join(COMMANDS)} [flags]; txl train --help lists the flags of train"
-        print(
-            usage if asks else f"txl: {name or 'no command'}: not one of {', '.join(COMMANDS)}; {usage}",
-            file=sys.stdout if asks else sys.stderr,
-        )
-        sys.exit(0 if asks else 2)
-    sys.argv[:2] = [f"txl {name}"]
-    launch(name)
+    if name in PROGRAMS:
+        sys.argv[:2] = [f"txl {name}"]
+        launch(name)
+    if name in ("-h", "--help"):
+        print("usage: txl PROGRAM [flags]; txl PROGRAM --help lists the flags of one\n")
+        for title, program in PROGRAMS.items():
+            print(f"  {title:<9} {program.does:<68} {program.same}")
+        sys.exit(0)
+    print(f"txl: {name or 'no program'}: not one of {', '.join(PROGRAMS)}; see txl --help", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from torch import Tensor
 from txl.commands.pretrained import read_pretrained
 from txl.commands.text_generation import TextGenerator
 from txl.config import Context, UsageError, require
+from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
@@ -66,7 +67,7 @@ class LanguageModel:
 
     model: TransformerXL
     context: Context
-    vocab: Vocab
+    vocab: Tokenizer
     is_tokenised: bool = True
     """Running text is split as WikiText is; else at white space only."""
 
@@ -188,8 +189,8 @@ def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | N
         require(is_name, f"{name}: no such file or folder, and no name on the hub (owner/name)")
         path = _downloaded(name)
     found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
-    is_tokenised = found.record.get("data", {}).get("dataset") != "text"
-    return LanguageModel(found.model.to(device_of(device)).eval(), found.context, found.vocab, is_tokenised)
+    model = found.model.to(device_of(device)).eval()
+    return LanguageModel(model, found.context, found.vocab, is_tokenised(found.record))
 
 
 def _downloaded(name: str) -> Path:

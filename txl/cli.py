@@ -87,6 +87,11 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         status, message = 2, str(error)
     except (NonFiniteError, LostContactError) as error:
         status, message = 1, str(error)
+    except UnicodeEncodeError as error:
+        name = _not_utf8(error)
+        if name is None:
+            raise
+        status, message = 2, f"{name}: a name that is not UTF-8; rename it"
     except BrokenPipeError:  # for example from `eval.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
@@ -119,6 +124,14 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _not_utf8(error: UnicodeEncodeError) -> str | None:
+    """The name of a file that the system knows by bytes that are no text, if an error is about one."""
+    if not all("\ud800" <= character <= "\udfff" for character in error.object[error.start : error.end]):
+        return None
+    before, after = (re.split(r'["\n]', text) for text in (error.object[: error.start], error.object[error.start :]))
+    return (before[-1] + after[0]).encode(errors="backslashreplace").decode()
 
 
 def _out_of_memory(error: Exception) -> str:

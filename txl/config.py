@@ -21,6 +21,10 @@ TINY = 1e-30
 SIZE: "Limits" = {"minimum": 1, "below": 2**31}
 LENGTH: "Limits" = {"minimum": 0, "below": 2**31}
 SEED: "Limits" = {"minimum": 0, "below": 2**32}
+FEW: "Limits" = {"minimum": 1, "maximum": 2**16}
+"""Of what is made one by one."""
+_LARGEST = 2**63
+"""No whole number is as large, whatever its option says: PyTorch and iterators count in 64 bits."""
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
@@ -51,8 +55,10 @@ _RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _refusal(value: float, limits: Limits) -> str:
+def refusal(value: float, limits: Limits) -> str:
     """What the value must be; empty if it is in range. NaN never is."""
+    if isinstance(value, int) and not {"maximum", "below"} & limits.keys():
+        limits = {**limits, "below": _LARGEST}
     rules = [(*_RULES[name], bound) for name, bound in limits.items() if name in _RULES]
     finite = isinstance(value, int) or isfinite(value) or (value == inf and not limits.get("finite", True))
     if finite and all(holds(value, bound) for _, holds, bound in rules):
@@ -93,7 +99,8 @@ def require(condition: bool, message: str) -> None:
 
 
 class Checked:
-    """A configuration that checks the choices and bounds of its fields when it is created. Raises `UsageError`."""
+    """A configuration that checks the choices and bounds of its fields when it is created; no text in one is empty.
+    Raises `UsageError`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -113,11 +120,12 @@ class Checked:
 
 
 def _check(f: Field, value: Any) -> None:
+    require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(get_args(f.type))}")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        refusal = _refusal(value, f.metadata["bounds"])
-        require(not refusal, f"--{f.name} {value}: must be {refusal}")
+        must_be = refusal(value, f.metadata["bounds"])
+        require(not must_be, f"--{f.name} {value}: must be {must_be}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +133,7 @@ class ModelConfig(Checked):
     """The model's architecture. Saved in every checkpoint, whose values override flags and defaults."""
 
     n_token: int = option(0, "words in the vocabulary", flag=False, **SIZE)
-    n_layer: int = option(12, "number of layers", section="model", **SIZE)
+    n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
     n_head: int = option(10, "number of attention heads", **SIZE)
     d_head: int = option(50, "size of a head", **SIZE)
     d_model: int = option(500, "size of the hidden states (even)", **SIZE)
@@ -151,19 +159,19 @@ class ModelConfig(Checked):
     position: str = option("rel_sinusoid", "position encoding, see docs/encodings.md", section="position encoding")
     untie_r: bool = option(False, "each layer has its own position parameters (such as u and v) instead of shared ones")
     n_position: int | None = option(
-        None, "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)", minimum=1
+        None, "rows of learned position tables (not given: tgt_len + ext_len + mem_len of the training)", **SIZE
     )
     max_distance: int | None = option(
-        None, "largest distance that is told from others (not given: see docs/encodings.md)", minimum=1
+        None, "largest distance that is told from others (not given: see docs/encodings.md)", **SIZE
     )
-    n_bucket: int = option(32, "buckets of distances", minimum=1)
+    n_bucket: int = option(32, "buckets of distances", **FEW)
     count_back: bool = option(False, "positions count from the end", flag=False)
     attention: Literal["softmax", "performer", "lsh"] = option(
         "softmax",
         "attention rule; performer: random features, linear in the length; lsh: within the buckets of a hash",
         section="attention rule",
     )
-    n_feature: int = option(256, "random features per layer", **SIZE)
+    n_feature: int = option(256, "random features per layer", **FEW)
     lsh_round: int = option(4, "rounds of hashing", minimum=1, maximum=255)  # shared rounds are counted in a byte
     lsh_bucket: int = option(64, "buckets per round (even)", minimum=2)
     lsh_reach: int = option(

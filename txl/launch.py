@@ -1,19 +1,54 @@
-"""Start a program: threads that share the cores, and Ctrl-C that ends it in one line, also during imports."""
+"""Start a program: threads that share the cores, and Ctrl-C that ends it in one line, also during imports.
+
+Only the standard library is imported before the program is.
+"""
 
 import os
 import signal
 import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+
+class Program(NamedTuple):
+    """A program: the module with its `main`, what it does, and the same command without installing txl."""
+
+    module: str
+    does: str
+    same: str
+
+
+PROGRAMS = {
+    "train": Program(
+        "txl.commands.train", "train a model on a folder of text, in one process or in many", "python train.py"
+    ),
+    "eval": Program(
+        "txl.commands.eval", "perplexity at any context length, length studies, scores of any text", "python eval.py"
+    ),
+    "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
+    "convert": Program("txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"),
+    "estimate": Program(
+        "txl.commands.estimate", "what a training takes on many GPUs, without running it", "python -m txl estimate"
+    ),
+    "download": Program(
+        "txl.data_utils.download", "load a published data set, checked and resumed", "python -m data_utils.download"
+    ),
+    "study": Program(
+        "txl.studies.__main__", "a grid of trainings with seeds, and a table of what they show", "python -m txl.studies"
+    ),
+    "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
+}
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 """How long waiting threads spin before they sleep. If they spin for ever, programs that share the cores slow each other
 down many times over; if not at all, the threads of one program wait for each other to wake up."""
 
 
 def launch(name: str) -> None:
-    """Import `txl.commands.<name>` and run it with the arguments of the command line; never returns."""
+    """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
+    _use_own_environment()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
     if name == "train":
@@ -22,10 +57,31 @@ def launch(name: str) -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else a shell started us with it ignored
         signal.signal(signal.SIGINT, _end)
-    main = import_module(f"txl.commands.{name}").main
+    try:
+        main = import_module(PROGRAMS[name].module).main
+    except ImportError as error:
+        if error.name is not None:  # else the program says what to install
+            raise
+        _refuse(str(error))
     run = import_module("txl.cli").run
     signal.signal(signal.SIGINT, before)
     run(main)
+
+
+def _use_own_environment() -> None:
+    """Where this Python has no PyTorch, start again with that of .venv beside this package, which the scripts make."""
+    if find_spec("torch") is not None:
+        return
+    venv = Path(__file__).absolute().parents[1] / ".venv"
+    python = venv / "bin" / "python"
+    if python.is_file() and Path(sys.prefix) != venv:
+        os.execv(python, [str(python), *sys.orig_argv[1:]])
+    _refuse(f"{sys.executable} has no PyTorch; pip install -r requirements.txt, or name a Python that has it")
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"{os.path.basename(sys.argv[0])}: {why}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -130,8 +130,8 @@ class TransformerXLForHarness(LM):
         return self.lm.encode(text) if text.strip(" ") else []
 
 
-def main() -> None:
-    """The harness's own command, which knows the model `txl` then."""
+def main(argv: Sequence[str]) -> None:
+    """The harness's own command, which knows the model `txl` then. It reads `sys.argv` itself."""
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # no line for every text with unknown words
@@ -143,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

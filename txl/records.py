@@ -10,8 +10,13 @@ from typing import Any, Literal
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises `OSError` if it cannot be read, `ValueError` if it is not JSON."""
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """The content of a JSON file from its bytes. Raises `ValueError` if they are not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

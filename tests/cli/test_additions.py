@@ -170,29 +170,6 @@ def test_without_a_training_text_the_others_still_work(rows: Rows, text: Path) -
     assert rows("--dynamic", "sgd", "--cache_size", 5)[1]["added"] == "dynamic sgd + cache"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--dynamic_lr", 0.1], "--dynamic_lr has no effect without --dynamic sgd or --dynamic rms"),
-        (["--cache_theta", 0.1], "--cache_theta has no effect without --cache_size"),
-        (["--knn_k", 3], "--knn_k has no effect without --knn_store"),
-        (["--cache_size", 9, "--convention", "nvidia"], "--convention nvidia: reproduces figures of plain models"),
-        (["--dynamic", "adam"], "--dynamic: invalid choice: 'adam'"),
-        (["--dynamic", "sgd", "--dynamic_lr", 1e30], "--dynamic_lr 1e+30: the weights diverged"),
-        (["--cache_size", -1], "--cache_size -1: must be at least 0"),
-        (["--cache_size", 9, "--cache_theta", 1e308], "--cache_theta 1e+308: must be at least 0 and at most 1e+30"),
-        (["--knn_store", "x", "--knn_temperature", 1e-320], "must be at least 1e-30"),
-        (["--knn_store", "RUN"], "no store of hidden states; name a new folder"),
-        (["--knn_store", "RUN/best/store"], "best"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    refused: Refused, evaluation: list[str], run_folder: Path, flags: list[object], message: str
-) -> None:
-    flags = [str(flag).replace("RUN", str(run_folder)) for flag in flags]
-    assert message in refused("eval", *evaluation, *flags)
-
-
 def test_values_at_the_edge_give_finite_losses(rows: Rows, tmp_path: Path) -> None:
     for flags in (
         ["--cache_size", 30, "--cache_theta", 1e30],

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -98,6 +99,47 @@ def test_commands_are_found_wherever_they_stand() -> None:
     page += "```python\n./no.sh\n```\n```bash\npython a.py\n```\n"
     assert commands(page) == ["A=1 ./x.sh a    --b", "python a.py", "./x.sh demo"]
     assert python_blocks(page) == ["./no.sh\n"]
+
+
+@pytest.fixture(scope="module")
+def after_the_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A clone in which the demo has made .venv, and a Python without PyTorch."""
+    clone, bare = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("bare")
+    for name in ("txl", "data_utils"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, clone)
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    venv.create(bare, symlinks=True)
+    return clone, bare / "bin" / "python"
+
+
+STARTS = sorted({m[1] for line in COMMANDS.values() if (m := re.match(r"python (\w+\.py) ", line))})
+
+
+@pytest.mark.parametrize("program", [*STARTS, "-m txl estimate"])
+def test_a_command_finds_the_environment_of_the_demo(after_the_demo: tuple[Path, Path], program: str) -> None:
+    """Whatever `python` is; without that environment one line says what is missing."""
+    assert {"train.py", "eval.py", "generate.py"} == set(STARTS)
+    clone, bare = after_the_demo
+    own, elsewhere = clone / ".venv", clone / "elsewhere"
+    command = [str(bare), *program.split(), "--help"]
+    started = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    assert (started.returncode, started.stderr) == (0, "")
+    assert "[--flag value]" in started.stdout
+    own.rename(elsewhere)
+    refused = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    elsewhere.rename(own)
+    assert refused.returncode == 2
+    assert "has no PyTorch; pip install -r requirements.txt" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_the_readme_says_how_to_enter_that_environment() -> None:
+    assert ". .venv/bin/activate" in PAGES[0].read_text()
 
 
 @pytest.fixture(scope="module")

@@ -381,7 +381,7 @@ def test_recurrence_without_limit_is_read_in_one_stream_unless_told_otherwise(
 def test_the_result_says_how_it_was_had(evaluate: Evaluate, tmp_path: Path) -> None:
     for flags, how in (
         ([], ("txl", "never")),
-        (["--convention", "nvidia"], ("nvidia", "never")),
+        (["--convention", "nvidia", "--tgt_len", 4, "--mem_len", 4], ("nvidia", "never")),
         (["--dataset", "text", "--convention", "txl"], ("txl", "never")),
     ):
         evaluate(*flags)
@@ -395,10 +395,21 @@ def test_the_streams_of_others_lose_their_first_tokens_and_the_remainder(evaluat
     assert (valid["tokens"], test["tokens"]) == (10 * (132 // 10 - 1), 10 * (99 // 10 - 1))
 
 
+@pytest.mark.parametrize(("convention", "n_stream"), [("original", 10), ("nvidia", 16), ("huggingface", 10)])
+def test_a_convention_brings_the_streams_of_its_program(evaluate: Evaluate, convention: str, n_stream: int) -> None:
+    short = ["--convention", convention, "--tgt_len", 4, "--mem_len", 4]
+    by_default, given = (evaluate(*short, *flags) for flags in ([], ["--batch_size", n_stream]))
+    assert [row["nats"] for row in by_default] == [row["nats"] for row in given]
+    assert [row["tokens"] for row in by_default] == [n_stream * (n // n_stream - 1) for n in (132, 99)]
+
+
 @pytest.mark.parametrize("flags", ["--mem_len 8", "--mem_len 8 --same_length", "--mem_len 0"])
 def test_conventions_differ_where_they_should(evaluate: Evaluate, flags: str) -> None:
     nats = {
-        convention: [round(row["nats_per_token"], 6) for row in evaluate("--convention", convention, *flags.split())]
+        convention: [
+            round(row["nats_per_token"], 6)
+            for row in evaluate("--convention", convention, "--batch_size", 10, *flags.split())
+        ]
         for convention in ("txl", "original", "nvidia", "huggingface")
     }
     n_way = 4 if "8" in flags else 2  # without memory the others are the same

@@ -309,22 +309,6 @@ def test_retired_flags_get_a_note_each(capfd: pytest.CaptureFixture[str]) -> Non
     assert noted == ["--cuda", "--multi_gpu", "--gpu0_bsz"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("--sample_softmax 10", "never worked in the original; use --adaptive"),
-        ("--finetune_v2", "did nothing in the original"),
-        ("--finetune_v3", "did nothing in the original"),
-    ],
-)
-def test_a_flag_that_cannot_be_honoured_is_refused_with_the_reason(
-    refused: Callable[..., str], training: list[str], flag: str, reason: str
-) -> None:
-    line = refused("train", *training, *flag.split())
-    assert line.startswith(f"train.py: {flag.split()[0]}: ")
-    assert reason in line
-
-
 @pytest.mark.parametrize("flag", ["--attn_type 0", "--attn_type 1", "--batch_chunk 1", "--sample_softmax -1"])
 def test_a_refused_flag_that_asks_for_what_is_done_anyway_is_accepted_in_silence(
     flag: str, capfd: pytest.CaptureFixture[str]
@@ -342,17 +326,6 @@ def test_an_attn_type_is_a_position_encoding(number: str, name: str, capfd: pyte
     noted = capfd.readouterr().err
     assert noted == "" if number in "01" else noted.startswith(f"note: --attn_type {number} is --position {name}: ")
     assert read("train", "--attn-type", number, "--position", name) == {"position": name}
-
-
-def test_an_attn_type_and_another_position_encoding_are_refused(
-    refused: Callable[..., str], training: list[str]
-) -> None:
-    line = refused("train", *training, "--attn_type", "1", "--position", "alibi")
-    assert "--attn_type 1: means --position learned_relative, but --position alibi is given too" in line
-
-
-def test_an_attn_type_that_never_was_is_refused(refused: Callable[..., str], training: list[str]) -> None:
-    assert "--attn_type: invalid choice: '4'" in refused("train", *training, "--attn_type", "4")
 
 
 # spelling

@@ -11,30 +11,6 @@ from txl.positions import POSITION_ENCODINGS
 
 Refused = Callable[..., str]
 
-IDLE = [
-    ("--position rotary --max_distance 3", "--max_distance 3: --position rotary", "t5, shaw and deberta do"),
-    ("--position rotary --n_bucket 5", "--n_bucket 5: --position rotary", "t5 does"),
-    ("--position alibi --untie_r", "--untie_r: --position alibi", "rel_sinusoid, learned_absolute, t5, relative_keys"),
-    ("--n_position 7", "--n_position 7: --position rel_sinusoid", "learned_relative, learned_per_layer"),
-    ("--attention softmax --n_feature 9", "--n_feature 9: --attention softmax", "performer does"),
-    ("--position none --attention performer --lsh_round 2", "--lsh_round 2: --attention performer", "lsh does"),
-    ("--redraw_interval 3", "--redraw_interval 3: --attention softmax", "performer and lsh do"),
-    ("--position alibi --attn_impl naive", "--attn_impl naive: --position alibi", "rel_sinusoid and relative_keys do"),
-    ("--position t5 --attn_keep_mib 3", "--attn_keep_mib 3: --position t5", "rel_sinusoid and relative_keys do"),
-    ("--attn_type 2 --untie-r", "--untie_r: --position sinusoid_input", "rel_sinusoid"),
-]
-
-
-@pytest.mark.parametrize(("flags", "thing", "others"), IDLE, ids=[flags for flags, _, _ in IDLE])
-def test_a_setting_that_nobody_reads_is_refused_with_those_who_would(
-    refused: Refused, training: list[str], tmp_path: Path, flags: str, thing: str, others: str
-) -> None:
-    line = refused("train", *training, *flags.split())
-    assert f"{thing} does not read it, " in line
-    assert others in line
-    assert line.endswith("; leave it out")
-    assert not (tmp_path / "new_run" / "metrics.jsonl").exists()
-
 
 def test_what_asks_for_nothing_passes_and_what_is_read_is_heard(call: Callable[..., Any], training: list[str]) -> None:
     passing = "--position alibi --no_untie_r --attn_impl auto --max_step 1 --attention softmax"

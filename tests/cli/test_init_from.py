@@ -71,19 +71,3 @@ def test_a_model_of_the_2019_code_is_tuned(call: Call, write_text: Any, tmp_path
     weights = load_file(tmp_path / "run/step_00000001/model.safetensors")
     torch.testing.assert_close(weights["layers.0.attn.q_net.weight"], model.layers[0].attn.q_net.weight.float())
     assert txl.load(tmp_path / "run").vocab.words == words
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--init_from", "nowhere"], "nowhere: no such file or folder; name a run folder or a checkpoint"),
-        (["--d_model", 32], "--d_model 32: the model of --init_from RUN has 16; drop the flag"),
-        (["--cutoffs", 20], "--cutoffs (20,): the model of --init_from RUN has (); drop the flag"),
-    ],
-)
-def test_what_contradicts_the_model_is_refused(
-    refused: Callable[..., str], trained: Trained, tmp_path: Path, flags: list[object], named: str
-) -> None:
-    given = ["--init_from", trained.run, "--data", trained.text, "--dataset", "text", "--work_dir", tmp_path / "run"]
-    assert named.replace("RUN", str(trained.run)) in refused("train", *given, *flags)
-    assert not list((tmp_path / "run").glob("step_*"))

@@ -1,7 +1,6 @@
 """Errors of the machine and of the environment: one line that fits the cause, never a traceback."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import change_record
 from txl.cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -100,11 +100,8 @@ def test_a_value_of_a_checkpoint_is_blamed_on_its_file(
     value: Any,
     complaint: str,
 ) -> None:
-    path = run_folder / (run_folder / "latest").read_text().strip() / "config.json"
-    record = json.loads(path.read_text())
-    record[part][name] = value
-    for pointed in run_folder.glob("step_*/config.json"):
-        pointed.write_text(json.dumps(record))
+    for folder in run_folder.glob("step_*"):
+        change_record(folder, lambda record: record[part].update({name: value}))
     flags = [*training, "--resume"] if entry == "train" else []
     line = refused(entry, *flags, "--work_dir", run_folder)
     assert f"{run_folder}/step_0000000" in line

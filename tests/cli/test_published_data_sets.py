@@ -34,6 +34,9 @@ def test_bytes_of_a_raw_file(call: Call, tmp_path: Path, dataset: str, content: 
     with zipfile.ZipFile(folder / f"{dataset}.zip", "w") as archive:
         archive.writestr(dataset, content)
     flags = ["--data", folder, "--dataset", dataset, "--data_convention", convention, "--work_dir", run, *BASE]
+    refused = call("train", *flags).err
+    assert f"{dataset}.zip: has {len(content):,} bytes, {dataset} has 100,000,000; bring the file again" in refused
+    flags.append("--prefix")
     outcome = call("train", *flags)
     assert outcome.status == 0, outcome.err
     n_held = len(content) // 20
@@ -54,7 +57,7 @@ def test_bytes_of_a_raw_file(call: Call, tmp_path: Path, dataset: str, content: 
         assert call("convert", run, tmp_path / "model_pt", "--to", "original").status == 0
         back = ["convert", tmp_path / "model_pt", tmp_path / "back", "--data", folder, "--dataset", dataset]
         assert call(*back).status == 0
-        lengths = ["--split", "test", "--tgt_len", 8, "--mem_len", 8]
+        lengths = ["--split", "test", "--tgt_len", 8, "--mem_len", 8, "--prefix"]
         again = row(call, tmp_path, *lengths, "--work_dir", tmp_path / "back")
         assert again["nats"] == pytest.approx(row(call, tmp_path, *lengths)["nats"])
 
@@ -111,14 +114,18 @@ def test_what_a_data_set_does_not_have_is_refused(refused: Callable[..., str], t
 
     raw = tmp_path / "raw"
     raw.write_bytes(BYTES)
-    enwik8 = ["--dataset", "enwik8", "--work_dir", tmp_path / "run", *BASE, "--data"]
+    enwik8 = ["--dataset", "enwik8", "--prefix", "--work_dir", tmp_path / "run", *BASE, "--data"]
     assert "enwik8 is one text without documents" in refused("train", *enwik8, raw, "--reset", "document")
     assert "enwik8: no such file; put enwik8 or enwik8.zip there" in refused("train", *enwik8, tmp_path)
     raw.write_bytes(b"short")
     assert "too short for a valid split" in refused("train", *enwik8, raw)
-    with zipfile.ZipFile(raw, "w") as archive:
+    with zipfile.ZipFile(tmp_path / "enwik8.zip", "w") as archive:
+        archive.writestr("enwik8", BYTES)
         archive.writestr("other", b"x")
-    assert "holds no file enwik8" in refused("train", *enwik8, raw)
+    assert "enwik8.zip: holds 2 files" in refused("train", *enwik8, tmp_path)
+    whole = (tmp_path / "enwik8.zip").read_bytes()
+    (tmp_path / "enwik8.zip").write_bytes(whole[: len(whole) // 2])
+    assert "enwik8.zip: damaged (File is not a zip file)" in refused("train", *enwik8, tmp_path)
     for split in ("train", "valid", "test"):
         (folder / f"{split}.txt").write_text("32 97 300 \n 32")
     assert "has something else than numbers of bytes" in refused("train", *enwik8, folder)

@@ -1,6 +1,5 @@
 """Checkpoints that others made, or another version, or a bad disk: refused in one line before anything is built."""
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.conftest import change_record, change_weights
+from tests.checkpoints import change_record, sign
+from tests.cli.conftest import change_weights
 
 Refused = Callable[..., str]
 
@@ -21,8 +21,10 @@ def model(**changes: Any) -> Callable[[dict[str, Any]], object]:
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge": (model(d_model=2 * 10**12), "below 2^31"),
     "large": (model(d_model=2 * 10**8), "do not fit"),
-    "deep": (model(n_layer=10**6), "do not fit"),
-    "wide": (model(n_feature=10**9, attention="performer", position="none"), "do not fit"),
+    "deep": (model(n_layer=4000), "do not fit"),
+    "deeper": (model(n_layer=10**9), "at most 4096"),
+    "clusters": (model(cutoffs=[*range(1, 10**5), 1]), "must be positive and ascending"),
+    "wide": (model(n_feature=10**9, attention="performer", position="none"), "at most 65536"),
     "float size": (model(n_layer=2.0), "n_layer is '2.0', which is not of type int"),
     "word for a switch": (model(pre_lnorm="no"), "pre_lnorm is 'no', which is not of type bool"),
     "switch for a number": (model(n_layer=True), "n_layer is 'True'"),
@@ -32,10 +34,9 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "list": (lambda record: record.update(model=[]), "model is '[]'"),
     "context": (lambda record: record["context"].update(mem_len="8"), "mem_len is '8'"),
     "no context": (lambda record: record.pop("context"), "config.json"),
-    "no attachments": (lambda record: record.pop("attachments"), "vocab.txt"),
     "attachments": (lambda record: record.update(attachments=3), "attachments is '3'"),
     "digests": (lambda record: record.update(files=[]), "files is '[]'"),
-    "format": (lambda record: record.update(format=2), "of format 2, this txl reads 1"),
+    "format": (lambda record: record.update(format=3), "of format 3, this txl reads 1 to 2"),
 }
 
 
@@ -50,6 +51,7 @@ def test_a_configuration_that_cannot_be_is_refused_before_anything_is_built(refu
         assert str(best) in line, name
     for content in ("[" * 10**5, "[]", "3", '{"format": 1e400}', '{"format": ' + "1" * 5000 + "}"):
         (best / "config.json").write_text(content)
+        sign(best)
         assert str(best / "config.json") in refused("generate", "--work_dir", run_folder)
 
 
@@ -58,7 +60,6 @@ def test_what_a_run_goes_on_with_is_checked_too(refused: Refused, training: list
     resume = [*training, "--work_dir", run_folder, "--resume"]
     for folder in set(run_folder.glob("step_*")) - {last}:
         shutil.rmtree(folder)
-    change_record(last, lambda record: record.pop("files"))
     configs = {
         "train": (lambda record: record["train"].update(lr="0.1"), "lr is '0.1'"),
         "train newer": (lambda record: record["train"].update(hyper=1), "newer version"),
@@ -95,8 +96,6 @@ def test_a_vocabulary_that_cannot_be_is_refused(refused: Refused, run_folder: Pa
     for folder in run_folder.glob("step_*"):
         lines = (folder / "vocab.txt").read_text().splitlines()
         changed = {"twice": [*lines[:-1], lines[-2]], "no <eos>": ["x", *lines[1:]], "too few": lines[:-1]}[words]
-        content = "\n".join(changed) + "\n"
-        (folder / "vocab.txt").write_text(content)
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        change_record(folder, lambda record, digest=digest: record["attachments"].update({"vocab.txt": digest}))
+        (folder / "vocab.txt").write_text("\n".join(changed) + "\n")
+        sign(folder)
     assert "vocab.txt" in refused("generate", "--work_dir", run_folder)

@@ -177,37 +177,6 @@ def test_effective_context_lengths_do_not_depend_on_the_batch_size(recl: Study) 
     assert one["perplexity"] == pytest.approx(many["perplexity"], rel=1e-5)
 
 
-RECL_REFUSALS = [
-    ("--work_dir x", "--work_dir and --recl", "drop --work_dir"),
-    ("--split all", "--recl: is measured on one split", "--split test"),
-    ("--convention nvidia", "--convention and --recl", "drop one"),
-    ("--loss_by_position", "--loss_by_position and --recl", "drop one"),
-    ("--dynamic sgd", "--dynamic and --recl", "drop one"),
-    ("--cache_size 5", "--cache_size and --recl", "drop one"),
-    ("--knn_store x", "--knn_store and --recl", "drop one"),
-    ("--dynamic_lr 0.1", "--dynamic_lr and --recl", "drop one"),
-    ("--cache_theta 0.2", "--cache_theta and --recl", "drop one"),
-    ("--knn_k 5", "--knn_k and --recl", "drop one"),
-    ("--text x", "--text and --recl", "drop one"),
-    ("--mem_len 0 8", "--mem_len 0 8", "one value at most"),
-    ("--tgt_len 1 8", "--tgt_len 1 8", "one value at most"),
-    ("--recl_every 11", "--recl_every 11", "must be at most --recl_step (10)"),
-    ("--recl_every 0", "--recl_every 0", "at least 1"),
-    ("--recl_longest 19", "--recl_longest 19", "at least 20"),
-    ("--recl_longest 1000", "--recl_longest 1000: no token of the test split", "longer text"),
-]
-
-
-@pytest.mark.parametrize(("flags", "thing", "remedy"), RECL_REFUSALS, ids=[flags for flags, _, _ in RECL_REFUSALS])
-def test_effective_context_lengths_refuse_what_makes_no_sense(
-    refused: Refused, run_folder: Path, text: Path, flags: str, thing: str, remedy: str
-) -> None:
-    where = ["--recl", run_folder, "--data", text, "--split", "test"]
-    line = refused("eval", *where, *FEW, *flags.split())
-    assert thing in line
-    assert remedy in line
-
-
 def test_runs_with_other_vocabularies_are_not_compared(
     refused: Refused, call: Call, run_folder: Path, training: list[str], tmp_path: Path, write_text: Callable[..., Path]
 ) -> None:
@@ -216,20 +185,3 @@ def test_runs_with_other_vocabularies_are_not_compared(
     line = refused("eval", "--recl", run_folder, tmp_path / "new_run", "--split", "test")
     assert f"--recl {tmp_path / 'new_run'}" in line
     assert "leave out one" in line
-
-
-def test_a_run_that_is_not_there_is_named(refused: Refused, run_folder: Path, tmp_path: Path) -> None:
-    line = refused("eval", "--recl", run_folder, tmp_path / "nowhere", "--split", "test")
-    assert f"--recl {tmp_path / 'nowhere'}: no such folder" in line
-
-
-@pytest.mark.parametrize("flag", ["--loss_by_position", "--attention_by_distance"])
-def test_a_text_of_its_own_has_no_study(refused: Refused, run_folder: Path, text: Path, flag: str) -> None:
-    line = refused("eval", "--work_dir", run_folder, "--text", text / "test.txt", flag)
-    assert f"{flag} and --text" in line
-
-
-def test_tokens_are_not_written_for_several_segment_lengths(refused: Refused, run_folder: Path) -> None:
-    line = refused("eval", "--work_dir", run_folder, "--text", "x", "--per_token", "-", "--tgt_len", 1, 2)
-    assert "--per_token" in line
-    assert "--tgt_len" in line

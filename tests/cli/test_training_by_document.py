@@ -57,18 +57,3 @@ def test_documents_make_a_difference_and_chunks_none(call: Call, articles: list[
     plain, documents = loss("a"), loss("b", "--reset", "document")
     assert documents != pytest.approx(plain, rel=1e-4)
     assert loss("c", "--reset", "document", "--batch_chunk", "2", "--recompute") == pytest.approx(documents, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ("", "the text has no line like '= Title =' that begins a document; leave the flag out"),
-        ("--attention performer --position none", "--attention performer --attn_impl auto does not mask"),
-        ("--attn_impl fused", "--attention softmax --attn_impl fused does not mask"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    refused: Callable[..., str], training: list[str], tmp_path: Path, flags: str, named: str
-) -> None:
-    assert named in refused("train", *training, "--reset", "document", *flags.split())
-    assert not list((tmp_path / "new_run").glob("step_*"))

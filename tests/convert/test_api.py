@@ -45,7 +45,7 @@ def test_hidden_states_give_the_probabilities_of_the_next_words(lm: txl.Language
     text = "bab ded bab ded ded bab " * 5
     hidden_ND = lm.hidden_states(text)
     score = lm.score(text)
-    ids = torch.tensor(lm.vocab.encode(score.tokens))
+    ids = torch.tensor(lm.vocab.ids_of(score.tokens))
     nll = -lm.model.log_prob(hidden_ND[:-1]).gather(1, ids[1:, None])[:, 0]
     assert len(hidden_ND) == len(score.tokens) == 30
     torch.testing.assert_close(nll, torch.tensor(score.nats[1:]), rtol=1e-4, atol=1e-5)

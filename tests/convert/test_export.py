@@ -29,10 +29,12 @@ from txl.convert.huggingface import (
 )
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.running import Characters
-from txl.data_utils.subwords import Subwords
-from txl.data_utils.symbols import ALL_BYTES, Symbols
-from txl.data_utils.vocabulary import LowerVocab, SentenceVocab, Vocab
+from txl.data_utils.tokenizers.characters import Characters
+from txl.data_utils.tokenizers.lower import LowerVocab
+from txl.data_utils.tokenizers.sentences import SentenceVocab
+from txl.data_utils.tokenizers.subwords import Subwords
+from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
+from txl.data_utils.tokenizers.words import Vocab
 from txl.model.transformer import TransformerXL
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
@@ -124,9 +126,9 @@ VOCABULARIES = {
     "text": lambda: Vocab(_WORDS),
     "ptb": lambda: LowerVocab(_WORDS),
     "lm1b": lambda: SentenceVocab(["<S>", "<UNK>", *_WORDS[2:]]),
-    "characters": lambda: Characters.of([_TEXT.encode()]),
+    "characters": lambda: Characters(["\n", "<unk>", *dict.fromkeys(_TEXT.strip())]),
     "bytes": lambda: Symbols(ALL_BYTES),
-    "enwik8": lambda: Symbols.of([_TEXT.encode()]),
+    "enwik8": lambda: Symbols(list(dict.fromkeys(str(byte) for byte in _TEXT.encode()))),
     "bpe": subwords,
 }
 

@@ -76,6 +76,29 @@ def test_tensors_of_all_kinds_come_back(zipped: bool, tmp_path: Path) -> None:
         assert torch.equal(read, tensor)
 
 
+def test_tensors_of_one_storage_take_its_memory_once(tmp_path: Path) -> None:
+    """Else a file of some MB could ask for all memory there is."""
+    path, weight = tmp_path / "model.pt", torch.randn(1000)
+    torch.save({f"layer{i}": weight for i in range(1000)}, path)
+    assert len({found.read().untyped_storage().data_ptr() for found in read_pickle(path).values()}) == 1
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "byteorder", "data/0"])
+def test_what_is_compressed_is_not_inflated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.save stores what it writes as it is; 4 MB can inflate to 4 GiB."""
+    path, read = tmp_path / "model.pt", []
+    torch.save({"w": torch.zeros(10**5)}, tmp_path / "good.pt")
+    with zipfile.ZipFile(tmp_path / "good.pt") as good, zipfile.ZipFile(path, "w") as bomb:
+        for info in good.infolist():
+            how = zipfile.ZIP_DEFLATED if info.filename.endswith(name) else zipfile.ZIP_STORED
+            bomb.writestr(info.filename, good.read(info), how)
+    read_entry = zipfile.ZipFile.read
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info) or read_entry(self, info))
+    with pytest.raises(UsageError, match=f"{name} is compressed"):
+        read_pickle(path)
+    assert not any(info.filename.endswith(name) for info in read)
+
+
 def test_a_tensor_beyond_its_storage_is_refused() -> None:
     storage = type("S", (), {"dtype": torch.float32, "numel": 4, "content": bytes(16)})()
     wrong = [(0, (5,), (1,)), (2, (3,), (1,)), (-1, (1,), (1,)), (0, (2,), (-1,)), (0, (2**40,), (0,))]

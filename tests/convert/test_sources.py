@@ -97,7 +97,10 @@ def hf(tmp_path: Path) -> Path:
 def test_safetensors_are_read_too(hf: Path) -> None:
     state, _ = read_huggingface(hf)
     (hf / "pytorch_model.bin").unlink()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, hf / "model.safetensors")
+    save_file(
+        {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()},
+        hf / "model.safetensors",
+    )
     weights, expected = convert(hf).model.state_dict(), convert(HF / "hf_div2").model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in expected.items())
 
@@ -105,6 +108,9 @@ def test_safetensors_are_read_too(hf: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"n_layer": 10**9}, "--n_layer 1000000000: must be at least 1 and at most 4096"),
+        ({"cutoffs": list(range(1, 200))}, "describes a larger model than the"),
+        ({"d_inner": 10**9}, "describes a larger model than the"),
         ({"n_layer": 2}, "no weights of the model that the configuration describes"),
         ({"n_layer": 4}, "missing from the weights"),
         ({"d_inner": 63}, "has the shape of"),

@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import json
 import os
 import signal
 from pathlib import Path
@@ -72,87 +71,65 @@ def test_ids_are_memory_mapped_and_read_only(folder: Path) -> None:
         ids[0] = 1
 
 
-def token_file(folder: Path, split: str = "valid") -> Path:
-    return folder / "txl-cache" / f"text.{split}.tokens"
+def stores(folder: Path, split: str = "valid") -> set[Path]:
+    return set((folder / "txl-cache").glob(f"text-{split}-*"))
 
 
-def test_a_token_file_is_used_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_is_used_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     open_text(folder).split("valid")
-    os.utime(token_file(folder), ns=(1, 1))
+    (store,) = stores(folder)
+    os.utime(store / "ids.bin", ns=(1, 1))
     open_text(folder).split("valid")
-    assert token_file(folder).stat().st_mtime_ns == 1
+    assert (store / "ids.bin").stat().st_mtime_ns == 1
     assert caplog.text == ""
 
 
-def test_a_changed_text_makes_its_token_file_anew_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_text_has_another_store(folder: Path) -> None:
     open_text(folder).split("valid")
-    stamp = (folder / "valid.txt").stat()
+    before, stamp = stores(folder), (folder / "valid.txt").stat()
     (folder / "valid.txt").write_text(TEXT.replace("c", "b"))
     os.utime(folder / "valid.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time, other text
     assert words(open_text(folder), "valid") == "a b b <eos> <eos> a b <unk> <eos>".split()
-    assert "text.valid.tokens: stale" in caplog.text
+    (folder / "valid.txt").write_text(TEXT)
+    assert words(open_text(folder), "valid") == "a b c <eos> <eos> a b <unk> <eos>".split()
+    assert len(stores(folder) - before) == 1
 
 
-def test_a_changed_vocabulary_makes_token_files_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_vocabulary_has_another_store(folder: Path) -> None:
     open_text(folder).split("valid")
     (folder / "train.txt").write_text("c c c b b\n")
     corpus = open_text(folder)
     assert words(corpus, "valid") == "<unk> b c <eos> <eos> <unk> b <unk> <eos>".split()
-    assert "text.vocab.json: stale" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["truncated", "header", "nested", "empty", "flipped"])
-def test_a_damaged_token_file_is_made_anew(folder: Path, damage: str) -> None:
-    before = words(open_text(folder), "valid")
-    path = token_file(folder)
+def test_two_folders_share_a_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name in ("one", "two", "one"):
+        for split in ("train", "valid"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"{split}.txt").write_text(f"{name} {split}\n")
+        before = set(cache.rglob("*"))
+        corpus = open_text(tmp_path / name, cache_dir=str(cache))
+        assert words(corpus, "valid") == [name, "<unk>", "<eos>"]
+    assert set(cache.rglob("*")) == before
+
+
+@pytest.mark.parametrize("file", ["ids.bin", "documents.bin", "sizes.bin", "places.bin", "store.json", "vocabulary"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "missing"])
+def test_what_is_damaged_is_made_anew(folder: Path, file: str, damage: str) -> None:
+    corpus = open_text(folder)
+    before, sizes = words(corpus, "valid"), corpus.sizes("valid")["bytes"].tolist()
+    (store,) = stores(folder, file if file == "vocabulary" else "valid")
+    path = store / ("vocab.txt" if file == "vocabulary" else file)
     whole = path.read_bytes()
-    damaged = {
-        "truncated": whole[:-1],
-        "header": b"x" * len(whole),
-        "nested": b"[" * 4096 + whole[4096:],
-        "empty": b"",
-        "flipped": whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:],
-    }
-    path.write_bytes(damaged[damage])
-    assert words(open_text(folder), "valid") == before
-
-
-FORGED = {
-    "objects": {"dtype": "O", "n_token": 2},  # numbers of the file would be taken for addresses
-    "floats": {"dtype": "float16"},
-    "text": {"n_unknown": "many"},
-    "negative": {"n_token": -9},
-    "fraction": {"n_token": 9.0},
-    "no checksum": {"checksum": None},
-}
-
-
-@pytest.mark.parametrize("header", FORGED.values(), ids=FORGED)
-def test_a_prepared_token_file_is_not_trusted(folder: Path, header: dict[str, object]) -> None:
-    before = words(open_text(folder), "valid")
-    forge(token_file(folder), header)
-    assert words(open_text(folder), "valid") == before
-
-
-def test_ids_outside_the_vocabulary_are_not_trusted(folder: Path) -> None:
-    before = words(open_text(folder), "valid")
-    ids = np.full(len(before), 60_000, dtype=np.uint16).tobytes()
-    forge(token_file(folder), {"checksum": hashlib.sha256(ids).hexdigest()}, ids)
-    assert words(open_text(folder), "valid") == before
-
-
-def forge(path: Path, header: dict[str, object], ids: bytes | None = None) -> None:
-    """Change entries of a token file's header, and the ids after it."""
-    whole = path.read_bytes()
-    changed = json.dumps(json.loads(whole[:4096].rstrip(b"\0")) | header).encode()
-    path.write_bytes(changed.ljust(4096, b"\0") + (ids or whole[4096:]))
-
-
-def test_a_vocabulary_with_another_word_is_made_anew(folder: Path) -> None:
-    before = open_text(folder).vocab.words
-    path = folder / "txl-cache" / "text.vocab.json"
-    path.write_text(path.read_text().replace('"a"', '"z"'))
-    assert open_text(folder).vocab.words == before
+    flipped = whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:]
+    path.write_bytes({"truncated": whole[:-1], "flipped": flipped}.get(damage, b""))
+    if damage == "missing":
+        path.unlink()
+    corpus = open_text(folder)
+    assert words(corpus, "valid") == before
+    assert corpus.sizes("valid")["bytes"].tolist() == sizes
+    assert path.read_bytes() == whole
 
 
 def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +139,10 @@ def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytes
         hashlib, "file_digest", lambda file, name: asked.append(Path(file.name).name) or digest(file, name)
     )
     for split in ("train", "valid"):
-        os.utime(folder / f"{split}.txt", (1, 1))  # a text that changed just now is not remembered
+        os.utime(folder / f"{split}.txt", (1, 1))  # a file that changed just now is not remembered
         open_text(folder).split(split)
-    os.utime(token_file(folder, "train"), (1, 1))
+    for path in (folder / "txl-cache").rglob("*"):
+        os.utime(path, (1, 1))
     open_text(folder).split("train")
     asked.clear()
     open_text(folder).split("train")
@@ -174,14 +152,23 @@ def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytes
     assert asked.count("train.txt") == 1
 
 
-def test_a_token_file_that_was_looked_at_is_looked_at_again_when_it_changes(folder: Path) -> None:
+def test_a_store_that_was_looked_at_is_looked_at_again_when_it_changes(folder: Path) -> None:
     before = words(open_text(folder), "valid")
-    os.utime(token_file(folder), (1, 1))
+    (store,) = stores(folder)
+    os.utime(store / "ids.bin", (1, 1))
     open_text(folder).split("valid")
-    whole = token_file(folder).read_bytes()
-    token_file(folder).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
-    os.utime(token_file(folder), (1, 1))  # same size, same time
+    whole = (store / "ids.bin").read_bytes()
+    (store / "ids.bin").write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    os.utime(store / "ids.bin", (1, 1))  # same size, same time
     assert words(open_text(folder), "valid") == before
+
+
+def test_what_a_killed_process_left_in_the_cache_is_removed(folder: Path) -> None:
+    left = folder / "txl-cache" / ".tmp.killed" / "train"
+    left.mkdir(parents=True)
+    (left / "ids.bin").write_bytes(b"half")
+    open_text(folder)
+    assert not left.parent.exists()
 
 
 def test_the_notice_of_unknown_words_comes_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,16 +224,17 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"text\.valid\.tokens: No space left.*--cache_dir"):
+    before = set((folder / "txl-cache").iterdir())
+    with pytest.raises(DataError, match=r"No space left.*--cache_dir"):
         corpus.split("valid")
-    assert {path.name for path in (folder / "txl-cache").iterdir()} == {"text.vocab.json", "text.train.tokens"}
+    assert set((folder / "txl-cache").iterdir()) == before
 
 
 def test_bytes_that_are_not_utf8_are_named_by_file_and_line(folder: Path) -> None:
     (folder / "valid.txt").write_bytes(b"a b\nb c\na \xe9\n")
     with pytest.raises(DataError, match=r"valid.txt, line 3: not UTF-8.*iconv"):
         open_text(folder).split("valid")
-    assert not token_file(folder).exists()
+    assert not stores(folder)
 
 
 def test_the_users_own_text_is_never_overwritten(folder: Path) -> None:
@@ -259,7 +247,7 @@ def test_the_users_own_text_is_never_overwritten(folder: Path) -> None:
 def test_a_missing_split_is_named(folder: Path) -> None:
     (folder / "valid.txt").unlink()
     with pytest.raises(DataError, match=r"valid.txt: no such file"):
-        open_text(folder).split("valid")
+        Corpus(DataConfig(data=str(folder), dataset="wt103")).split("valid")
 
 
 def test_a_vocabulary_from_elsewhere_reads_text_without_train(folder: Path) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from txl.data_utils.detokenise import Detokeniser, decoder
-from txl.data_utils.vocabulary import EOS, Vocab
+from txl.data_utils.tokenizers.base import EOS
+from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise
 
 LINES = [

@@ -231,7 +231,8 @@ def test_a_data_set_ends_up_where_the_scripts_look(
 ) -> None:
     known = SETS[name]
     content = (tarred if name == "lm1b" else zipped)({k: v.encode() for k, v in members.items()})
-    bare = known._replace(remotes=tuple(one._replace(digest="", urls=[]) for one in known.remotes))
+    without = tuple(one._replace(digest="", urls=[]) for one in known.remotes)
+    bare = known._replace(remotes=without, files=dict.fromkeys(known.files, ""))
     for one in bare.remotes:  # as a user puts them there
         (tmp_path / one.name).write_bytes(content if one.name not in known.files else b"<S> 1\n")
     monkeypatch.setitem(download.SETS, name, bare)
@@ -274,12 +275,12 @@ def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeyp
     text = "".join(lines).encode()
     digest = hashlib.sha256(text).hexdigest()
     fallback = partial(hub.from_hub, "wikitext-2-v1", {"train": 2, "valid": 1, "test": 1})
-    known = {"train": digest, "valid": digest, "test": "4"}
-    texts = ("train.txt", "valid.txt", "test.txt")
+    known = {"train": f"sha256:{digest}", "valid": f"sha256:{digest}", "test": "lines:4"}
+    texts = {f"{split}.txt": of_text for split, of_text in known.items()}
     wanted = DataSet("", (Remote("x.zip", []),), texts, fallback=partial(fallback, known))
     assert download.download(wanted, tmp_path / "out")
     assert (tmp_path / "out" / "train.txt").read_bytes() == text
-    other = partial(fallback, {**known, "test": "5"})
+    other = partial(fallback, {**known, "test": "lines:5"})
     with pytest.raises(DataError, match=r"the hub: .* its test split is not .*x.zip: cannot be loaded"):
         download.download(wanted._replace(fallback=other), tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
@@ -290,6 +291,15 @@ def test_without_the_libraries_of_the_hub_they_are_named(monkeypatch: pytest.Mon
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="pip install huggingface_hub pyarrow"):
         hub.from_hub("wikitext-2-v1", {}, {}, Path())
+
+
+@pytest.mark.parametrize("name", ["enwik8", "wt103", "ptb"])
+def test_what_is_there_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for file in SETS[name].files:
+        (tmp_path / file).write_bytes(b"cut\n")
+    assert download.main([name, "--out", str(tmp_path)]) == 2
+    assert "is not the file of the data set (" in capsys.readouterr().err
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"cut\n"}
 
 
 def test_every_data_set_has_a_checksum_or_says_why_not() -> None:

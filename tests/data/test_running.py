@@ -10,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.config import UsageError
-from txl.data_utils import subwords
+from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.recipes import vocabulary_of
-from txl.data_utils.running import Characters, RunningVocab
-from txl.data_utils.symbols import ALL_BYTES, Symbols
+from txl.data_utils.sizes import MEASURES, sizes_of
+from txl.data_utils.tokenizers import subwords
+from txl.data_utils.tokenizers.base import Batch
+from txl.data_utils.tokenizers.characters import Characters
+from txl.data_utils.tokenizers.integers import Integers
+from txl.data_utils.tokenizers.running import RunningTokenizer
+from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 
 TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
 ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -39,19 +44,19 @@ def open_text(folder: Path, dataset: str, **flags: Any) -> Corpus:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningVocab:
+def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningTokenizer:
     folder = tmp_path_factory.mktemp("text")
     for split in ("train", "valid"):
         (folder / f"{split}.txt").write_bytes(TEXT.encode())
     vocab = open_text(folder, request.param).vocab
-    assert isinstance(vocab, RunningVocab)
+    assert isinstance(vocab, RunningTokenizer)
     return vocab
 
 
 @settings(max_examples=50)
 @given(text=ANY_TEXT)
-def test_decode_of_encode_gives_any_text(vocab: RunningVocab, text: str) -> None:
-    ids = vocab.tokens(text).ids.tolist()
+def test_decode_of_encode_gives_any_text(vocab: RunningTokenizer, text: str) -> None:
+    ids = vocab.encode(text).ids.tolist()
     known = "".join(c if c in vocab else "<unk>" for c in text) if isinstance(vocab, Characters) else text
     assert vocab.text_of(ids) == known
     shown = "".join(map(vocab.decoder(), ids))  # U+FFFD at the end may be half of a character
@@ -60,12 +65,13 @@ def test_decode_of_encode_gives_any_text(vocab: RunningVocab, text: str) -> None
 
 @settings(max_examples=50)
 @given(text=ANY_TEXT)
-def test_words_characters_and_bytes_are_those_of_the_text(vocab: RunningVocab, text: str) -> None:
-    sums = {name: int(size_N.sum()) for name, size_N in vocab.sizes(text, vocab.tokens(text)).items()}
+def test_words_characters_and_bytes_are_those_of_the_text(vocab: RunningTokenizer, text: str) -> None:
+    sizes_N4 = sizes_of(text, vocab.encode(text).ends)
+    sums = dict(zip(MEASURES, sizes_N4.sum(axis=0).tolist(), strict=True))
     assert (sums["characters"], sums["bytes"]) == (len(text), len(text.encode()))
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     assert sums["words"] == len(text.split())
-    assert sums["lines"] == lines.count("\n") + (not lines.endswith("\n"))
+    assert sums["lines"] == lines.count("\n")
 
 
 @pytest.mark.parametrize("dataset", KINDS)
@@ -74,8 +80,7 @@ def test_a_corpus_counts_what_one_of_words_counts(folder: Path, dataset: str) ->
     expected, sizes = (corpus.sizes("valid") for corpus in (words, other))
     assert all(len(size_N) == len(other.split("valid")) for size_N in sizes.values())
     for what in ("words", "lines", "characters", "bytes"):
-        literal = TEXT.count("<eos>") * {"words": 1, "lines": -1}.get(what, 0)  # read as line ends by words
-        assert sizes[what].sum() == expected[what].sum() + literal
+        assert sizes[what].sum() == expected[what].sum()
 
 
 @pytest.mark.parametrize("dataset", KINDS)
@@ -88,11 +93,11 @@ def test_the_ids_of_a_split_are_its_text(folder: Path, dataset: str) -> None:
         assert {corpus.vocab.words[i] for i in corpus.split("valid")[starts[1:] - 1]} == {"<eos>"}
 
 
-def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningVocab) -> None:
+def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) -> None:
     dataset = {"Symbols": "bytes", "Characters": "characters", "Subwords": "bpe"}[type(vocab).__name__]
-    again = vocabulary_of(dataset, vocab.attachments().__getitem__)
+    again = tokenizer_of(dataset, vocab.files().__getitem__)
     assert (again.words, again.eos_id, again.fingerprint()) == (vocab.words, vocab.eos_id, vocab.fingerprint())
-    assert vocab.attachments()["vocab.txt"].count("\n") == len(vocab)
+    assert vocab.files()["vocab.txt"].count("\n") == len(vocab)
 
 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
@@ -121,7 +126,7 @@ def test_a_character_that_the_training_text_lacks_is_unk_with_a_notice(
 def test_a_trained_vocabulary_is_kept_and_made_anew_for_another_size(folder: Path) -> None:
     one = open_text(folder, "bpe", vocab_size=280)
     assert len(one.vocab) == 280
-    kept = folder / "txl-cache" / "bpe.vocab.json"
+    (kept,) = (folder / "txl-cache").glob("bpe-vocabulary-*/tokenizer.json")
     stamp = kept.stat().st_mtime_ns
     assert open_text(folder, "bpe", vocab_size=280).vocab.fingerprint() == one.vocab.fingerprint()
     assert kept.stat().st_mtime_ns == stamp
@@ -143,11 +148,12 @@ def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
 
 def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = open_text(folder, "bpe").vocab
-    assert isinstance(vocab, RunningVocab)
+    assert isinstance(vocab, RunningTokenizer)
     documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
-    monkeypatch.setattr(subwords, "_PIECE", 50)
-    monkeypatch.setattr(subwords, "_BATCH", 120)
-    for document, ids in zip(documents, vocab.encoded(documents), strict=True):
+    monkeypatch.setattr(file_formats, "LONGEST", 50)
+    monkeypatch.setattr(subwords, "LONGEST", 50)
+    for document in documents:
+        (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
         assert vocab.text_of(ids.tolist()) == document.decode()
         assert (ids == vocab.end_id).nonzero()[0].tolist() == [len(ids) - 1]
 
@@ -188,7 +194,7 @@ def test_streams_of_ids_are_memory_mapped_with_their_documents(tmp_path: Path) -
     assert corpus.split("valid").tolist() == [i % 9 for i in range(20)]
     assert corpus.document_starts("valid").tolist() == [0, 7]
     assert corpus.sizes("valid")["words"].sum() == 20
-    assert not list(tmp_path.rglob("*.tokens"))
+    assert not list(tmp_path.rglob("ids.bin"))
     assert len(open_text(tmp_path, "ids", vocab_size=100).vocab) == 100
     with pytest.raises(DataError, match=r"train\.documents\.npy: no such file"):
         corpus.document_starts("train")
@@ -197,6 +203,11 @@ def test_streams_of_ids_are_memory_mapped_with_their_documents(tmp_path: Path) -
 BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
     "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
+    "-1 as uint32": (
+        {"valid": np.array([3, -1], np.int32).view(np.uint32)},
+        {},
+        r"valid\.npy: holds the id 4294967295 \(-1 as an unsigned number\)",
+    ),
     "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
     "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
@@ -216,6 +227,41 @@ def test_bad_streams_are_named(tmp_path: Path, arrays: Any, flags: Any, message:
 
     with pytest.raises(DataError, match=message):
         read()
+
+
+def write_megatron(path: Path, documents: list[list[int]]) -> None:
+    """As Megatron-LM's IndexedDatasetBuilder writes them."""
+    lengths = np.array([len(ids) for ids in documents], dtype="<i4")
+    np.concatenate(documents).astype("<u2").tofile(path.with_suffix(".bin"))
+    counts = np.array([len(lengths), len(lengths) + 1], dtype="<u8").tobytes()
+    pointers = (2 * (np.cumsum(lengths) - lengths)).astype("<i8").tobytes()
+    head = b"MMIDIDX\0\0" + np.array(1, "<u8").tobytes() + bytes([8]) + counts
+    borders = np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+    path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + pointers + borders)
+
+
+def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
+    np.arange(30).astype(np.uint16).tofile(tmp_path / "train.bin")
+    np.arange(9).astype(np.uint16).tofile(tmp_path / "val.bin")
+    write_megatron(tmp_path / "test.bin", [[1, 2, 3], [4, 5], [6]])
+    corpus = open_text(tmp_path, "ids")
+    assert len(corpus.vocab) == 30
+    assert corpus.split("valid").tolist() == list(range(9))
+    assert corpus.split("test").tolist() == [1, 2, 3, 4, 5, 6]
+    assert corpus.document_starts("test").tolist() == [0, 3, 5]
+    (tmp_path / "test.bin").write_bytes(b"123")
+    with pytest.raises(DataError, match=r"test\.bin: has 3 bytes, not the 6 ids of uint16 that test\.idx names"):
+        open_text(tmp_path, "ids")
+    (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
+        open_text(tmp_path, "ids")
+
+
+def test_many_integers_need_no_memory() -> None:
+    vocab = Integers(2**31 - 1)
+    assert (len(vocab), vocab.words[2**31 - 2], "2147483647" in vocab) == (2**31 - 1, "2147483646", False)
+    assert vocab.decode([7, 12]) == ["7", "12"]
+    assert Integers.from_text(Integers(12).to_text()).words[11] == "11"
 
 
 def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:

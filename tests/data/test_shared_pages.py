@@ -1,4 +1,4 @@
-"""Token files take the memory of their pages once for all processes, and none of a process's own."""
+"""Ids take the memory of their pages once for all processes, and none of a process's own."""
 
 import re
 import subprocess
@@ -13,9 +13,9 @@ READER = """
 import re, sys
 import numpy as np
 from txl.data_utils.stream import SegmentStream
-from txl.data_utils.token_file import mapped_ids
+from txl.data_utils.store import mapped
 anonymous = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])
-ids = mapped_ids(__import__("pathlib").Path(sys.argv[1]), {"dtype": "uint16", "n_token": int(sys.argv[2])})
+ids = mapped(__import__("pathlib").Path(sys.argv[1]), "uint16")
 stream = SegmentStream(ids, batch_size=16, tgt_len=4096)
 next(iter(stream))
 before = anonymous()
@@ -27,12 +27,10 @@ input()
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_processes_share_the_pages_of_a_token_file(tmp_path: Path) -> None:
-    path = tmp_path / "text.train.tokens"
-    with path.open("wb") as file:
-        file.write(bytes(4096))
-        np.arange(N_TOKEN, dtype=np.uint16).tofile(file)
-    command = [sys.executable, "-c", READER, str(path), str(N_TOKEN)]
+def test_processes_share_the_pages_of_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ids.bin"
+    np.arange(N_TOKEN, dtype=np.uint16).tofile(path)
+    command = [sys.executable, "-c", READER, str(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     readers = [subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) for _ in range(4)]
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
-from txl.data_utils.sources import splits_of
+from txl.data_utils.sources import sources_of
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
 BY_NAME = ["test_runs/train-0.jsonl", "test_runs/more.jsonl"]
@@ -46,7 +46,7 @@ def test_the_split_of_a_file_depends_on_names_below_what_was_given(
     write_all(home, files)
     monkeypatch.chdir(home)
     before = {"relative": "", "absolute": f"{home}/", "dotted": "../home/"}[spelling]
-    found = splits_of(tuple(before + one for one in given) if len(given) > 1 else before + given[0])
+    found = sources_of(tuple(before + one for one in given) if len(given) > 1 else before + given[0]).splits
     assert {os.path.relpath(path): split for path, split in found.items()} == dict(zip(files, splits, strict=True))
 
 
@@ -65,9 +65,9 @@ def test_a_glob_does_not_find_the_cache(tmp_path: Path) -> None:
     write_all(tmp_path, ["v.txt", "x/c.txt"])
     data = str(tmp_path / "**/*.txt")
     corpus = Corpus(DataConfig(data=data, dataset="bytes", documents="row"))
-    assert list(corpus.folder.glob("*.txt"))
-    assert sorted(splits_of(data)) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
-    assert Corpus(corpus.config).folder == corpus.folder
+    assert list((tmp_path / "txl-cache").iterdir())
+    assert sorted(sources_of(data).splits) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
+    assert Corpus(corpus.config).said == corpus.said
 
 
 def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_named_split_is_evaluated_whole_without_training_text(tmp_path: Path) 
     write_all(tmp_path, ["test.jsonl"])
     config = DataConfig(data=str(tmp_path), dataset="bytes")
     assert len(documents(Corpus(config, needed=["test"]), "test")) == 50
-    with pytest.raises(DataError, match=r"has no train text .*50 test; by name: test .*test\.jsonl\); give"):
+    with pytest.raises(DataError, match=r"has no train text; by name: test .*test\.jsonl; give"):
         Corpus(config, needed=["train"])
     with pytest.raises(DataError, match=r"has no train text"):
         Corpus(DataConfig(data=str(tmp_path), dataset="text"))
@@ -117,23 +117,6 @@ def test_a_data_set_of_one_folder_refuses_files(tmp_path: Path, dataset: str, gi
         Corpus(DataConfig(data=paths if len(paths) > 1 else paths[0], dataset=dataset))
 
 
-@pytest.mark.parametrize("damage", ["text", "offsets", "an old record"])
-def test_prepared_text_that_is_damaged_is_rewritten(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
-    write_all(tmp_path, ["a.jsonl"])
-    config = DataConfig(data=str(tmp_path), dataset="text", held_out=0.2)
-    before = Corpus(config)
-    texts = documents(before, "test")
-    path = before.folder / {"text": "test.txt", "offsets": "test.documents.npy"}.get(damage, "prepared.json")
-    if damage == "an old record":
-        path.write_text(path.read_text().replace('"written"', '"other"'))
-    else:
-        path.write_bytes(path.read_bytes()[:100])
-    assert documents(Corpus(config), "test") == texts
-    assert "stale or damaged, rewritten" in caplog.text
-
-
 @pytest.mark.parametrize("glob", ["", "/**/*"])
 def test_what_txl_writes_below_data_is_no_text(tmp_path: Path, glob: str) -> None:
     """A run folder, a cache elsewhere and hidden folders."""
@@ -142,14 +125,44 @@ def test_what_txl_writes_below_data_is_no_text(tmp_path: Path, glob: str) -> Non
     data = f"{tmp_path}{glob}"
     Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache")))
     (tmp_path / "cache/checked.json").write_text("{}")
-    assert sorted(splits_of(data)) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
+    assert sorted(sources_of(data).splits) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
 
 
 def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
     write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
-    assert [path.name for path in splits_of(str(tmp_path))] == ["a.txt", "b.jsonl"]
+    assert [path.name for path in sources_of(str(tmp_path)).splits] == ["a.txt", "b.jsonl"]
     assert Corpus(DataConfig(data=str(tmp_path), dataset="bytes")).said.startswith(
         "documents by row (b.jsonl has rows)"
     )
     (tmp_path / "b.jsonl").unlink()
-    assert [path.name for path in splits_of(str(tmp_path))] == ["README.md", "a.txt"]
+    assert [path.name for path in sources_of(str(tmp_path)).splits] == ["README.md", "a.txt"]
+
+
+@pytest.mark.parametrize("glob", ["", "/*/*.txt", "/**/*.txt"])
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glob: str) -> None:
+    write_all(tmp_path, ["a/one.txt", "b/two.txt"])
+    scandir = os.scandir
+
+    def refusing(path: str | Path) -> object:
+        if os.fspath(path) == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=r"/b: cannot be read \(Permission denied\)"):
+        sources_of(f"{tmp_path}{glob}")
+
+
+def test_run_folders_that_are_left_out_are_named(tmp_path: Path) -> None:
+    write_all(tmp_path, ["a.txt", "mine/metrics.jsonl", "mine/step_2/samples.txt"])
+    corpus = Corpus(DataConfig(data=str(tmp_path), dataset="bytes", documents="row"))
+    assert corpus.said.endswith(f"; left out, written by txl: {tmp_path}/mine")
+
+
+@pytest.mark.parametrize("how", ["named", "in a folder", "of a split"])
+def test_a_pipe_is_refused_in_one_line(tmp_path: Path, how: str) -> None:
+    write_all(tmp_path, ["valid.txt"])
+    pipe = tmp_path / ("train.txt" if how == "of a split" else "my.txt")
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match=r"(my|train)\.txt: is a pipe or a device, which is read once; give a file"):
+        Corpus(DataConfig(data=str(pipe if how == "named" else tmp_path), dataset="text"))

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
-from txl.data_utils.vocabulary import EOS, Vocab
-from txl.data_utils.wikitext import article_starts, tokenise
+from txl.data_utils.wikitext import tokenise
 
 
 @pytest.mark.parametrize(
@@ -39,30 +38,30 @@ def test_what_is_already_so_written_stays(tmp_path: Path) -> None:
     assert tokenise(text) == text.split()
 
 
-def starts_of(text: str) -> list[int]:
+def starts_of(text: str, folder: Path) -> list[int]:
     """Where its articles begin, as places among its words and `<eos>`s."""
-    words = [word for line in text.splitlines() for word in (*line.split(), EOS)]
-    vocab = Vocab(list(dict.fromkeys([EOS, *words])))
-    return article_starts(np.array(vocab.encode(words), dtype=np.uint16), vocab).tolist()
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text(text)
+    return Corpus(DataConfig(data=str(folder), dataset="wt103")).document_starts("valid").tolist()
 
 
-def test_an_article_begins_with_a_heading_of_level_one() -> None:
-    assert starts_of("\n = A = \n\n a b\n\n = = B = = \n\n c\n\n = C D = \n\n e\n") == [1, 20]
+STARTS = {  # the first document begins with the text, whose first lines may be blank
+    "headings of level one": ("\n = A = \n\n a b\n\n = = B = = \n\n c\n\n = C D = \n\n e\n", [0, 20]),
+    "formulas in a paragraph": (
+        "\n = A = \n\n when = 1\n = 2 and x = \n= y\n\n = 3 x = \n or so\n\n a\n = 4 x = \n\n b\n",
+        [0],
+    ),
+    "no blank lines": ("= A =\na b\n= = B = =\nc\n= C =\n= D =\n", [0, 15, 19]),
+    "headings only": ("= A =\n\n= B =\n\n", [0, 5]),
+}
 
 
-def test_what_lies_between_equals_signs_inside_a_paragraph_is_no_heading() -> None:
-    assert starts_of("\n = A = \n\n when = 1\n = 2 and x = \n= y\n\n = 3 x = \n or so\n\n a\n = 4 x = \n\n b\n") == [1]
+@pytest.mark.parametrize(("text", "starts"), STARTS.values(), ids=STARTS)
+def test_an_article_begins_with_a_heading_of_level_one(tmp_path: Path, text: str, starts: list[int]) -> None:
+    assert starts_of(text, tmp_path) == starts
 
 
-def test_headings_need_no_blank_lines_where_there_are_none() -> None:
-    assert starts_of("= A =\na b\n= = B = =\nc\n= C =\n= D =\n") == [0, 15, 19]
-
-
-def test_an_article_may_be_a_heading_only() -> None:
-    assert starts_of("= A =\n\n= B =\n\n") == [0, 5]
-
-
-@pytest.mark.parametrize("text", ["a b\nc\n", "= = B = =\n", "= =\n", "=\n", "a = b\n", "= a\n", "\n\n"])
-def test_a_text_without_headings_has_no_documents(text: str) -> None:
+@pytest.mark.parametrize("text", ["a b\nc\n", "= = B = =\n", "= =\n", "=\n", "a = b\n", "= a\n"])
+def test_a_text_without_headings_has_no_documents(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match="--reset document: the text has no line like '= Title ='"):
-        starts_of(text)
+        starts_of(text, tmp_path)

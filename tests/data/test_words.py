@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import files, words
+from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.vocabulary import Vocab
-from txl.data_utils.words import encoded, n_word_token
+from txl.data_utils.files import DataError
+from txl.data_utils.tokenizers import words
+from txl.data_utils.tokenizers.words import Vocab
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 
@@ -24,21 +25,22 @@ def plain(text: str) -> list[str]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_PART", 64)
-    monkeypatch.setattr(files, "_BLOCK", 16)
+    for module, name, n_byte in [(file_formats, "LONGEST", 64), (file_formats, "_BLOCK", 50), (words, "_IN_CACHE", 16)]:
+        monkeypatch.setattr(module, name, n_byte)
+    monkeypatch.setattr(Vocab, "batch_bytes", 128)
 
 
 @settings(max_examples=50)
 @given(TEXT)
 def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = tmp_path_factory.mktemp("text") / "my.txt"
-    path.write_bytes(text.encode())
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.txt").write_bytes(f"{text}\n".encode())
     text = text.removeprefix("\ufeff")
-    if not text:
+    if not text.split():
         return
-    vocab = Vocab(list(dict.fromkeys(["<eos>", *plain(text)])))
-    assert [word for block in encoded(path, vocab) for word in vocab.decode(block.ids)] == plain(text)
-    assert n_word_token(text) == len(plain(text))
+    corpus = Corpus(DataConfig(data=str(folder), dataset="wt103"))
+    assert corpus.vocab.decode(corpus.split("train")) == plain(f"{text}\n")
+    assert corpus.vocab.decode(corpus.vocab.encode(f"{text}\n").ids) == plain(f"{text}\n")
 
 
 @pytest.mark.parametrize("n_process", [1, 2])
@@ -53,6 +55,7 @@ def test_parts_and_processes_do_not_show(tmp_path: Path, monkeypatch: pytest.Mon
     counts = Counter(word for word in text.split() if word != "<eos>")
     assert corpus.vocab.words == ["<eos>", "<unk>", *(word for word, _ in counts.most_common())]
     assert [corpus.vocab.decode(corpus.split(split)) for split in ("train", "valid")] == [plain(text)] * 2
+    assert corpus.sizes("valid")["bytes"].sum() == len(f"{text}\n".encode())
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -61,5 +64,5 @@ def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch
     for bad, said in {b"caf\xe9\n": "not UTF-8", b"a\0b\n": "NUL"}.items():
         (tmp_path / "train.txt").write_bytes(b"fine words\n" * 40 + bad + b"fine words\n" * 40)
         (tmp_path / "valid.txt").write_bytes(b"fine words\n")
-        with pytest.raises(files.DataError, match=rf"train\.txt, line 41: .*{said}"):
+        with pytest.raises(DataError, match=rf"train\.txt, line 41: .*{said}"):
             Corpus(DataConfig(data=str(tmp_path), dataset="text"))

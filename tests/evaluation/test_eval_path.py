@@ -13,8 +13,8 @@ from txl import Context
 from txl.commands import eval as eval_command
 from txl.commands import evaluations, scoring
 from txl.config import ModelConfig
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
-from txl.data_utils.wikitext import article_starts
+from txl.data_utils.tokenizers.base import EOS, UNK
+from txl.data_utils.tokenizers.words import Vocab
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions
@@ -37,7 +37,7 @@ def articles() -> np.ndarray:
 
 
 IDS = articles()
-STARTS = article_starts(IDS, VOCAB)
+STARTS = np.cumsum([1, 47, 16, 84])
 SIZES = {"words": np.array([1] * len(IDS)), "characters": IDS, "unknown": IDS == 1}
 
 

@@ -46,7 +46,7 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
         "import sys, einops, torch, txl.commands.train, txl.commands.eval, txl.commands.generate\n"
         "import txl.ops.rel_attention.fused\n"
         "from txl.model.sizes import model_without_values\n"
-        "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow zstandard triton torch._dynamo'.split()\n"
+        "late = 'matplotlib tensorboard faiss torchdiffeq tokenizers pyarrow triton backports.zstd torch._dynamo'.split()\n"
         "einops.rearrange(torch.ones(2), 'a -> a')\n"
         "if 'torch._dynamo' in sys.modules: late.pop()  # by an old einops\n"
         "config = txl.ModelConfig(n_token=50, cutoffs=(20,), div_val=2)\n"

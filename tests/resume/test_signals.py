@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long_test
-from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
+from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
 from tests.resume.runs import (
     command,
     evaluations,
@@ -134,6 +134,22 @@ runpy.run_path("train.py", run_name="__main__")
     done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "stopped by SIGUSR1 after step 1; saved in" in done.stderr
+
+
+@long_test
+def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(text: Path, pair: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    trap = {"at": ("step", ASKED_IN), "send": signal.SIGKILL, "rank": 1, "to": "parent"}
+    words = ("--standalone", "--nproc_per_node=2", *trapped(trap, flags=command(text, run, "--eval_interval", "200")))
+    with torchrun(*words, run=run, log=log) as agent:
+        assert agent.wait(timeout=LIMIT_S) == -signal.SIGKILL
+        wait_until(lambda: workers(run) == {}, log)
+    assert f"torchrun has ended, so this run has too, after step {last_step(run)}; saved in" in log.read_text()
+    assert last_step(run) in (ASKED_IN, ASKED_IN + 1)
+    assert hidden(run) == []
+    ranks = pair_of(command(text, run, "--resume"), tmp_path / "logs")
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    assert weights(run) == weights(pair)
 
 
 @long_test

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def lay(
             while the n-th flush of the thread that writes in the background is held up).
         rank: only in the process of this rank.
         once: a file; there is no trap once it is there, and it is made at the event.
-        to: "me", this process; "parent", the one that has started it; "group", both and all that either has started;
-            "agent", the parent, which passes it on, and this process when it has done so.
+        to: "me", this process; "parent", the one that has started it, whose end is waited for; "group", both and all
+            that either has started; "agent", the parent, which passes it on, and this process when it has done so.
     """
     if (once and Path(once).exists()) or (rank is not None and os.environ["RANK"] != str(rank)):
         return
@@ -59,7 +60,10 @@ def lay(
             Path(once).touch()
         if to == "agent":
             signal.pthread_sigmask(signal.SIG_BLOCK, {send})
-        os.kill({"me": os.getpid(), "group": 0}.get(to, os.getppid()), send)
+        parent = os.getppid()
+        os.kill({"me": os.getpid(), "group": 0}.get(to, parent), send)
+        while to == "parent" and os.getppid() == parent:
+            time.sleep(0.001)
         if to == "agent":
             signal.sigwait({send})
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {send})

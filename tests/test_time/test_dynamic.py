@@ -263,4 +263,4 @@ def test_the_rule_rms_needs_statistics() -> None:
 def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError) as error:
         DynamicConfig(dynamic="rms", **values)
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)

@@ -102,7 +102,7 @@ class Run:
         )
         background = Background() if self.config.async_save else None
         ranks = self.ranks.with_own_group(LIMIT_S) if background else self.ranks
-        writer = {"columns": self.columns, "background": background}
+        writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
         checkpoints = CheckpointWriter(self.folder, CONTEXT, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
 

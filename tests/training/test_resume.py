@@ -1,5 +1,6 @@
 """Stop and go on equals never stopped (law 8), bitwise."""
 
+import os
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -11,6 +12,7 @@ from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
 from txl.runtime.signals import TERMINATE, StopNow
 from txl.training.config import TrainConfig
+from txl.training.step import TrainState
 
 HINTS = get_type_hints(TrainConfig)
 EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}
@@ -125,6 +127,26 @@ def test_evaluations_read_the_average_of_the_weights() -> None:
     with run.state.average.in_use():
         assert all(torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
     assert any(not torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
+
+
+@pytest.mark.parametrize("below_torchrun", [True, False])
+def test_a_run_whose_torchrun_has_ended_saves_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool
+) -> None:
+    """One that a shell has started goes on without it."""
+    if below_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    run, step = Run(config(), folder=tmp_path).begin(), TrainState.step
+
+    def orphaned(state: TrainState, *batch: torch.Tensor) -> torch.Tensor:
+        if state.progress.step == 2:
+            monkeypatch.setattr(os, "getppid", lambda: 1)
+        return step(state, *batch)
+
+    monkeypatch.setattr(TrainState, "step", orphaned)
+    outcome = run.train()
+    assert (outcome.status, run.state.progress.step) == ((143, 3) if below_torchrun else (0, 6))
+    assert last_checkpoint(tmp_path).record["step"] == run.state.progress.step
 
 
 def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path: Path) -> None:

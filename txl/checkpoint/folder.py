@@ -1,11 +1,12 @@
 """The checkpoints in a run directory: listing and removing them, the pointers `latest` and `best`.
 
-    run/step_00004000/config.json                  configurations, step, validation loss, checksums, versions
+    run/step_00004000/config.json                  configurations, step, validation loss, versions
                       model.safetensors            parameters, tied ones once, and persistent buffers
                       vocab.txt, ...               attachments of the caller
                       progress.json                counters of the training
                       optimizer.safetensors        state of the optimizer
                       streams_00000_00060.safetensors  the memory of these streams, random states of their process
+                      SHA256SUMS                   digests of all these files, and its own
     run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
@@ -13,6 +14,7 @@ Only files and folders with these names are ever removed. A checkpoint may be a 
 removed then, never what it leads to.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -23,6 +25,7 @@ from txl.files import written_whole
 
 RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
 STREAMS = "streams_{:05d}_{:05d}.safetensors"
+_LOG = logging.getLogger("txl.checkpoint")
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -46,7 +49,7 @@ def checkpoints(run: Path) -> list[Path]:
 def remove_checkpoints(run: Path) -> None:
     """Remove all checkpoints of a run, also those set aside, and the leftovers of killed writes."""
     for pointer in ("latest", "best"):
-        (run / pointer).unlink(missing_ok=True)
+        unpoint(run / pointer)
     _remove_half_written(run)
     for old in [*checkpoints(run), *(path for path in run.glob("step_*.aside*") if is_checkpoint(path))]:
         _remove(old)
@@ -62,7 +65,7 @@ def remove_old(run: Path, keep_last: int) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a checkpoint, so that it is not read and can be written again."""
+    """Rename a folder, so that it is not read and can be written again."""
     n = 0
     while os.path.lexists(aside := folder.with_name(f"{folder.name}.aside{n or ''}")):
         n += 1
@@ -79,9 +82,19 @@ def pointed(pointer: Path) -> str | None:
 
 
 def point(pointer: Path, name: str) -> None:
-    """Point to a checkpoint."""
+    """Point to a checkpoint. A folder in the pointer's place is set aside."""
+    if pointer.is_dir() and not pointer.is_symlink():
+        _LOG.warning(
+            "%s: a folder, where the name of a checkpoint belongs; kept as %s", pointer, set_aside(pointer).name
+        )
     with written_whole(pointer) as temporary:
         temporary.write_text(name + "\n", encoding="utf-8")
+
+
+def unpoint(pointer: Path) -> None:
+    """Remove a pointer."""
+    if pointer.is_symlink() or not pointer.is_dir():
+        pointer.unlink(missing_ok=True)
 
 
 def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageError:

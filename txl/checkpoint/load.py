@@ -13,12 +13,12 @@ from torch import Tensor
 
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged, name_of
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
-from txl.checkpoint.save import Snapshot, weights_of
+from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import UsageError
 from txl.files import require_readable
 from txl.memory import Memory
-from txl.model.sizes import model_without_values
+from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import local
@@ -147,41 +147,42 @@ def newest_whole(run: Path) -> tuple[Checkpoint, list[UsageError]]:
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
-    """Check all files, and their checksums where config.json has them. Raises `UsageError` naming the file that is
-    missing or damaged."""
-    require_weights(checkpoint)
-    in_one = [] if shards_in(checkpoint.folder) else [checkpoint.folder / OPTIMIZER]
-    for path in (*in_one, *_stream_files(checkpoint)):
+    """Check all files: first that they are those that were written, then that they belong together. Raises `UsageError`
+    naming the file that is missing or damaged."""
+    shards = shards_in(checkpoint.folder)
+    in_one = [] if shards else [checkpoint.folder / WEIGHTS, checkpoint.folder / OPTIMIZER]
+    tensors = [*in_one, *_stream_files(checkpoint)]
+    noted = [checkpoint.folder / name for name in checkpoint.digests]
+    for path in dict.fromkeys([*noted, *shards, *tensors, checkpoint.folder / PROGRESS]):
         checkpoint.require_digest(path)
+    _require_fit(checkpoint)
+    for path in tensors:
         header_of(path)
     progress_of(checkpoint)
-    for name in checkpoint.record.get("attachments", {}):
-        checkpoint.attachment(Path(name).name)
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
-    """Compare the header of the weights with the configuration, before a model of that size is built. Raises
-    `UsageError` if the weights are damaged or do not fit."""
-    path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
+    """Check the weights, and compare their header with the configuration, before a model of that size is built. Raises
+    `UsageError` if they are damaged or do not fit."""
     checkpoint.require_shards()
+    if not shards_in(checkpoint.folder):
+        checkpoint.require_digest(checkpoint.folder / WEIGHTS)
+    _require_fit(checkpoint)
+
+
+def _require_fit(checkpoint: Checkpoint) -> None:
+    """Raise `UsageError` unless the header of the weights has what the configuration asks for."""
+    path, config = _path_of_weights(checkpoint.folder), checkpoint.model_config
     header = header_of_weights(checkpoint.folder)
-    wrong = damaged(path, f"the weights do not fit {RECORD} beside them")
     n_element = sum(math.prod(shape) for shape, _ in header.values())
-    loops = max(config.n_bucket, config.n_feature), max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
-    if loops[0] > max(n_element, 2**10) or loops[1] > len(header) or (config.max_distance or 0) >= 2**31:
-        raise wrong  # building such a model would take forever
     try:
-        expected = {name: tuple(tensor.shape) for name, tensor in weights_of(model_without_values(config)).items()}
-    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
-        raise wrong from None
+        expected = shapes_of(config, n_tensor=len(header), n_element=n_element)
     except (ValueError, KeyError) as error:
         raise damaged(checkpoint.folder / RECORD, error) from None
     if expected != {_current_name(name): shape for name, (shape, _) in header.items()}:
-        raise wrong
+        raise damaged(path, f"the weights do not fit {RECORD} beside them")
     if not all(is_float for _, is_float in header.values()):
         raise damaged(path, "holds weights that are not floating-point numbers")
-    if path.name == WEIGHTS:
-        checkpoint.require_digest(path)
 
 
 def _current_name(name: str) -> str:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed
-from txl.checkpoint.save import FORMAT, digest_of
+from txl.checkpoint.digests import DIGESTS, Digests, digest_of, read_digests
+from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_checkpoint, point, pointed, unpoint
+from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import sha256
-from txl.records import read_json, require_fields
+from txl.records import parse_json, read_json, require_fields
 
 _FIELDS = {
     **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},
@@ -24,18 +25,25 @@ _FOREIGN = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_mod
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's folder and the content of its config.json. `load_model` reads the weights."""
+    """A checkpoint's folder and the content of its config.json. `load_model` reads the weights.
+
+    Attributes:
+        digests: of its files.
+        names_all: `digests` has all of them, which checkpoints of version 0.2 and before had not.
+    """
 
     folder: Path
     record: dict[str, Any]
     model_config: ModelConfig
     context: Context
+    digests: Digests
+    names_all: bool
 
     def attachment(self, name: str) -> str:
-        """The text attached under this name. Raises `UsageError` if its checksum is wrong."""
+        """The text attached under this name. Raises `UsageError` if its digest is wrong."""
         try:
             content = (self.folder / name).read_bytes()
-            if digest_of(content) == self.record.get("attachments", {}).get(name):
+            if digest_of(content) in self.digests.get(name, ()):
                 return content.decode()
         except (OSError, UnicodeDecodeError):
             pass
@@ -47,15 +55,15 @@ class Checkpoint:
         return digest_of("".join(map(sha256, shards)).encode()) if shards else sha256(self.folder / WEIGHTS)
 
     def require_shards(self) -> None:
-        """Raise `UsageError` unless all files of the ranks are there and have their checksums."""
-        noted = fnmatch.filter(self.record.get("files", {}), SHARDS)
+        """Raise `UsageError` unless all files of the ranks are there and have their digests."""
+        noted = fnmatch.filter(self.digests, SHARDS)
         for path in {*(self.folder / name for name in noted), *shards_in(self.folder)}:
             self.require_digest(path)
 
     def require_digest(self, path: Path) -> None:
-        """Raise `UsageError` unless a file is there and has its checksum of config.json, if there is one."""
-        digest = self.record.get("files", {}).get(path.name)
-        if not path.is_file() or (digest is not None and sha256(path) != digest):
+        """Raise `UsageError` unless a file is there and has its digest, if there is one."""
+        known = self.digests.get(path.name, () if self.names_all else None)
+        if not path.is_file() or (known is not None and sha256(path) not in known):
             raise damaged(path)
 
 
@@ -73,8 +81,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(f"--work_dir {path}: no such folder; give the folder of a run, as in train.py --work_dir")
     if is_checkpoint(path):
         return open_folder(path)
-    best = pointed(path / "best")
-    return last_checkpoint(path) if best is None else open_folder(path / best)
+    best, error = _best_checkpoint(path)
+    if error is not None:
+        raise error
+    return last_checkpoint(path) if best is None else best
 
 
 def _is_foreign(path: Path) -> bool:
@@ -98,38 +108,67 @@ def last_checkpoint(run: Path) -> Checkpoint:
 def point_at_best(run: Path) -> bool:
     """Point `best` to the last checkpoint saved as the best one; a kill may have prevented that. If there is none, not
     even a damaged one, `best` is removed. Returns whether there is one."""
-    was, keep = pointed(run / "best"), False
+    best, error = _best_checkpoint(run)
+    if best is not None:
+        point(run / "best", best.folder.name)
+    elif error is None:
+        unpoint(run / "best")
+    return best is not None or error is not None
+
+
+def _best_checkpoint(run: Path) -> tuple[Checkpoint | None, UsageError | None]:
+    """The last whole checkpoint that was saved as the best one, and the error of the one that `best` names if it is
+    damaged. What the checkpoints say counts: a kill or a bad disk may have left another name in `best`."""
+    named, error = pointed(run / "best"), None
     for folder in reversed(checkpoints(run)):
         try:
-            is_best = open_folder(folder).record.get("best", folder.name == was)
-        except UsageError:  # damaged
-            keep = keep or folder.name == was
+            checkpoint = open_folder(folder)
+        except UsageError as why:
+            error = why if folder.name == named else error
             continue
-        if is_best:
-            point(run / "best", folder.name)
-            return True
-    if not keep:
-        (run / "best").unlink(missing_ok=True)
-    return keep
+        if checkpoint.record.get("best", folder.name == named):
+            return checkpoint, error
+    return None, error
 
 
 def open_folder(folder: Path) -> Checkpoint:
     """The checkpoint in a folder. Raises `UsageError` if it is damaged."""
     path = folder / RECORD
+    digests, content = _digests_and_record(folder)
     try:
-        record = read_json(path)
+        record = parse_json(content)
         if not isinstance(record, dict):
             raise ValueError("holds no JSON object")
-        if record.get("format") != FORMAT:
-            raise ValueError(f"of format {record.get('format')}, this txl reads {FORMAT}")
+        if record.get("format") not in range(1, FORMAT + 1):
+            raise ValueError(f"of format {record.get('format')}, this txl reads 1 to {FORMAT}")
+        if digests is None and record["format"] > 1:
+            raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
         model = ModelConfig(**require_fields(record["model"], ModelConfig))
         context = Context(**require_fields(record["context"], Context))
-        return Checkpoint(folder, {"step": 0, **record}, model, context)
-    except (OSError, KeyError, json.JSONDecodeError, UnicodeDecodeError):
+    except (KeyError, json.JSONDecodeError, UnicodeDecodeError):
         raise damaged(path) from None
     except ValueError as error:
         raise damaged(path, error) from None
+    of_some = {name: [digest] for name, digest in {**record.get("files", {}), **record.get("attachments", {})}.items()}
+    known = of_some if digests is None else digests
+    return Checkpoint(folder, {"step": 0, **record}, model, context, known, names_all=digests is not None)
+
+
+def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:
+    """The digests of a checkpoint and its config.json, which has its digest. Both are read again if a training has
+    written them meanwhile."""
+    path = folder / RECORD
+    while True:
+        digests = read_digests(folder)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            raise damaged(path) from None
+        if digests is None or digest_of(content) in digests.get(RECORD, ()):
+            return digests, content
+        if read_digests(folder) == digests:
+            raise damaged(path)
 
 
 def require_some(run: Path) -> list[Path]:

@@ -5,7 +5,6 @@ are updated afterwards. Memory is saved by stream, not by process, so that anoth
 Where the model is sharded each rank writes its rows of weights and optimizer state; see `txl.checkpoint.shards`.
 """
 
-import hashlib
 import json
 import math
 import platform
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.checkpoint.background import Background, copied
+from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import (
     OPTIMIZER,
     PROGRESS,
@@ -36,11 +36,13 @@ from txl.checkpoint.shards import write_shards
 from txl.config import Context, as_dict
 from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
+from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import Ranks
 
-FORMAT = 1
+FORMAT = 2
+"""2: the digests of all files are in a file of their own; 1: those of some were in config.json."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,6 @@ class CheckpointWriter:
             "context": as_dict(self.context),
             "parameters": sum(p.numel() for p in model.parameters()),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "attachments": {name: digest_of(text.encode()) for name, text in self.attachments.items()},
             **self.record,
             "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
         }
@@ -171,11 +172,10 @@ class CheckpointWriter:
                 if not sharded:
                     digests |= _write_tensors(weights, temporary / WEIGHTS)
                     digests |= _write_tensors(snapshot.optimizer, temporary / OPTIMIZER)
-                texts = {RECORD: _json(config | {"files": digests}), PROGRESS: _json(snapshot.progress)}
+                texts = {RECORD: _json(config), PROGRESS: _json(snapshot.progress)}
                 for name, text in {**texts, **self.attachments}.items():
-                    with errors_naming(temporary / name):
-                        (temporary / name).write_text(text, encoding="utf-8")
-                    flush(temporary / name)
+                    digests |= _write_text(text, temporary / name)
+                write_digests(temporary, {name: [digest] for name, digest in digests.items()})
                 flush(temporary)
                 if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
                     set_aside(folder)  # not the checkpoint of this step
@@ -188,17 +188,6 @@ class CheckpointWriter:
             raise
 
 
-def weights_of(model: TransformerXL) -> dict[str, Tensor]:
-    """The parameters, tied ones once, and the persistent buffers."""
-    state = model.state_dict()
-    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
-
-
-def digest_of(content: bytes) -> str:
-    """Hex digest, SHA-256."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
@@ -206,6 +195,7 @@ def _json(values: Mapping[str, Any]) -> str:
 def _is_of_step(folder: Path, step: int) -> bool:
     """True if a folder, or what a link of its name leads to, holds a checkpoint of this step."""
     try:
+        read_digests(folder)
         return read_json(folder / RECORD).get("step") == step
     except (OSError, ValueError, AttributeError):
         return False
@@ -213,10 +203,14 @@ def _is_of_step(folder: Path, step: int) -> bool:
 
 def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> None:
     """config.json first: a kill between the two then repeats the evaluation instead of losing it."""
-    config["files"] = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("files", {})
-    for name, values in ((RECORD, config), (PROGRESS, progress)):
+    before = read_digests(folder) or {path.name: {sha256(path)} for path in folder.iterdir() if path.is_file()}
+    texts = {RECORD: _json(config), PROGRESS: _json(progress)}
+    after = {name: {digest_of(text.encode())} for name, text in texts.items()}
+    write_digests(folder, {**before, **{name: {*before.get(name, ()), *after[name]} for name in after}})
+    for name, text in texts.items():
         with written_whole(folder / name) as temporary:
-            temporary.write_text(_json(values), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
+    write_digests(folder, {**before, **after})
 
 
 def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str, str]:
@@ -231,6 +225,13 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
     with errors_naming(path):
         save_file({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes files that only their owner may read
+    return dict([_flushed(path)])
+
+
+def _write_text(text: str, path: Path) -> dict[str, str]:
+    """Write a text file; its name and digest."""
+    with errors_naming(path):
+        path.write_text(text, encoding="utf-8")
     return dict([_flushed(path)])
 
 

@@ -18,7 +18,7 @@ from txl.commands.export import rates, write_huggingface, write_original
 from txl.commands.model_card import model_card
 from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
 from txl.config import Checked, option, require
-from txl.data_utils.config import BYTES
+from txl.data_utils.datasets import DATA_SETS
 from txl.files import folder_written_whole, sha256
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
@@ -96,7 +96,7 @@ def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrai
         said = own.get("dataset", config.dataset)
         same = "dataset" not in typed or config.dataset == said
         require(same, f"--dataset {config.dataset}: {source} says that it was trained on {said}; leave the flag out")
-        convention = {"data_convention": "original"} if config.dataset in BYTES and not own else {}
+        convention = {} if own else DATA_SETS[config.dataset].as_in_2019
         asked = {name: getattr(config, name) for name in ("data", "dataset") if name in typed or name not in own}
         found.record["data"] = {**convention, **own, **asked}
         found.record["converted_from"]["assumed"] = [name for name in asked if name not in typed]
@@ -108,6 +108,6 @@ def write_run(found: Pretrained, folder: Path) -> None:
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
     record["rates"] = rates(found)  # for further exports
     ranks = Ranks(0, 1, torch.device("cpu"))
-    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.attachments())
+    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.files())
     nats = found.record.get("valid_nats_per_token")
     writer.save(found.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True, valid_nats=nats)

@@ -22,8 +22,8 @@ from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.vocabulary import UNK
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.data_utils.tokenizers.base import UNK
+from txl.evaluation.config import DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     """Check the flags against each other and the checkpoint, then score the splits, or the file of --text."""
     additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
+    config, study = build(EvalConfig, typed, **DEFAULTS.get(typed.get("convention"), {})), build(StudyConfig, typed)
     additions.check(typed, config, ranks.world)
     for name in ("recl_step", "recl_longest", "recl_every"):
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")

@@ -44,7 +44,7 @@ def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: 
         model=model.eval(),
         context=context,
         vocab=corpus.vocab,
-        tokenised=corpus.config.dataset != "text",
+        tokenised=corpus.kind.is_tokenised,
         ending=Ending(length=config.sample_length),
         rule=Rule(top_p=0.95),
         seed=config.seed,

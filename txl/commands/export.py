@@ -12,7 +12,8 @@ from txl.config import UsageError, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.tokenizers.base import EOS, UNK
+from txl.data_utils.tokenizers.words import Vocab
 from txl.records import require_fields
 from txl.training.config import TrainConfig
 
@@ -28,7 +29,7 @@ def write_huggingface(found: Pretrained, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.vocab.index[EOS]}
     _write_json(folder / "config.json", config | rates(found) | _data_of(found))
-    (folder / "vocab.txt").write_text(found.vocab.to_text(), encoding="utf-8")
+    (folder / "vocab.txt").write_text(found.vocab.files()["vocab.txt"], encoding="utf-8")
     if UNK in found.vocab:  # its tokenizer works with no other vocabulary
         formula = ["<formula>"] if "<formula>" in found.vocab else []
         names = {"tokenizer_class": "TransfoXLTokenizer", "eos_token": EOS, "unk_token": UNK}
@@ -41,7 +42,7 @@ def write_original(found: Pretrained, folder: Path) -> None:
     weights = to_kimiyoung(found.model)
     arguments = arguments_for_kimiyoung(found.model, found.context) | rates(found)
     torch.save({"arguments": arguments, "state_dict": weights, **_data_of(found)}, folder / "model.pt")
-    for name, content in found.vocab.attachments().items():
+    for name, content in found.vocab.files().items():
         (folder / name).write_text(content, encoding="utf-8")
 
 

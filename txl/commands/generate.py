@@ -10,9 +10,10 @@ from txl.cli import build, read_flags
 from txl.commands.text_generation import Session, TextGenerator
 from txl.commands.trained import loaded, vocabulary_of
 from txl.config import UsageError, require
+from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns
-from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
 from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     shape = checkpoint.model_config
     require_read(typed, position=shape.position, attention=shape.attention)
     vocab = vocabulary_of(checkpoint)
-    tokenised = checkpoint.record.get("data", {}).get("dataset") != "text"
+    tokenised = is_tokenised(checkpoint.record)
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
     with loaded(checkpoint, config, device_of(config.device)) as model:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
             say(text, [continuation])
 
 
-def prompts_of(config: GenerateConfig, vocab: Vocab) -> Iterator[tuple[str, str]]:
+def prompts_of(config: GenerateConfig, vocab: Tokenizer) -> Iterator[tuple[str, str]]:
     """Where each prompt comes from, for messages, and its text; empty: begin a line. A line break that ends a file or
     standard input, as of `echo`, is no part of it."""
     name = config.prompts or config.prompt_file or ("-" if config.prompt == "-" else None)
@@ -80,7 +81,7 @@ def prompts_of(config: GenerateConfig, vocab: Vocab) -> Iterator[tuple[str, str]
             yield f"{name}, line {number}", vocab.prompt(line.removesuffix("\n"))
 
 
-def ids_of(text: str, name: str, vocab: Vocab, *, tokenised: bool) -> list[int]:
+def ids_of(text: str, name: str, vocab: Tokenizer, *, tokenised: bool) -> list[int]:
     """The tokens of a prompt; none if it is blank. Unknown words become `<unk>`, with a warning."""
     return encode_text(text, vocab, name=name, running=tokenised).ids if vocab.prompt(text) else []
 

@@ -9,11 +9,9 @@ from txl.commands.trained import vocabulary_of
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert import Converted, convert
 from txl.data_utils.config import DataConfig
-from txl.data_utils.recipes import RECIPES
-from txl.data_utils.recipes import vocabulary_of as read_vocabulary
-from txl.data_utils.running import Characters, Integers, RunningVocab
-from txl.data_utils.subwords import Subwords
-from txl.data_utils.vocabulary import EOS, Vocab
+from txl.data_utils.datasets import kind_of_tokenizer, tokenizer_of
+from txl.data_utils.tokenizers.base import EOS, Tokenizer
+from txl.data_utils.tokenizers.words import Vocab
 from txl.model.transformer import TransformerXL
 from txl.records import read_json, require_fields
 
@@ -37,7 +35,7 @@ class Pretrained:
     kind: str
     model: TransformerXL
     context: Context
-    vocab: Vocab
+    vocab: Tokenizer
     tensors: tuple[str, ...]
     record: dict[str, Any]
 
@@ -97,7 +95,7 @@ def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
 
 def _vocabulary_of_converted(
     converted: Converted, source: Path, named_by: str | None, own: str | None, dataset: str | None
-) -> Vocab:
+) -> Tokenizer:
     """The vocabulary of the model. Raises `UsageError` if there is none, or it has not as many words as the model, or
     none ends a line.
 
@@ -116,23 +114,22 @@ def _vocabulary_of_converted(
         do = f"give the --dataset of its training, or {do}" if dataset and not own else do
         raise UsageError(f"{source}: its words are no vocabulary{kind} ({error}); {do}") from None
     require(len(vocab) == n_token, f"{source}: its vocabulary has {len(vocab)} words, the model has {n_token}; {do}")
-    ends_lines = EOS in vocab or isinstance(vocab, RunningVocab)
     require(
-        ends_lines, f"{source}: its vocabulary has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset"
+        vocab.has_eos, f"{source}: its vocabulary has no {EOS}; convert models of enwik8, text8 or lm1b with --dataset"
     )
     return vocab
 
 
-def _vocabulary(converted: Converted, own: str | None, dataset: str) -> Vocab:
+def _vocabulary(converted: Converted, own: str | None, dataset: str) -> Tokenizer:
     """As `_vocabulary_of_converted`. Raises `OSError` or `ValueError` if the files hold no such vocabulary."""
-    path, kind = converted.vocabulary, RECIPES[own or dataset].vocab
+    path, kind = converted.vocabulary, kind_of_tokenizer(own or dataset)
     if own and path and path.suffix == ".txt":  # as txl writes it
         files = {"vocab.txt": path}
-        return read_vocabulary(own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode())
-    if kind in (Characters, Integers, Subwords):
+        return tokenizer_of(own, lambda name: files.get(name, path.with_name(name)).read_bytes().decode())
+    if not kind.takes_words:
         require(not own, f"{own} comes back from the files of the export only")
         kind = Vocab
-    return kind(converted.words)
+    return kind(converted.words)  # type: ignore[call-arg]
 
 
 def is_ours(path: Path) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txl.config import Context
 from txl.data_utils.detokenise import decoder
-from txl.data_utils.vocabulary import UNK, Vocab
+from txl.data_utils.tokenizers.base import UNK, Tokenizer
 from txl.evaluation.reading import within
 from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
@@ -29,7 +29,7 @@ class TextGenerator:
 
     model: TransformerXL
     context: Context
-    vocab: Vocab
+    vocab: Tokenizer
     tokenised: bool
     ending: Ending
     rule: Rule = dataclasses.field(default_factory=Rule)

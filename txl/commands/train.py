@@ -21,7 +21,7 @@ from txl.config import Context, ModelConfig, UsageError, as_dict, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
-from txl.data_utils.vocabulary import Vocab
+from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
@@ -30,18 +30,12 @@ from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
-from txl.training.estimate import (
-    flops_per_token,
-    layer_parameters,
-    require_memory,
-    require_room_for_weights,
-    training_bytes,
-)
+from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
 from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
 from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
-from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
@@ -128,9 +122,7 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
                 **provenance(),
                 device=device_name(ranks.device),
                 world_size=ranks.world,
-                parameters=sum(p.numel() for p in model.parameters()),
-                parameters_in_layers=sum(p.numel() for p in layer_parameters(model)),
-                flops_per_token=flops_per_token(model, context),
+                **sizes(model, context),
                 resumed_from_step=resumed_from,
                 model=as_dict(shape),
                 context=as_dict(context),
@@ -202,15 +194,13 @@ def require_resources(
 
 
 def checkpoint_writer(
-    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Vocab
+    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Tokenizer
 ) -> CheckpointWriter:
     """What writes the checkpoints of this process's streams, with --async_save in the background."""
     background = Background() if config.async_save else None
     ranks = ranks.with_own_group(config.timeout_s) if background else ranks
     columns = ranks.columns(config.batch_size)
-    return CheckpointWriter(
-        run_folder, context, ranks, columns, record, vocab.attachments(), config.keep_last, background
-    )
+    return CheckpointWriter(run_folder, context, ranks, columns, record, vocab.files(), config.keep_last, background)
 
 
 def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
@@ -234,9 +224,12 @@ def training_stream(
     ids, by_document = corpus.split("train"), config.reset == "document"
     shared: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     shared |= {"columns": ranks.columns(config.batch_size), "seed": config.seed}
-    if corpus.config.dataset == "lm1b":
+    if corpus.kind.has_sentences:
         for name in ("varlen", "roll"):
-            require(not getattr(config, name), f"--{name}: the sentences of lm1b are shuffled already; leave it out")
+            require(
+                not getattr(config, name),
+                f"--{name}: the sentences of {corpus.config.dataset} are shuffled already; leave it out",
+            )
         files = corpus.file_starts("train")
         return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
     starts = corpus.document_starts("train") if by_document else None
@@ -260,7 +253,7 @@ def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None,
 
 def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> TransformerXL:
     """The model of a checkpoint. Raises `UsageError` if the text has another vocabulary."""
-    same = all(checkpoint.attachment(name) == content for name, content in corpus.vocab.attachments().items())
+    same = all(checkpoint.attachment(name) == content for name, content in corpus.vocab.files().items())
     changed = f"its vocabulary is no longer the one {checkpoint.folder} was trained with"
     require(same, f"{corpus.folder}: {changed}; {_NEW_RUN}")
     if in_shards(config, ranks):

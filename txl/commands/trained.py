@@ -11,12 +11,11 @@ from txl.checkpoint import Checkpoint, damaged, load_model
 from txl.cli import Typed, build
 from txl.config import ModelUse, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.files import DataError
-from txl.data_utils.recipes import vocabulary_of as read_vocabulary
 from txl.data_utils.rows import scoring_stream
-from txl.data_utils.running import RunningVocab
 from txl.data_utils.sources import home_of
-from txl.data_utils.vocabulary import EOS, Vocab
+from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.evaluation.test_time import TrainingText
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
@@ -33,17 +32,17 @@ def loaded(checkpoint: Checkpoint, use: ModelUse, device: torch.device) -> Itera
         yield model
 
 
-def vocabulary_of(checkpoint: Checkpoint) -> Vocab:
+def vocabulary_of(checkpoint: Checkpoint) -> Tokenizer:
     """The vocabulary of a checkpoint. Raises `UsageError` if it is damaged, or not that of the model."""
     path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
-        vocab = read_vocabulary(dataset, checkpoint.attachment)
+        vocab = tokenizer_of(dataset, checkpoint.attachment)
     except DataError:
         raise
     except ValueError as error:  # also a UsageError, which names the path
         raise damaged(path, str(error).removeprefix(f"{path}: ")) from None
-    if len(vocab) != n_token or (EOS not in vocab and not isinstance(vocab, RunningVocab)):
+    if len(vocab) != n_token or not vocab.has_eos:
         raise damaged(path, f"not the {n_token} words of the model, {EOS} among them")
     return vocab
 

@@ -29,6 +29,7 @@ from txl.convert.kimiyoung_names import (
 )
 from txl.convert.pickles import PickledTensor, read_pickle
 from txl.files import require_readable
+from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json, require_fields
 
@@ -56,6 +57,9 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     what the class never had."""
     model_config, context = configs_of(config)
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    n_element = sum(tensor.numel() for tensor in theirs.values())
+    small = shapes_of(model_config, n_tensor=len(theirs), n_element=n_element) is not None
+    require(small, f"config.json: describes a larger model than the {n_element:,} weights beside it; use another copy")
     rates = {name: config.get(name, 0.0) for name in RATES}
     model = TransformerXL(model_config, **rates)
     tied = tied_names(model_config)

@@ -77,7 +77,7 @@ class _Storage:
 
     dtype: torch.dtype
     numel: int
-    content: bytes | None = field(default=None, repr=False)
+    content: bytearray | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class PickledTensor:
     stride: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own. Raises `ValueError` if it reaches beyond its storage."""
+        """The tensor. Tensors of one storage share its memory: a small file may have many. Raises `ValueError` if it
+        reaches beyond its storage."""
         storage = self.storage
         last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         is_empty = 0 in self.shape
@@ -101,8 +102,8 @@ class PickledTensor:
             raise ValueError("a tensor has no storage")
         if is_empty:
             return torch.empty(self.shape, dtype=storage.dtype)
-        flat = torch.frombuffer(bytearray(storage.content), dtype=storage.dtype)
-        return flat.as_strided(self.shape, self.stride, self.offset).clone()
+        flat = torch.frombuffer(storage.content, dtype=storage.dtype)
+        return flat.as_strided(self.shape, self.stride, self.offset)
 
 
 def read_pickle(path: Path) -> Any:
@@ -125,20 +126,33 @@ def read_pickle(path: Path) -> Any:
 def _read_zip(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
+        storages: dict[str, _Storage] = {}
         main = next((name for name in names if name.endswith("/data.pkl") or name == "data.pkl"), None)
         if main is None:
             raise UsageError(f"{path}: a zip archive without data.pkl; name a file that torch.save wrote")
         folder = main.removesuffix("data.pkl")
-        if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
-            raise UsageError(f"{path}: written on a big-endian machine, which is not supported")
+        left = path.stat().st_size
+
+        def entry(name: str) -> bytes:
+            """What is stored as it is, as torch.save does; all together no more than the file has."""
+            nonlocal left
+            info = archive.getinfo(f"{folder}{name}")
+            left -= info.file_size
+            if info.compress_type != zipfile.ZIP_STORED or left < 0:
+                raise ValueError(f"{name} is compressed, which torch.save never does")
+            return archive.read(info)
 
         def storage(dtype: torch.dtype, key: str, numel: int) -> _Storage:
-            info = archive.getinfo(f"{folder}data/{key}")
-            if info.file_size != numel * dtype.itemsize or info.compress_type != zipfile.ZIP_STORED:
+            if key not in storages:
+                storages[key] = _Storage(dtype, numel, bytearray(entry(f"data/{key}")))
+            found = storages[key]
+            if len(found.content or ()) != numel * dtype.itemsize:
                 raise ValueError(f"storage {key} has another size than the pickle says")
-            return _Storage(dtype, numel, archive.read(info))
+            return found if found.dtype == dtype else _Storage(dtype, numel, found.content)
 
-        return _load(io.BytesIO(archive.read(main)), path, storage)
+        if f"{folder}byteorder" in names and entry("byteorder") != b"little":
+            raise UsageError(f"{path}: written on a big-endian machine, which is not supported")
+        return _load(io.BytesIO(entry("data.pkl")), path, storage)
 
 
 def _read_stream(file: BinaryIO) -> Any:
@@ -161,7 +175,7 @@ def _read_stream(file: BinaryIO) -> Any:
     for key in load():
         numel = int.from_bytes(file.read(8), "little")
         found = storages[key]
-        found.content = file.read(numel * found.dtype.itemsize) if numel == found.numel else b""
+        found.content = bytearray(file.read(numel * found.dtype.itemsize) if numel == found.numel else b"")
         if len(found.content) != found.numel * found.dtype.itemsize:
             raise ValueError("truncated")
     return content

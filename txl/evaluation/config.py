@@ -1,9 +1,13 @@
 """Settings of evaluations: dataclasses whose fields are the flags of eval.py."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from txl.config import LENGTH, TINY, Checked, Context, ModelUse, option, require
+
+DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
+"""What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's eval.py. That of the
+2019 code and Hugging Face's have 10 streams too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +18,7 @@ class EvalConfig(ModelUse):
     convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
         "txl",
         "txl: every token but the first is scored once, with full context; others: the protocol of that "
-        "implementation, to reproduce its figures: --batch_size streams, the remainder dropped",
+        "implementation, to reproduce its figures: --batch_size streams (nvidia: 16 by default), the remainder dropped",
     )
     reset: Literal["never", "document"] = option(
         "never",
@@ -47,8 +51,6 @@ class EvalConfig(ModelUse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("json", "pictures"):
-            require(getattr(self, name) != "", f"--{name} is empty: give it a name, or leave the flag out")
         self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",

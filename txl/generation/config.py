@@ -56,7 +56,7 @@ class GenerateConfig(Rule, ModelUse):
             require(self.length_penalty == 1, f"--length_penalty {self.length_penalty}: only with --num_beams above 1")
             return
         names = [f.name for f in fields(Rule) if getattr(self, f.name) != f.default]
-        names += [name for name in ("num_samples", "interactive") if getattr(self, name) not in (1, False)]
+        names += ["num_samples"] * (self.num_samples > 1) + ["interactive"] * self.interactive
         others = ", ".join(f"--{name}" for name in names)
         require(not names, f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}")
 

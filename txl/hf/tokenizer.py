@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizer  # pyright: ignore[reportMissingImp
 
 from txl.config import UsageError, require
 from txl.convert.sources import read_words
-from txl.data_utils.vocabulary import EOS, UNK, Vocab
+from txl.data_utils.tokenizers.base import EOS, UNK
+from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise
 from txl.files import written_whole
 

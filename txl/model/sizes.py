@@ -1,5 +1,6 @@
 """A model of which only the sizes are known, to compare or to count before memory is taken."""
 
+import math
 from typing import Any
 
 import torch
@@ -25,6 +26,28 @@ class _WithoutValues(TorchFunctionMode):
             kwargs.pop("generator", None)
         with torch.device("meta"):
             return func(*args, **kwargs)
+
+
+def weights_of(model: TransformerXL) -> dict[str, Tensor]:
+    """The parameters, tied ones once, and the persistent buffers."""
+    state = model.state_dict()
+    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in state}
+
+
+def shapes_of(config: ModelConfig, *, n_tensor: int, n_element: int) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a model's parameters and persistent buffers; None if it is far larger than a file of so many
+    tensors and elements, which is found out before anything of its size is built. Raises `ValueError` or `KeyError` if
+    there is no such model."""
+    n_part = max(config.n_layer, len(config.cutoffs), len(config.tie_projs))
+    too_large = max(config.n_bucket, config.n_feature) > max(n_element, 2**10) or (config.max_distance or 0) >= 2**31
+    if n_part > n_tensor or too_large:
+        return None
+    try:
+        model = model_without_values(config)
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no tensor can have
+        return None
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights_of(model).items()}
+    return shapes if sum(map(math.prod, shapes.values())) <= 2 * n_element else None
 
 
 def model_without_values(config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:

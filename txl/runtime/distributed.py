@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from txl.config import UsageError, require
+from txl.config import Limits, UsageError, refusal, require
 
 T = TypeVar("T")
 
@@ -164,12 +164,21 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
+MOST_PROCESSES = 2**20
+_ENVIRONMENT: dict[str, Limits] = {
+    "WORLD_SIZE": {"minimum": 1, "maximum": MOST_PROCESSES},
+    "RANK": {"minimum": 0, "below": MOST_PROCESSES},
+    "LOCAL_RANK": {"minimum": 0, "below": MOST_PROCESSES},
+    "MASTER_PORT": {"minimum": 1, "below": 2**16},
+}
 _USE_TORCHRUN = "start the processes with torchrun, or unset WORLD_SIZE for a single one"
 
 
 def _from_environment(name: str) -> int:
     value = os.environ.get(name, "")
-    require(value.isascii() and value.isdigit(), f"{name}={value}: must be a whole number; {_USE_TORCHRUN}")
+    is_number = value.isascii() and value.isdigit() and len(value) < 20
+    must_be = refusal(int(value), _ENVIRONMENT[name]) if is_number else "a whole number"
+    require(not must_be, f"{name}={value}: must be {must_be}; {_USE_TORCHRUN}")
     return int(value)
 
 

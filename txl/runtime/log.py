@@ -12,12 +12,15 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 
+LONGEST = 500
+"""Characters of a message: what a file or a flag holds may be printed in it."""
+
 
 class _AboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("txl.data_utils.") and os.environ.get("RANK", "0") != "0":
             return  # all ranks read the same text
-        tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
+        tqdm.write(in_one_line(f"note: {record.getMessage()}"), file=sys.stderr)
 
 
 def print_notices() -> None:
@@ -35,7 +38,17 @@ def print_line(line: str) -> None:
 
 def print_error(line: str) -> None:
     """Print an error to stderr, in one line with the program's name."""
-    print(f"{Path(sys.argv[0]).name}: {' '.join(line.split())}", file=sys.stderr)
+    print(in_one_line(f"{Path(sys.argv[0]).name}: {line}"), file=sys.stderr)
+
+
+def in_one_line(message: str) -> str:
+    """A message without line breaks, and without its middle where it is longer than `LONGEST`: it begins with the name
+    of the thing and ends with what to do."""
+    line = " ".join(message.split())
+    if len(line) <= LONGEST:
+        return line
+    cut, end = " [...] ", LONGEST // 3
+    return line[: LONGEST - end - len(cut)] + cut + line[-end:]
 
 
 def progress(what: str, n_segment: int, *, shown: bool) -> tqdm:

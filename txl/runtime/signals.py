@@ -1,6 +1,7 @@
 """Requests to stop: signals and the time limit."""
 
 import itertools
+import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -11,16 +12,19 @@ from txl.runtime.distributed import Ranks, Vote
 
 T = TypeVar("T")
 
-TIME_UP, CLEAN, INTERRUPT, TERMINATE = 1, 2, 3, 4
-"""The time limit, SIGUSR1, Ctrl-C, SIGTERM, in order of priority."""
-STATUS = {TIME_UP: 0, CLEAN: 0, INTERRUPT: 130, TERMINATE: 143}
+TIME_UP, CLEAN, INTERRUPT, TERMINATE, ORPHANED = 1, 2, 3, 4, 5
+"""The time limit, SIGUSR1, Ctrl-C, SIGTERM, the end of torchrun, in order of priority."""
+STATUS = {TIME_UP: 0, CLEAN: 0, INTERRUPT: 130, TERMINATE: 143, ORPHANED: 143}
 """Exit statuses."""
 WORDS = {
     TIME_UP: "stopped by --max_hours",
     CLEAN: "stopped by SIGUSR1",
     INTERRUPT: "interrupted",
     TERMINATE: "stopped by SIGTERM",
+    ORPHANED: "torchrun has ended, so this run has too,",
 }
+_PARENT = os.getppid()
+"""Of the process that has started, as this module is imported."""
 _SIGNALS = {signal.SIGUSR1: CLEAN, signal.SIGINT: INTERRUPT, signal.SIGTERM: TERMINATE}
 
 
@@ -29,7 +33,8 @@ class StopNow(Exception):
 
 
 class StopRequest:
-    """Records SIGTERM, SIGUSR1, Ctrl-C and the end of the time limit, which the training checks after each step.
+    """Records SIGTERM, SIGUSR1, Ctrl-C, the end of the time limit and that of torchrun, which the training checks
+    after each step. What torchrun has started would train on without it, and nobody could stop or restart it.
 
     A context manager that restores the previous signal handlers.
 
@@ -39,6 +44,7 @@ class StopRequest:
 
     def __init__(self, max_hours: float | None = None) -> None:
         self._noted = 0
+        self._agent = _PARENT if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
         self._before: dict[signal.Signals, object] = {}
         self.at_once = False
@@ -47,6 +53,8 @@ class StopRequest:
     @property
     def noted(self) -> int:
         """The request of highest priority so far; 0: none."""
+        if self._agent is not None and os.getppid() != self._agent:
+            return ORPHANED
         if self._deadline is not None and time.monotonic() > self._deadline:
             return max(self._noted, TIME_UP)
         return self._noted

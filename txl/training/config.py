@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, AttnImpl, Checked, option, require
+from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, SIZE, AttnImpl, Checked, option, require
 
 ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 
@@ -37,9 +37,9 @@ class TrainConfig(Checked):
     target_throughput: float | None = option(
         None, "exit with status 1 if training is slower than this, in tokens per second", above=0
     )
-    batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", minimum=1)
-    local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", minimum=1)
-    batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", minimum=1)
+    batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", **SIZE)
+    local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", **SIZE)
+    batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", **SIZE)
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     reset: Literal["never", "document"] = option(
@@ -155,7 +155,7 @@ class TrainConfig(Checked):
     redraw_interval: int = option(
         1000, "updates between two draws of the random features or rotations (0: drawn once)", minimum=0
     )
-    timeout_s: float = option(600.0, "seconds to wait for another process", above=0)
+    timeout_s: float = option(600.0, "seconds to wait for another process", above=0, maximum=1e9)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl.config import SIZE, Checked, Context, option
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import MOST_PROCESSES, Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import flops_per_token, lasting_bytes, passing_bytes, run_layer, weight_bytes
 
@@ -44,8 +44,8 @@ DEVICES = {
 class ClusterConfig(Checked):
     """The devices that a training is planned for."""
 
-    gpus: int = option(1, "GPUs in all, a process each", minimum=1)
-    gpus_per_host: int = option(8, "GPUs of a host", minimum=1)
+    gpus: int = option(1, "GPUs in all, a process each", minimum=1, maximum=MOST_PROCESSES)
+    gpus_per_host: int = option(8, "GPUs of a host", minimum=1, maximum=MOST_PROCESSES)
     gpu: Literal["a100", "h100", "h200", "b200", "l40s"] = option(
         "h100",
         "kind of GPU, whose figures by its vendor are the defaults of --tflops, --gpu_gib, --within and --between",

@@ -1,16 +1,17 @@
 """Checks and messages at the beginning and the end of a run."""
 
+import math
 import shutil
 from pathlib import Path
 
 import torch
 
-from txl.config import require
+from txl.config import Context, require
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_error, print_line
 from txl.training.config import TrainConfig
-from txl.training.estimate import layer_parameters
+from txl.training.estimate import flops_per_token, layer_parameters
 from txl.training.loop import Outcome
 
 
@@ -58,7 +59,8 @@ def require_shares(config: TrainConfig, ranks: Ranks) -> None:
 def worlds_that_fit(config: TrainConfig, near: int) -> str:
     """Numbers of processes that the streams divide into, the five nearest to `near`, in words; empty: none."""
     each, rest = divmod(config.batch_size, config.batch_chunk)
-    fit = () if rest else (n for n in range(1, each + 1) if each % n == 0)
+    small = [] if rest else [n for n in range(1, math.isqrt(each) + 1) if each % n == 0]
+    fit = {*small, *(each // n for n in small)}
     return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - near))[:5])))
 
 
@@ -81,6 +83,15 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
     for line in missed:
         print_line(f"| missed: {line}")
     return 1 if missed else 0
+
+
+def sizes(model: TransformerXL, context: Context) -> dict[str, float]:
+    """The size of the model, and the operations of forward and backward pass per trained token, for metrics.jsonl."""
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters_in_layers": sum(p.numel() for p in layer_parameters(model)),
+        "flops_per_token": flops_per_token(model, context),
+    }
 
 
 def describe(model: TransformerXL, ranks: Ranks, n_segment: int) -> str:

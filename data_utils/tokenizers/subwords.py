@@ -1,23 +1,23 @@
 """Subwords: a tokenizer.json of Hugging Face tokenizers, trained here or brought along."""
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from .files import DataError, reading
-from .running import RunningVocab, Tokens
-from .vocabulary import EOS
+from ..file_formats import LONGEST, cut
+from ..files import DataError, reading, text_of
+from ..sizes import sizes_of
+from .base import EOS, Batch, Block, Encoded
+from .running import RunningTokenizer
 
 DEFAULT_SIZE = 8192
 _SMALLEST = 257  # every byte, and the end of a document
 _ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]")
-_PIECE = 1 << 20
-_BATCH = 1 << 21
-"""Characters that are encoded at a time: those of a document, and of all."""
 
 
 def _library() -> Any:
@@ -28,9 +28,11 @@ def _library() -> Any:
     return tokenizers
 
 
-class Subwords(RunningVocab):
+class Subwords(RunningTokenizer):
     """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one. Raises
     `ValueError` if `content` is no tokenizer.json."""
+
+    batch_bytes = 1 << 21
 
     def __init__(self, content: str) -> None:
         self.content, library = content, _library()
@@ -43,11 +45,12 @@ class Subwords(RunningVocab):
         self.tokenizer.encode_special_tokens = True  # <eos> as written in a text is text
         n_token = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         names = [self.tokenizer.id_to_token(i) for i in range(n_token)]
-        super().__init__([f"<no token {i}>" if name is None else name for i, name in enumerate(names)])
+        self.words = [f"<no token {i}>" if name is None else name for i, name in enumerate(names)]
+        self.index = {word: i for i, word in enumerate(self.words)}
         self.end_id = next((self.index[name] for name in _ENDS if name in self.index), None)
 
     @classmethod
-    def trained(cls, documents: Iterable[bytes], size: int) -> "Subwords":
+    def trained(cls, pieces: Iterable[bytes], size: int) -> "Subwords":
         """A byte-level BPE of `size` tokens, every byte and `<eos>` among them; fewer if the text is too small."""
         if size < _SMALLEST:
             raise DataError(f"--vocab_size {size}: must be at least {_SMALLEST}, every byte and {EOS}")
@@ -59,8 +62,7 @@ class Subwords(RunningVocab):
         trainer = library.trainers.BpeTrainer(
             vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
         )
-        texts = (piece for document in documents for piece in _cut(document.decode()))
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(map(text_of, pieces), trainer)
         return cls(tokenizer.to_str())
 
     @classmethod
@@ -74,6 +76,10 @@ class Subwords(RunningVocab):
             except ValueError as error:
                 raise DataError(f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file") from None
 
+    @classmethod
+    def from_files(cls, read: Callable[[str], str]) -> Self:
+        return cls(read("tokenizer.json"))
+
     @property
     def eos_id(self) -> int:
         """The end of a document, or a line break, or the first token."""
@@ -81,60 +87,61 @@ class Subwords(RunningVocab):
             return self.end_id
         return next(iter(self.tokenizer.encode("\n", add_special_tokens=False).ids), 0)
 
-    def attachments(self) -> dict[str, str]:
-        return {**super().attachments(), "tokenizer.json": self.content}
+    def files(self) -> dict[str, str]:
+        escaped = (json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') for word in self.words)
+        return {"vocab.txt": "".join(f"{word}\n" for word in escaped), "tokenizer.json": self.content}
 
     def fingerprint(self) -> str:
         canonical = json.dumps(json.loads(self.content), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def tokens(self, text: str) -> Tokens:
+    def encode(self, text: str) -> Encoded:
         ids, ends, begin = [], [], 0
-        for piece in _cut(text):
+        for piece in map(bytes.decode, _pieces(text.encode("utf-8", "replace"))):
             found = self.tokenizer.encode(piece, add_special_tokens=False)
             ids += found.ids
             ends += [begin + end for _, end in found.offsets]
             begin += len(piece)
-        return Tokens(np.array(ids, dtype=np.uint32), np.array(ends, dtype=np.int64))
+        return Encoded(np.array(ids, dtype=np.uint32), np.array(ends, dtype=np.int64))
 
     def text_of(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.end_id], skip_special_tokens=False)
 
-    def encoded(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """As `RunningVocab.encoded`, on all threads."""
-        end = [] if self.end_id is None else [np.array([self.end_id], dtype=np.uint32)]
-        parts: list[np.ndarray] = []
-        for batch in _batches(document.decode() for document in documents):
-            found = self.tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
-            for (_, is_last), one in zip(batch, found, strict=True):
-                parts.append(np.array(one.ids, dtype=np.uint32))
-                if is_last:
-                    yield np.concatenate([*parts, *end])
-                    parts = []
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        for batch in batches:
+            yield self._block(batch)
+
+    def _block(self, batch: Batch) -> Block:
+        text_of(batch.content)  # its errors name a place in the whole
+        borders = [0, *batch.ends, *([len(batch.content)] if len(batch.content) > max([0, *batch.ends]) else [])]
+        documents = [batch.content[a:b] for a, b in itertools.pairwise(borders)]
+        pieces = [(piece.decode(), i) for i, document in enumerate(documents) for piece in _pieces(document)]
+        encode = self.tokenizer.encode_batch if batch.measured else self.tokenizer.encode_batch_fast
+        found = encode([piece for piece, _ in pieces], add_special_tokens=False)
+        end = [] if self.end_id is None else [self.end_id]
+        ids: list[np.ndarray] = []
+        sizes: list[np.ndarray] = []
+        ends: list[int] = []
+        n_token = 0
+        for n, ((piece, i), one) in enumerate(zip(pieces, found, strict=True)):
+            ends_document = i < len(batch.ends) and (n + 1 == len(pieces) or pieces[n + 1][1] != i)
+            of_piece = np.array(one.ids + (end if ends_document else []), dtype=np.uint32)
+            ids.append(of_piece)
+            n_token += len(of_piece)
+            if ends_document:
+                ends.append(n_token)
+            if batch.measured:
+                measured = sizes_of(piece, np.array([b for _, b in one.offsets], dtype=np.int64))
+                sizes.append(np.pad(measured, ((0, len(of_piece) - len(measured)), (0, 0))))
+        joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.uint32)
+        return Block(joined, np.array(ends, dtype=np.int64), sizes=np.concatenate(sizes) if sizes else None)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """The pieces of texts, a few at a time; True: the last of its text."""
-    batch: list[tuple[str, bool]] = []
-    size = 0
-    for text in texts:
-        *pieces, last = _cut(text)
-        for piece, is_last in [*((piece, False) for piece in pieces), (last, True)]:
-            batch.append((piece, is_last))
-            size += len(piece)
-            if size >= _BATCH:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _cut(text: str) -> list[str]:
-    """A long text in pieces that end at a line end, or at a space where lines are long."""
-    pieces, begin = [], 0
-    while len(text) - begin > _PIECE:
-        end = text.rfind("\n", begin, begin + _PIECE) + 1 or text.rfind(" ", begin, begin + _PIECE)
-        end = end if end > begin else begin + _PIECE
-        pieces.append(text[begin:end])
-        begin = end
-    return [*pieces, text[begin:]]
+def _pieces(content: bytes) -> list[bytes]:
+    """A document in parts that can be encoded one by one."""
+    pieces = []
+    while len(content) > LONGEST:
+        at = cut(content)
+        pieces.append(content[:at])
+        content = content[at:]
+    return [*pieces, content]

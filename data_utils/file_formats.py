@@ -1,0 +1,121 @@
+"""What a file of text holds: lines of plain text, or rows of jsonl and parquet."""
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .compression import COMPRESSED, damaged, opened
+from .files import DataError, not_utf8, reading
+
+TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
+LINES_OF_JSON = (".jsonl", ".ndjson", ".json")
+_BLOCK = 1 << 18
+LONGEST = 1 << 20
+"""Bytes of a line, or of a part of it where it is longer."""
+
+
+def kind_of(path: Path) -> str | None:
+    """text, jsonl or parquet, by the suffix; None where it is not known."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    last = suffixes[-2:-1] if suffixes and suffixes[-1] in COMPRESSED else suffixes[-1:]
+    for kind, known in (("text", TEXT), ("jsonl", LINES_OF_JSON), ("parquet", (".parquet",))):
+        if last and last[0] in known:
+            return kind
+    return None
+
+
+def has_rows(path: Path) -> bool:
+    """True for jsonl and parquet."""
+    return kind_of(path) in ("jsonl", "parquet")
+
+
+def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
+    """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without a byte-order mark.
+    A line of more than `LONGEST` bytes comes in parts, see `cut`. Raises `DataError` if the file cannot be read."""
+    held = b""
+    with opened(path, task) as (file, tick):
+        content = file.read(_BLOCK).removeprefix(BOM_UTF8)
+        while content:
+            tick()
+            following = file.read(_BLOCK)
+            lines = (held + content).splitlines(keepends=True)
+            is_whole = lines[-1].endswith(b"\n") or not following  # after \r there may come \n
+            held = b"" if is_whole else lines.pop()
+            yield from lines
+            while len(held) > LONGEST:
+                at = cut(held)
+                yield held[:at]
+                held = held[at:]
+            content = following
+
+
+def cut(content: bytes) -> int:
+    """Where to cut content that is longer than `LONGEST`: after the last line end among its first `LONGEST` bytes, else
+    before the last space, else between two characters of UTF-8."""
+    if at := content.rfind(b"\n", 0, LONGEST) + 1:
+        return at
+    if (at := content.rfind(b" ", 0, LONGEST)) > 0:
+        return at
+    at = LONGEST
+    while at > LONGEST - 4 and content[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
+    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out. Raises `DataError` if
+    it cannot be read, or has no such field of text."""
+    rows = parquet_rows(path, field, task) if kind_of(path) == "parquet" else _json_lines(path, field, task)
+    for n, text in rows:
+        if not isinstance(text, str | None):
+            raise DataError(f"{path}, row {n}: the field {field!r} holds no text; name another with --text_field")
+        if text:
+            try:
+                yield (text if text.endswith("\n") else text + "\n").encode()
+            except UnicodeEncodeError as error:
+                raise not_utf8(path, n, error.reason) from None
+
+
+def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+    with opened(path, task) as (file, tick):
+        for n, line in enumerate(file, 1):
+            if n % 4096 == 0:
+                tick()
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line if n > 1 else line.removeprefix(BOM_UTF8))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {n}: no JSON ({error}); each line must be a JSON object") from None
+            if not isinstance(record, dict) or field not in record:
+                there = ", ".join(record)[:200] if isinstance(record, dict) else "no fields"
+                raise DataError(f"{path}, line {n}: no field {field!r}, there is {there}; name it with --text_field")
+            yield n, record[field]
+
+
+def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
+    """The values of a column of a parquet file, with their numbers from 1 on."""
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports] (an extra)
+        from pyarrow.parquet import ParquetFile  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
+    n = 0
+    try:
+        with reading(path), ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                there = ", ".join(names)[:200]
+                raise DataError(f"{path}: no column {field!r}, there is {there}; name it with --text_field")
+            with tqdm(total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None) as bar:
+                for batch in file.iter_batches(batch_size=1024, columns=[field]):
+                    texts = batch.column(0).to_pylist()
+                    yield from enumerate(texts, n + 1)
+                    n += len(texts)
+                    bar.update(len(texts))
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise damaged(path, error) from None

@@ -1,0 +1,176 @@
+"""Texts: which files a split is read from, and the documents in them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .checks import Checks
+from .config import DataConfig
+from .documents import Piece, no_documents, pieces_in, signs_of
+from .file_formats import has_rows, lines_of, rows_of
+from .files import DataError, not_utf8, require_text, text_of
+from .sources import home_of, require_folder
+from .store import Store
+from .tokenizers.base import Batch
+
+SPLITS = ("train", "valid", "test")
+
+
+class Tagged(NamedTuple):
+    """A piece of a document with its split, and the document's place where the piece ends it, see `dealing`."""
+
+    split: str
+    piece: Piece
+    place: int | None = None
+    begins_file: bool = False
+
+
+class Texts:
+    """A folder with train.txt, valid.txt and test.txt, in articles."""
+
+    rule = "heading"
+    note = ""
+    """How the texts of the splits were found, once they are all read; empty if there is nothing to tell."""
+
+    def __init__(self, config: DataConfig, checks: Checks) -> None:
+        self.config, self.checks = config, checks
+        self.home = home_of(config.data)
+        self.require_data()
+
+    def require_data(self) -> None:
+        """Raise `DataError` if --data names another thing than this needs."""
+        require_folder(self.config.data, self.config.dataset)
+
+    def files(self, split: str) -> list[Path]:
+        """The files that a split is read from, which need not be there."""
+        return [self.home / f"{split}.txt"]
+
+    def is_there(self, split: str) -> bool:
+        """True if all of its files are there."""
+        files = self.files(split)
+        return bool(files) and all(path.is_file() for path in files)
+
+    def name(self, split: str) -> str:
+        """The files of a split, for messages."""
+        first, *more = map(str, self.files(split))
+        return f"{first} and {len(more):,} more" if more else first
+
+    def defines_vocabulary(self, counted: Sequence[str]) -> bool:
+        """True if what a vocabulary is made of, these splits, is there."""
+        return all(map(self.is_there, counted))
+
+    def require(self, split: str) -> None:
+        """Raise `DataError` unless the text of a split is there."""
+        for path in self.files(split):
+            require_text(path)
+
+    def together(self, splits: Sequence[str]) -> Sequence[str]:
+        """These splits, and those that are read with them."""
+        return splits
+
+    def settings(self, split: str) -> list[Any]:
+        """What the documents of a split depend on besides the content of its files."""
+        return [self.rule]
+
+    def fingerprint(self, split: str) -> str | None:
+        """Hex digest of the text of a split; None: that of its documents, joined."""
+        return self.checks.digest(self.files(split)[0])
+
+    def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
+        """The documents of these splits, in order."""
+        for split in splits:
+            for path in self.files(split):
+                begins = True
+                for piece in pieces_in(path, self.rule, self.config.text_field):
+                    yield Tagged(split, piece, None, begins)
+                    begins = False
+
+    def describe(self, n_document: Mapping[str, int]) -> None:
+        """Set `note`, given the number of documents of each split."""
+
+    def document_starts(self, split: str, store: Store, eos_id: int) -> np.ndarray:
+        """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
+        if self.rule == "heading" and not any(self._signs_of(path) == "heading" for path in self.files(split)):
+            raise no_documents("the text has no line like '= Title =' that begins a document")
+        assert store.starts is not None
+        return store.starts
+
+    def _signs_of(self, path: Path) -> str:
+        field = self.config.text_field
+        return self.checks.result(path, f"documents {field}", lambda: signs_of(path, field))
+
+    def ready(self, split: str, n_token: int) -> Store | None:
+        """The ids of a split that somebody else made; None: they are to be made from text."""
+        return None
+
+    def fault(self, split: str) -> DataError:
+        """The error for a text that is not UTF-8, with its line."""
+        for path in self.files(split):
+            if has_rows(path):
+                lines = rows_of(path, self.config.text_field, task="searching")
+            else:
+                lines = lines_of(path, task="searching")
+            for n, line in enumerate(lines, 1):
+                try:
+                    text_of(line)
+                except UnicodeDecodeError as error:
+                    return not_utf8(path, n, error.reason)
+        raise AssertionError(f"every line of {split} is UTF-8")
+
+    def line_with(self, split: str, words: set[str]) -> tuple[Path, int, str]:
+        """The first of these words in a split: its file, the number of its line, and the word."""
+        for path in self.files(split):
+            for n, line in enumerate(lines_of(path, task="searching"), 1):
+                for word in line.decode().split():
+                    if word in words or word.lower() in words:
+                        return path, n, word
+        raise AssertionError(f"{split} has none of {words}")
+
+
+def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file: bool) -> Iterator[Batch]:
+    """Pieces joined to batches of one split each.
+
+    Args:
+        cuts_words: a batch may end anywhere; else at white space or the end of a document.
+        by_file: no batch has pieces of two files.
+    """
+    held: dict[str, _Held] = {}
+    for split, piece, place, begins_file in tagged:
+        batch = held.setdefault(split, _Held(split))
+        if by_file and begins_file and batch.pieces:
+            yield batch.taken()
+        batch.begins_file |= begins_file
+        batch.add(piece, place)
+        if batch.size >= n_byte and (piece.ends or cuts_words or piece.content[-1:].isspace()):
+            yield batch.taken()
+    yield from (batch.taken() for batch in held.values() if batch.pieces)
+
+
+class _Held:
+    """A batch that is still to grow."""
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+        self._clear()
+
+    def _clear(self) -> None:
+        self.pieces: list[bytes] = []
+        self.ends: list[int] = []
+        self.places: list[int] = []
+        self.size, self.begins_file = 0, False
+
+    def add(self, piece: Piece, place: int | None) -> None:
+        self.pieces.append(piece.content)
+        self.size += len(piece.content)
+        if piece.ends:
+            self.ends.append(self.size)
+        if place is not None:
+            self.places.append(place)
+
+    def taken(self) -> Batch:
+        measured = self.split != "train"
+        batch = Batch(b"".join(self.pieces), self.ends, self.split, self.places, self.begins_file, measured)
+        self._clear()
+        return batch

@@ -1,0 +1,154 @@
+"""What every tokenizer gives: ids of text, text of ids, and the files that a checkpoint keeps of it."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+EOS, UNK = "<eos>", "<unk>"
+
+
+class Encoded(NamedTuple):
+    """The tokens of a text: ids, and for each the number of characters up to its end, (N,)."""
+
+    ids: np.ndarray
+    ends: np.ndarray
+
+
+class Batch(NamedTuple):
+    """A part of a split, in UTF-8 (or any bytes): documents, the last of which may go on in the next batch.
+
+    Attributes:
+        ends: bytes up to the end of each document that ends here.
+        places: of these documents, see `txl.data_utils.dealing`.
+        begins_file: the content is the beginning of a file.
+        measured: the block needs `sizes`.
+    """
+
+    content: bytes
+    ends: Sequence[int]
+    split: str = ""
+    places: Sequence[int] = ()
+    begins_file: bool = False
+    measured: bool = False
+
+
+class Block(NamedTuple):
+    """The tokens of a batch.
+
+    Attributes:
+        ids: (N,).
+        ends: tokens up to the end of each document that ends here.
+        n_unknown: ids that stand for unknown words.
+        n_eos: words that are `<eos>` as written.
+        sizes: what each token stands for, see `txl.data_utils.sizes`, (N, 4), if the batch is measured.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    n_unknown: int = 0
+    n_eos: int = 0
+    sizes: np.ndarray | None = None
+
+
+class UnknownWordError(Exception):
+    """Words that the vocabulary lacks, where it has no `<unk>`."""
+
+    def __init__(self, words: set[str]) -> None:
+        super().__init__(words)
+        self.words = words
+
+
+class Tokenizer(ABC):
+    """Text to ids and back. `words` names the tokens in the order of their ids, `index` gives the id of a name.
+
+    Attributes:
+        end_id: the token that ends each document of a corpus, if there is one.
+        is_of_words: tokens are words between white space, and line ends; else any text comes back as it was.
+        takes_words: made of the list of its tokens alone.
+        by_file: each batch is of one file.
+        batch_bytes: bytes of text to encode at a time.
+    """
+
+    words: Sequence[str]
+    index: Mapping[str, int]
+    end_id: int | None = None
+    is_of_words: ClassVar[bool] = False
+    takes_words: ClassVar[bool] = False
+    by_file: ClassVar[bool] = False
+    batch_bytes: ClassVar[int] = 1 << 20
+
+    @classmethod
+    def from_files(cls, read: Callable[[str], str]) -> Self:
+        """Inverse of `files`, whose contents `read` gives by name. Raises `ValueError` if they are damaged."""
+        return cls.from_text(read("vocab.txt"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Inverse of the content of vocab.txt. Raises `ValueError` if it is damaged."""
+        raise NotImplementedError
+
+    @property
+    def has_eos(self) -> bool:
+        """True if `eos_id` is there."""
+        return True
+
+    @property
+    @abstractmethod
+    def eos_id(self) -> int:
+        """The token after which a text begins: the end of a line, or of a document."""
+
+    @abstractmethod
+    def encode(self, text: str) -> Encoded:
+        """The tokens of a text."""
+
+    @abstractmethod
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        """A block of each batch, in order; on all threads or in several processes if that is faster. Raises
+        `UnicodeDecodeError` if a batch is not UTF-8, `UnknownWordError` at a word that has no id."""
+
+    @abstractmethod
+    def decoder(self) -> Callable[[int], str]:
+        """A function that turns the ids of a text into text, one after the other, each with the white space before
+        it."""
+
+    @abstractmethod
+    def files(self) -> dict[str, str]:
+        """What a checkpoint keeps of it: files of text by name."""
+
+    def prompt(self, text: str) -> str:
+        """What a text to be continued says. Empty: nothing. White space is tokens too, unless they are words."""
+        return text
+
+    def fingerprint(self) -> str:
+        """Hex digest, SHA-256."""
+        return hashlib.sha256(self.files()["vocab.txt"].encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self.index
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The names of ids."""
+        return [self.words[i] for i in ids]
+
+
+class Numbering(ABC):
+    """Counts the symbols of texts whose vocabulary is not known yet, and numbers them, so that texts are read once."""
+
+    @abstractmethod
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        """As `Tokenizer.encode_batches`, of numbers that `table` translates."""
+
+    @abstractmethod
+    def tokenizer(self, splits: Sequence[str], **limits: Any) -> Tokenizer:
+        """The tokenizer of the symbols that were counted in these splits."""
+
+    @abstractmethod
+    def table(self, split: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+        """The id of each number of a split, (V,), and whether it stands for an unknown word, (V,). Raises
+        `UnknownWordError`."""

@@ -1,0 +1,98 @@
+"""The characters of a training text."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ..files import text_of
+from ..sizes import sizes_of
+from .base import UNK, Batch, Block, Encoded, Numbering, Tokenizer
+from .running import RunningTokenizer
+
+_N_CODE = 0x110000
+
+
+class Characters(RunningTokenizer):
+    """The characters of a training text, the line break and `<unk>`, which stands for others."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.index = {word: i for i, word in enumerate(self.words)}
+        if len(self.index) != len(self.words):
+            raise ValueError("a character is in the vocabulary twice")
+        self._unk = self.index[UNK]
+        self._id_of_code = np.full(_N_CODE, self._unk, dtype=np.uint32)
+        for i, word in enumerate(self.words):
+            if len(word) == 1:
+                self._id_of_code[ord(word)] = i
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Inverse of `to_text`. Raises `ValueError` if it is damaged."""
+        escaped = [line.replace('"', '\\"') for line in text.removesuffix("\n").split("\n")]
+        return cls([json.loads(f'"{line}"') for line in escaped])
+
+    @property
+    def eos_id(self) -> int:
+        return self.index["\n"]
+
+    def files(self) -> dict[str, str]:
+        return {"vocab.txt": self.to_text()}
+
+    def to_text(self) -> str:
+        """One character per line, line ends and backslashes escaped as in JSON."""
+        return "".join(json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') + "\n" for word in self.words)
+
+    def encode(self, text: str) -> Encoded:
+        ids = self._id_of_code[_codes(text)]
+        return Encoded(ids, np.arange(1, len(ids) + 1))
+
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        for batch in batches:
+            block = _numbered(batch)
+            ids = self._id_of_code[block.ids]
+            yield block._replace(ids=ids, n_unknown=int((ids == self._unk).sum()))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[i] for i in ids)
+
+
+class CharacterNumbers(Numbering):
+    """Characters of splits, counted; their numbers are their codes."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, np.ndarray] = {}
+
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        for batch in batches:
+            block = _numbered(batch)
+            counts_V = self._counts.setdefault(batch.split, np.zeros(_N_CODE, dtype=np.int64))
+            codes, n = np.unique(block.ids, return_counts=True)
+            counts_V[codes] += n
+            yield block
+
+    def tokenizer(self, splits: Sequence[str], **limits: Any) -> Tokenizer:
+        """The most frequent first, then by code."""
+        counts_V = sum(self._counts.get(split, 0) for split in splits)
+        codes = np.flatnonzero(counts_V)
+        frequent = codes[np.lexsort((codes, -counts_V[codes]))] if len(codes) else codes  # type: ignore[index]
+        return Characters(list(dict.fromkeys(["\n", UNK, *map(chr, frequent.tolist())])))
+
+    def table(self, split: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(tokenizer, Characters)
+        ids_V = tokenizer._id_of_code
+        return ids_V, ids_V == tokenizer.index[UNK]
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def _numbered(batch: Batch) -> Block:
+    text = text_of(batch.content)
+    begins_B = np.frombuffer(batch.content, dtype=np.uint8) & 0xC0 != 0x80  # bytes that begin a character
+    ends = np.append(0, np.cumsum(begins_B))[list(batch.ends)]
+    sizes = sizes_of(text, np.arange(1, len(text) + 1)) if batch.measured else None
+    return Block(_codes(text), ends, sizes=sizes)

@@ -1,0 +1,1 @@
+"""For tools that look for packages here; see `txl.data_utils`."""
