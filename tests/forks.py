@@ -5,6 +5,7 @@ forks a process for each start, with a process group of its own.
 """
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -148,7 +149,13 @@ def _import_all() -> None:
 
 
 def _serve(requests: int) -> NoReturn:
-    """Answer every line: start a process, or tell the exit status of one that has ended."""
+    """Answer every line: start a process, or tell the exit status of one that has ended.
+
+    Objects of the tests hold numbers of files that are closed here, and would close again what has the number then, if
+    they were collected: they are kept for ever.
+    """
+    gc.collect()
+    gc.freeze()
     os.dup2(requests, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     os.chdir(ROOT)
@@ -173,6 +180,9 @@ def _serve(requests: int) -> NoReturn:
     os._exit(0)
 
 
+_KEPT: list[Any] = []
+
+
 def _run(target: str, log: str, environment: dict[str, str], named: dict[str, Any]) -> NoReturn:
     """Be a process of one's own: nothing is left of pytest, to which this one must not return."""
     os.setpgid(0, 0)
@@ -185,6 +195,7 @@ def _run(target: str, log: str, environment: dict[str, str], named: dict[str, An
         for number in numbers:
             os.dup2(descriptor, number)
         os.close(descriptor)
+    _KEPT.extend((sys.stdin, sys.stdout, sys.stderr))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
