@@ -1,11 +1,12 @@
 """Processes that start without waiting for imports, and processes that are waited for.
 
-Python with torch takes seconds to start. Here a server, forked once from the process of the tests, has imported all and
-forks a process for each start, with a process group of its own.
+Python with torch takes seconds to start. Here a server, started once, has imported all and forks a process for each
+start, with a process group of its own. It is no fork of the tests: what they left open, under numbers of files that
+something else would get, would be closed there. `python -m tests.forks` is that server.
 """
 
 import contextlib
-import gc
+import functools
 import json
 import os
 import runpy
@@ -69,7 +70,7 @@ class Forks:
         if self._server is not None:
             self._lines.close()
             self._server.close()
-            os.waitpid(self._pid, 0)
+            self._process.wait()
 
     def _ask(self, **request: Any) -> Any:
         if self._server is None:
@@ -79,11 +80,9 @@ class Forks:
         return json.loads(self._lines.readline())
 
     def _begin(self) -> None:
-        _import_all()
         self._server, theirs = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _serve(theirs.detach())
+        words = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
+        self._process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, pass_fds=[theirs.fileno()])
         theirs.close()
         self._lines = self._server.makefile("rw")
 
@@ -145,21 +144,13 @@ def _import_all() -> None:
     import txl.commands.train  # noqa: F401
     from txl.training import meter
 
+    meter.measured_peak_flops = functools.cache(meter.measured_peak_flops)  # once, not once a training
     meter.measured_peak_flops(torch.device("cpu"), torch.float32)
 
 
-def _serve(requests: int) -> NoReturn:
-    """Answer every line: start a process, or tell the exit status of one that has ended.
-
-    Objects of the tests hold numbers of files that are closed here, and would close again what has the number then, if
-    they were collected: they are kept for ever.
-    """
-    gc.collect()
-    gc.freeze()
-    os.dup2(requests, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    os.chdir(ROOT)
-    lines, alive = socket.socket(fileno=3).makefile("rw"), set()
+def _serve(requests: int) -> None:
+    """Answer every line: start a process, or tell the exit status of one that has ended."""
+    lines, alive = socket.socket(fileno=requests).makefile("rw"), set()
     for line in lines:
         request = json.loads(line)
         if "status_of" in request:
@@ -167,7 +158,7 @@ def _serve(requests: int) -> NoReturn:
             alive.discard(pid)
             answer: int = os.waitstatus_to_exitcode(status)
         elif (answer := os.fork()) == 0:
-            _run(**request)
+            _run(requests, **request)
         else:
             with contextlib.suppress(PermissionError):
                 os.setpgid(answer, answer)  # here too: whoever gets the pid may kill the group at once
@@ -177,16 +168,12 @@ def _serve(requests: int) -> NoReturn:
     for pid in alive:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
 
 
-_KEPT: list[Any] = []
-
-
-def _run(target: str, log: str, environment: dict[str, str], named: dict[str, Any]) -> NoReturn:
-    """Be a process of one's own: nothing is left of pytest, to which this one must not return."""
+def _run(requests: int, target: str, log: str, environment: dict[str, str], named: dict[str, Any]) -> NoReturn:
+    """Be a process of one's own, which must not return to the server."""
     os.setpgid(0, 0)
-    os.close(3)
+    os.close(requests)
     for name, flags, numbers in (
         (os.devnull, os.O_RDONLY, (0,)),
         (log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, (1, 2)),
@@ -195,7 +182,6 @@ def _run(target: str, log: str, environment: dict[str, str], named: dict[str, An
         for number in numbers:
             os.dup2(descriptor, number)
         os.close(descriptor)
-    _KEPT.extend((sys.stdin, sys.stdout, sys.stderr))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
@@ -215,3 +201,8 @@ def _run(target: str, log: str, environment: dict[str, str], named: dict[str, An
     if sys.stdout is not None:
         sys.stdout.flush()
     os._exit(status)
+
+
+if __name__ == "__main__":
+    _import_all()
+    _serve(int(sys.argv[1]))
