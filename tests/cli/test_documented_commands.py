@@ -301,6 +301,7 @@ def test_the_console_command_knows_the_program(
 ) -> None:
     program, command, *flags = shlex.split(line)
     monkeypatch.setattr(sys, "argv", [program, command, *flags, "--help"])
+    monkeypatch.delitem(sys.modules, "txl.__main__", raising=False)  # which another test may have imported
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("txl", run_name="__main__")
     assert not stop.value.code
