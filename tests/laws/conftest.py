@@ -38,6 +38,13 @@ ENCODINGS = {
 }
 """A shape for each position encoding, and some more."""
 SHAPES |= {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
+ALONE = {
+    "pre_lnorm": {"pre_lnorm": True},
+    "adaptive": {"cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
+    "adaptive_one_table": {"cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
+    "untied": {"cutoffs": (10, 30), "div_val": 2, "not_tied": True},
+}
+"""One thing at a time, for tests outside this folder; the laws have them together."""
 NEEDED = {"floater": "torchdiffeq", "floater_untied": "torchdiffeq"}
 """Packages without which a shape cannot be built."""
 RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
@@ -59,7 +66,7 @@ def build(shape: str, **changes: object) -> TransformerXL:
             pytest.importorskip(NEEDED[name])
     config = ModelConfig(
         **{"n_token": N_TOKEN, "n_layer": 3, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 20}
-        | SHAPES[shape]
+        | (SHAPES | ALONE)[shape]
         | changes
     )
     model = TransformerXL(config).double().eval()
