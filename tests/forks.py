@@ -113,7 +113,7 @@ def run_program(words: list[str], folder: str, err: str, closed: bool) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     if closed:
-        os.close(1)
+        sys.stdout.close()
         sys.stdout = None
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")

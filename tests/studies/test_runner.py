@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import signal
 import statistics
 import sys
 from collections.abc import Callable
@@ -14,14 +13,12 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from tests import forks
-from tests.forks import Fork
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
 from txl.studies import runner
 from txl.studies.__main__ import main
-from txl.studies.plan import Study, Task, read_study
-from txl.studies.results import RunFigures, rows_of, tokens_until
+from txl.studies.plan import Task, read_study
+from txl.studies.results import RunFigures, tokens_until
 from txl.studies.runner import TaskError, run_study
 from txl.training.step import TrainState
 
@@ -240,35 +237,3 @@ def test_a_training_that_was_stopped_is_gone_on_with(
     assert run_study(read_study(path), tmp_path, jobs=1) == {}
     (records,) = tmp_path.rglob("metrics.jsonl")
     assert resumed_from(records.parent) == [None, 10]
-
-
-@pytest.mark.slow
-def test_a_killed_study_goes_on_with_the_same_figures(
-    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner is killed, and so are its programs or not; two runners then finish it side by side. The study that it
-    is compared with runs in this process."""
-    text = write_text(tmp_path / "text")
-    path = tmp_path / "s.toml"
-    path.write_text(TINY.replace("TEXT", str(text)))
-
-    flags = [str(path), "--folder", str(tmp_path / "killed"), "--jobs", "2"]
-
-    def begin(**named: Any) -> Fork:
-        return forks.start("tests.studies.forked:study", tmp_path / "log", flags=flags, **named)
-
-    for step, to in ((15, "group"), (8, "parent")):
-        trap = {"at": ("step", step), "to": to, "once": str(tmp_path / to)}
-        assert begin(trap=trap).wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
-    together = [begin(), begin()]
-    study: Study = read_study(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "_program", in_here)
-        assert run_study(study, tmp_path / "whole" / "runs", jobs=1) == {}
-    assert [program.wait() for program in together] == [0, 0]
-    first, second = (rows_of(study, tmp_path / name / "runs") for name in ("whole", "killed"))
-    assert [row.name for row in first] == ["a", "b"]
-    assert [run.nats for row in first for run in row.runs] == [run.nats for row in second for run in row.runs]
-    assert [len(row.runs) for row in first] == [1, 1]
-    assert run_study(study, tmp_path / "killed" / "runs", jobs=1) == {}
-    assert any(10 in resumed_from(path.parent) for path in (tmp_path / "killed").rglob("metrics.jsonl"))
