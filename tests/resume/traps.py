@@ -58,15 +58,16 @@ def lay(
     def fire() -> None:
         if once:
             Path(once).touch()
-        if to == "agent":
-            signal.pthread_sigmask(signal.SIG_BLOCK, {send})
+        passed_on = threading.Event()
+        if to == "agent":  # by a handler: a blocked signal may be taken by another thread before it is waited for
+            before = signal.signal(send, lambda *_: passed_on.set())
         parent = os.getppid()
         os.kill({"me": os.getpid(), "group": 0}.get(to, parent), send)
         while to == "parent" and os.getppid() == parent:
             time.sleep(0.001)
         if to == "agent":
-            signal.sigwait({send})
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {send})
+            passed_on.wait()
+            signal.signal(send, before)
             os.kill(os.getpid(), send)
 
     def flush(descriptor: int) -> None:
