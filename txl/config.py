@@ -150,6 +150,14 @@ class ModelConfig(Checked):
     reversible: bool = option(
         False, "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs --pre_lnorm"
     )
+    gate: Literal["none", "gru", "output", "highway", "sigmoid_tanh"] = option(
+        "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
+    )
+    gate_bias: float = option(
+        2.0,
+        "what the bias of gates begins at: the larger, the nearer is a layer to one that does nothing",
+        needs=("gate", "gru", "output", "highway", "sigmoid_tanh"),
+    )
     activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
         "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"
     )
@@ -188,6 +196,9 @@ class ModelConfig(Checked):
             require(value % 2 == 0, f"--{name} {value}: must be even {why}; use {value + 1}")
         invertible = not self.reversible or self.pre_lnorm
         require(invertible, "--reversible needs --pre_lnorm: LayerNorm after a residual connection cannot be inverted")
+        if self.gate != "none":
+            require(self.pre_lnorm, f"--gate {self.gate} needs --pre_lnorm: it keeps a path that nothing changes")
+            require(not self.reversible, f"--gate {self.gate} and --reversible: a gate cannot be inverted; drop one")
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         object.__setattr__(self, "adaptive", self.adaptive or bool(self.cutoffs))
         object.__setattr__(self, "tie_projs", tuple(self.tie_projs))

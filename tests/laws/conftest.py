@@ -15,6 +15,7 @@ SHAPES = {
     "plain": {},
     "pre_lnorm_adaptive": {"pre_lnorm": True, "cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
     "untie_r_one_table": {"untie_r": True, "cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
+    "gated": {"pre_lnorm": True, "gate": "gru"},
     "one_head_untied": {"n_head": 1, "d_head": 5, "cutoffs": (10, 30), "div_val": 2, "not_tied": True},
 }
 ENCODINGS = {

@@ -7,6 +7,7 @@ from txl.config import ModelConfig
 from txl.memory import KeyValue, Span
 from txl.model.attention import Attention
 from txl.model.feed_forward import FeedForward
+from txl.model.gates import build_gate
 from txl.ops.dropout import Dropout
 from txl.positions import PositionEncoding
 
@@ -14,6 +15,7 @@ from txl.positions import PositionEncoding
 class Layer(nn.Module):
     """Attention over [memory, segment], then a feed-forward network, each with residual connection and LayerNorm.
 
+    With a `gate` there are gates in place of the residual sums; see `txl.model.gates`.
     With `reversible` the state holds two streams, concatenated as (B, T, 2D); see `txl.model.reversible`.
     """
 
@@ -25,6 +27,7 @@ class Layer(nn.Module):
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)
         self.ff_norm = nn.LayerNorm(config.d_model)
+        self.attn_gate, self.ff_gate = build_gate(config), build_gate(config)
 
     def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
         """The state after the layer, (B, T, D)."""
@@ -64,6 +67,9 @@ class Layer(nn.Module):
             x1_BTD, x2_BTD = state.chunk(2, dim=-1)
             x1_BTD = x1_BTD + attended_BTD
             return torch.cat([x1_BTD, x2_BTD + self.feed_forward(x1_BTD)], dim=-1)
+        if self.attn_gate is not None and self.ff_gate is not None:
+            x_BTD = self.attn_gate(state, attended_BTD)
+            return self.ff_gate(x_BTD, self.feed_forward(x_BTD))
         x_BTD = state + attended_BTD
         if self.pre_lnorm:
             return x_BTD + self.feed_forward(x_BTD)

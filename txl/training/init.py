@@ -3,6 +3,7 @@
 from torch import nn
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.gates import Gate
 from txl.model.transformer import TransformerXL
 from txl.positions import PositionEncoding
 from txl.training.config import TrainConfig
@@ -17,6 +18,7 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     | projections of embeddings and softmax                       | N(0, proj_init_std)                          |
     | LayerNorm weights                                           | N(1, init_std)                               |
     | biases                                                      | 0                                            |
+    | biases of gates                                             | gate_bias                                    |
 
     Position encodings with their own initialisation come last, see `PositionEncoding.reset_parameters`.
     """
@@ -36,5 +38,5 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
         else:
             nn.init.normal_(parameter, 0.0, config.init_std)
     for module in model.modules():
-        if isinstance(module, PositionEncoding):
+        if isinstance(module, PositionEncoding | Gate):
             module.reset_parameters()
