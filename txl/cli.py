@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError, require
 from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
+from txl.memory import MEMORIES
 from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
@@ -25,6 +26,7 @@ from txl.runtime.log import print_error, print_notices
 from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
+_REGISTRIES = {"position": POSITION_ENCODINGS, "memory": MEMORIES}
 
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
@@ -185,10 +187,10 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
         group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
         return
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if f.name == "position":
-        group.add_argument(f"--{f.name}", choices=POSITION_ENCODINGS, **given)
+    if f.name in _REGISTRIES:
+        group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:

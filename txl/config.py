@@ -186,6 +186,8 @@ class ModelConfig(Checked):
         64, "earlier tokens of its bucket that a token attends to, and size of the sorted chunks", minimum=1
     )
 
+    memory: str = option("fifo", "what is kept of earlier segments, see docs/memory.md", section="memory")
+
     def __post_init__(self) -> None:
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)

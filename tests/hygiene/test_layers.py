@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     {"config", "files", "records"},
-    {"runtime", "ops", "memory", "legacy_flags"},
+    {"runtime", "ops", "legacy_flags"},
+    {"memory"},
     {"positions"},
     {"attention_rules"},
     {"model"},

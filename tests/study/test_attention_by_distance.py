@@ -11,6 +11,7 @@ from txl.data_utils.rows import scoring_stream
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Memory, Span
+from txl.memory.fifo import kept_tokens
 
 IDS = np.random.default_rng(0).integers(0, 50, 61)
 CONTEXTS = [
@@ -52,7 +53,7 @@ def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tenso
     """Summed probability (L, N), and number of pairs, of each single distance, the text read in one row."""
     mass: dict[int, Tensor] = {}
     pairs: dict[int, int] = {}
-    memory = Memory.empty(model.config.n_layer, 1, 16, like=torch.zeros((), dtype=torch.float64))
+    memory = model.empty_memory(1)
     for begin in range(0, len(IDS) - 1, context.tgt_len):
         first = max(0, begin - context.ext_len)
         piece = torch.from_numpy(IDS[first : min(begin + context.tgt_len, len(IDS) - 1)])
@@ -65,7 +66,8 @@ def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tenso
             norm = layer.attn_norm if layer.pre_lnorm else torch.nn.Identity()
             probs.append(probabilities(layer.attn, norm(h), norm(mem), feats, span)[0])
             h = layer(h, mem, feats, span)
-        memory = memory.extended(inputs, mem_len=context.mem_len, ext_len=context.ext_len)
+        kept = {"mem_len": context.mem_len, "ext_len": context.ext_len}
+        memory = Memory(tuple(kept_tokens(old, new, **kept) for old, new in zip(memory.layers, inputs, strict=True)))
         for t in range(begin - first, len(piece)):
             for s in range(span.n_mem + t + 1):
                 distance = span.n_mem + t - s

@@ -49,6 +49,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     ids: np.ndarray = field(default_factory=lambda: IDS)
     shape: dict[str, Any] = field(default_factory=lambda: SHAPE | ADAPTIVE)
+    context: Context = CONTEXT
     folder: Path | None = None
     losses: list[Tensor] = field(default_factory=list)
     state: TrainState = field(init=False)
@@ -61,7 +62,7 @@ class Run:
         model.to(self.dtype)
         if self.config.shard:
             shard(model, self.ranks)
-        self.state = TrainState(model, self.config, CONTEXT, self.ranks)
+        self.state = TrainState(model, self.config, self.context, self.ranks)
         torch.manual_seed(self.config.seed + self.ranks.rank)
         return self
 
@@ -73,7 +74,7 @@ class Run:
             load_weights(checkpoint, model)
         else:
             model = load_model(checkpoint, dropout=self.config.dropout, dropatt=self.config.dropatt)
-        self.state = TrainState(model, self.config, CONTEXT, self.ranks)
+        self.state = TrainState(model, self.config, self.context, self.ranks)
         self.state.restore(load_snapshot(checkpoint, self.columns, model))
         return self
 
@@ -94,7 +95,7 @@ class Run:
         stream = SegmentStream(
             self.ids,
             batch_size=self.config.batch_size,
-            tgt_len=CONTEXT.tgt_len,
+            tgt_len=self.context.tgt_len,
             columns=self.columns,
             varlen=self.config.varlen,
             roll=self.config.roll,
@@ -103,7 +104,7 @@ class Run:
         background = Background() if self.config.async_save else None
         ranks = self.ranks.with_own_group(LIMIT_S) if background else self.ranks
         writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
-        checkpoints = CheckpointWriter(self.folder, CONTEXT, ranks, **writer) if self.folder else None
+        checkpoints = CheckpointWriter(self.folder, self.context, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
 
     def score(self, *_: object) -> Score:

@@ -17,7 +17,7 @@ from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import UsageError
 from txl.files import require_readable
-from txl.memory import Memory
+from txl.memory import MEMORIES, Memory
 from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
@@ -65,8 +65,9 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
     Raises:
         UsageError: if a file is missing or damaged.
     """
-    folder = checkpoint.folder
-    layers: dict[int, list[Tensor]] = {}
+    folder, shape = checkpoint.folder, checkpoint.model_config
+    empty = Memory.of([MEMORIES[shape.memory].empty(shape, 1, like=torch.empty(0))] * shape.n_layer).named()
+    remembered: dict[str, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
     for path in _stream_files(checkpoint):
         first, end = map(int, path.stem.split("_")[1:])
@@ -76,16 +77,15 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
         for name, tensor in _load(path).items():
             kind, _, key = name.partition(".")
             if kind == "memory":
-                if not _is_memory(tensor, end - first, checkpoint.model_config.d_model):
+                if key not in empty or not _is_memory(tensor, end - first, like=empty[key]):
                     raise damaged(path)
-                layers.setdefault(int(key), []).append(tensor[inside])
+                remembered.setdefault(key, []).append(tensor[inside])
             elif (first, end) == (streams.start, streams.stop):
                 rng[key] = tensor
-    n_layer, n_stream = checkpoint.model_config.n_layer, streams.stop - streams.start
-    sizes = {sum(map(len, parts)) for parts in layers.values()}
-    if layers and (sorted(layers) != list(range(n_layer)) or sizes != {n_stream}):
+    sizes = {sum(map(len, parts)) for parts in remembered.values()}
+    if remembered and (remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}):
         raise damaged(folder / "streams_*.safetensors")
-    memory = Memory(tuple(torch.cat(layers[i]) for i in range(n_layer))) if layers else None
+    memory = Memory.of_named({name: torch.cat(parts) for name, parts in remembered.items()}) if remembered else None
     parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
     return Snapshot(progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder)
 
@@ -214,8 +214,11 @@ def header_of(path: Path) -> Header:
         raise damaged(path) from None
 
 
-def _is_memory(tensor: Tensor, n_stream: int, d_model: int) -> bool:
-    return tensor.is_floating_point() and tensor.ndim == 3 and tensor.shape[::2] == (n_stream, d_model)
+def _is_memory(tensor: Tensor, n_stream: int, *, like: Tensor) -> bool:
+    """True for the tensor of so many streams that has grown from `like` along the axes that are empty there."""
+    sizes = zip(tensor.shape[1:], like.shape[1:], strict=False)
+    fits = tensor.ndim == like.ndim and all(size == own or not own for size, own in sizes)
+    return fits and len(tensor) == n_stream and tensor.is_floating_point() == like.is_floating_point()
 
 
 def _stream_files(checkpoint: Checkpoint) -> list[Path]:

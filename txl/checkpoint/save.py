@@ -214,8 +214,8 @@ def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> 
 
 
 def _write_streams(folder: Path, snapshot: Snapshot, columns: slice) -> dict[str, str]:
-    layers = snapshot.memory.layers if snapshot.memory is not None else ()
-    tensors = {f"memory.{i}": layer for i, layer in enumerate(layers)}
+    remembered = snapshot.memory.named() if snapshot.memory is not None else {}
+    tensors = {f"memory.{name}": tensor for name, tensor in remembered.items()}
     tensors |= {f"rng.{kind}": state for kind, state in snapshot.rng.items()}
     return _write_tensors(tensors, folder / STREAMS.format(columns.start, columns.stop))
 

@@ -29,7 +29,7 @@ from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
-from txl.model.settings import require_read
+from txl.model.settings import chosen_by, require_read
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
@@ -58,7 +58,7 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     for name in ("recl_step", "recl_longest", "recl_every"):
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
     checkpoint = open_checkpoint(Path(config.work_dir))
-    require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
+    require_read(typed, **chosen_by(checkpoint.model_config))
     trained = checkpoint.record.get("train", {}).get("reset", "never")
     if "reset" not in typed and config.text is None and config.convention == "txl":
         config = dataclasses.replace(config, reset=trained)

@@ -15,7 +15,7 @@ from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
-from txl.model.settings import require_read
+from txl.model.settings import chosen_by, require_read
 from txl.runtime.distributed import device_of
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     config = build(GenerateConfig, typed)
     checkpoint = open_checkpoint(Path(config.work_dir))
     shape = checkpoint.model_config
-    require_read(typed, position=shape.position, attention=shape.attention)
+    require_read(typed, **chosen_by(shape))
     vocab = vocabulary_of(checkpoint)
     tokenised = is_tokenised(checkpoint.record)
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]

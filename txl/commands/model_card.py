@@ -8,7 +8,7 @@ from typing import Any
 from txl.commands.pretrained import Pretrained, known_data
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
-from txl.model.settings import is_read
+from txl.model.settings import chosen_by, is_read
 from txl.training.config import TrainConfig
 
 _USE = {
@@ -75,7 +75,7 @@ def training_command(record: dict[str, Any]) -> str:
             value = values.get(f.name)
             default = list(f.default) if isinstance(f.default, tuple) else f.default
             is_flag = f.metadata.get("flag", True) and f.name not in ("resume", "overwrite")
-            is_flag = is_flag and is_read(f.name, position=shape.position, attention=shape.attention)
+            is_flag = is_flag and is_read(f.name, **chosen_by(shape))
             if not is_flag or value is None or value == default:
                 continue
             words.append(f"--{'no_' if value is False else ''}{f.name}")

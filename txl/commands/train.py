@@ -23,7 +23,8 @@ from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
-from txl.model.settings import require_read
+from txl.memory import require_works
+from txl.model.settings import AXES, require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
@@ -157,7 +158,7 @@ def settings(
     """
     known = checkpoint or start
     shape = known.model_config if known else ModelConfig
-    asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
+    asked = {name: typed.get(name, getattr(shape, name)) for name in AXES}
     require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
     config.require_effect(typed)
@@ -172,6 +173,11 @@ def settings(
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     good = "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len
     require(good, f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}; lower it")
+    require_works(asked["memory"], config)
+    require_works(asked["memory"], context)
+    parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
+    require(config.memory_parts <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
+    require(config.memory_parts == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
     return dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len), context
 
 

@@ -151,7 +151,8 @@ def require_exportable(config: ModelConfig) -> None:
 
 def require_plain(config: ModelConfig, program: str) -> None:
     """Raise `UsageError` if a model has layers that neither the 2019 code nor Hugging Face has."""
-    plain = {"attention": "softmax", "activation": "relu", "gate": "none", "recurrence": "below", "reversible": False}
+    plain: dict[str, object] = {"attention": "softmax", "activation": "relu", "gate": "none", "recurrence": "below"}
+    plain |= {"reversible": False, "memory": "fifo"}
     for name, only in plain.items():
         value = getattr(config, name)
         require(value == only, f"--{name} {value}: {program} has no such model, only {only}")

@@ -32,7 +32,7 @@ class _Recording:
         self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
         self._buffers_2BNCH = [self._buffer(layer, n_new=n_new) for layer in memory.layers]
         # position features are projected here, not in each replay
-        self._feats = replace(model.with_feats(memory, context, n_new=n_new), layers=())
+        self._feats = replace(memory.with_feats(model.layers, context, n_new=n_new), layers=())
 
         def work() -> None:
             out = model.read(self._h_BTD, self.memory(), context)

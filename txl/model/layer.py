@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.memory import KeyValue, Span
+from txl.memory import KeyValue, Span, build_memory_rule
 from txl.model.attention import Attention
 from txl.model.feed_forward import FeedForward
 from txl.model.gates import build_gate
@@ -23,6 +23,7 @@ class Layer(nn.Module):
         super().__init__()
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
+        self.memory = build_memory_rule(config)
         self.attn_drop = Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)

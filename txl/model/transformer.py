@@ -1,7 +1,6 @@
 """Transformer-XL: the file to read first. Independent of the position encoding and the attention rule in use."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.attention_rules.refusals import require_masks_documents
 from txl.config import KEEP_MIB, Context, ModelConfig, require
-from txl.memory import KeyValue, KeyValueMemory, Memory, Span, kept_tokens
+from txl.memory import KeyValue, KeyValueMemory, Memory, Span, State, require_works
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
-from txl.ops.numbers import product_dtype
 from txl.ops.rel_attention import refusal, resolved
 from txl.positions import build_position_encodings, require_serves
 
@@ -79,6 +77,7 @@ class TransformerXL(nn.Module):
     def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None) -> Output:
         """Read a segment of embedded tokens (B, T, D)."""
         require_serves(self.layers[0].attn.pos, context)
+        require_works(self.config.memory, context)
         if since_BT is not None:
             require_masks_documents(self.config)
             since_BT = since_BT.to(h_BTD.device, non_blocking=True)
@@ -86,7 +85,8 @@ class TransformerXL(nn.Module):
         batch_size, n_new, _ = h_BTD.shape
         if memory is None:
             memory = self.empty_memory(batch_size, like=h_BTD)
-        if isinstance(memory, KeyValueMemory) and self._layers_need_gradients(h_BTD):
+        needs_gradients = self._layers_need_gradients(h_BTD)
+        if isinstance(memory, KeyValueMemory) and needs_gradients:
             if memory.length:
                 raise ValueError(
                     "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
@@ -94,33 +94,28 @@ class TransformerXL(nn.Module):
             memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
-        span = Span.of(context, n_mem=memory.length, n_new=n_new, since_BT=since_BT)
+        span = memory.rule(self.layers[0]).span(memory.states[0], context, n_new=n_new, since_BT=since_BT)
         if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
-        if isinstance(memory, KeyValueMemory):
-            h_BTD, memory = self._with_key_values(h_BTD, memory, span, context)
+        states: list[Any]
+        memory, feats = memory.placed(self.layers, span, context, like=self.layers[0].read(h_BTD))
+        if isinstance(memory, Memory) and self.config.reversible and needs_gradients:
+            h_BTD, states = self._reversibly(h_BTD, memory, feats[0], span, context)
         else:
-            h_BTD, memory = self._with_hidden_states(h_BTD, memory, span, context)
+            states = []
+            for layer, state, of_layer in zip(self.layers, memory.states, feats, strict=True):
+                rule = memory.rule(layer)
+                h_BTD, kept = rule.through(layer, h_BTD, state, of_layer, span, context, self.run_layer)
+                states.append(kept)
         if self.config.reversible:
             x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
             h_BTD = (x1_BTD + x2_BTD) / 2
-        return Output(self.drop(h_BTD), memory)
+        return Output(self.drop(h_BTD), memory.of(states))
 
     def _layers_need_gradients(self, h_BTD: Tensor) -> bool:
         """Also with frozen embeddings."""
         trains = torch.is_grad_enabled() and any(p.requires_grad for layer in self.layers for p in layer.parameters())
         return trains or h_BTD.requires_grad
-
-    def _with_hidden_states(self, h_BTD: Tensor, memory: Memory, span: Span, context: Context) -> tuple[Tensor, Memory]:
-        feats = self.layers[0].attn.pos.prepare(span, like=self.layers[0].read(h_BTD))
-        if self.config.reversible and torch.is_grad_enabled():
-            return self._reversibly(h_BTD, memory, feats, span, context)
-        to_keep = []
-        for layer, mem_BMD in zip(self.layers, memory.layers, strict=True):
-            before = h_BTD
-            h_BTD = self.run_layer(layer, h_BTD, mem_BMD, feats, span)
-            to_keep.append(layer.read(h_BTD if self.config.recurrence == "same" else before))
-        return h_BTD, memory.extended(to_keep, mem_len=context.mem_len, ext_len=context.ext_len)
 
     def run_layer(self, layer: Layer, *inputs: Any) -> Tensor:
         """The output of a layer; recomputed in the backward pass if `recompute` says so."""
@@ -130,50 +125,18 @@ class TransformerXL(nn.Module):
 
     def _reversibly(
         self, h_BTD: Tensor, memory: Memory, feats: Tensor, span: Span, context: Context
-    ) -> tuple[Tensor, Memory]:
-        kept: list[Tensor] = []
+    ) -> tuple[Tensor, list[State]]:
+        kept: list[State] = []
+        rules = [layer.memory for layer in self.layers]
 
         def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
-            new_BTD = after_BTD if self.config.recurrence == "same" else before_BTD
-            old_BMD = memory.layers[len(kept)]
-            kept.append(kept_tokens(old_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))
+            rule, state, layer = rules[len(kept)], memory.states[len(kept)], self.layers[len(kept)]
+            kept.append(rule.kept(state, after_BTD if rule.keeps_output else before_BTD, context, layer))
 
         x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
-        streams = reversible_layers(self.layers, x1_BTD, x2_BTD, memory.layers, feats, span, keep)
-        return torch.cat(streams, dim=-1), Memory(tuple(kept))
-
-    @torch.no_grad()
-    def _with_key_values(
-        self, h_BTD: Tensor, memory: KeyValueMemory, span: Span, context: Context
-    ) -> tuple[Tensor, KeyValueMemory]:
-        memory = self.with_feats(memory, context, n_new=span.n_new)
-        seen = []
-        for layer, remembered, feats in zip(self.layers, memory.layers, memory.feats, strict=True):
-            feats = feats[-span.n_key :] if layer.attn.pos.by_distance else feats
-            h_BTD, both = layer.with_key_values(h_BTD, remembered, feats, span)
-            seen.append(both)
-        n_new, ext_len = span.n_new, context.ext_len
-        return h_BTD, memory.kept(seen, n_new=n_new, mem_len=context.mem_len, ext_len=ext_len)
-
-    @torch.no_grad()
-    def with_feats(self, memory: KeyValueMemory, context: Context, *, n_new: int) -> KeyValueMemory:
-        """The memory with the position features projected for a segment of n_new tokens, unless it has them.
-
-        For encodings of distances they are computed once, for the longest span. `forward` calls this itself; call it
-        before recording a forward pass (CUDA graph), or the projection is recorded too.
-        """
-        span = Span.of(context, n_mem=memory.length, n_new=n_new)
-        encodings = [layer.attn.pos for layer in self.layers]
-        by_distance, weight = encodings[0].by_distance, self.layers[0].attn.k_net.weight
-        made_for = span.clamp_len, product_dtype(weight), weight.device, self.training
-        serves = by_distance and bool(memory.feats) and memory.feats_for == made_for
-        if serves and not self.training and len(memory.feats[0]) >= span.n_key:  # in training they have dropout
-            return memory
-        if by_distance:
-            longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
-            span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
-        feats = encodings[0].prepare(span, like=weight)
-        return replace(memory, feats=tuple(pos.project(feats) for pos in encodings), feats_for=made_for)
+        read = [rule.read(state) for rule, state in zip(rules, memory.states, strict=True)]
+        streams = reversible_layers(self.layers, x1_BTD, x2_BTD, read, feats, span, keep)
+        return torch.cat(streams, dim=-1), kept
 
     def use_attention(self, impl: str, *, keep_mib: int = KEEP_MIB) -> None:
         """Choose the implementation of relative attention, see `txl.ops.rel_attention`; results agree up to rounding.
@@ -206,15 +169,16 @@ class TransformerXL(nn.Module):
         if self.is_sharded:  # keys are projected between layers, whose weights are not there
             dtype = next(self.parameters()).dtype
             return self.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=self.device))
-        if self.layers[0].attn.pos.places_hidden_states() or self.config.recurrence == "same":
+        layer = self.layers[0]
+        if layer.attn.pos.places_hidden_states() or layer.memory.keeps_output or not layer.memory.is_projected:
             return self.empty_memory(batch_size)
-        n_head, d_head, weight = self.config.n_head, self.config.d_head, self.layers[0].attn.k_net.weight
+        n_head, d_head, weight = self.config.n_head, self.config.d_head, layer.attn.k_net.weight
         return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
 
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
-        """An empty memory of hidden states, with dtype and device of `like` (default: the weights)."""
+        """An empty memory as in training, with dtype and device of `like` (default: the weights)."""
         like = self.layers[0].attn.k_net.weight if like is None else like
-        return Memory.empty(len(self.layers), batch_size, self.config.d_model, like=like)
+        return Memory.of([layer.memory.empty(self.config, batch_size, like=like) for layer in self.layers])
 
     def nll(
         self,

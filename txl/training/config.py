@@ -40,6 +40,9 @@ class TrainConfig(Checked):
     batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", **SIZE)
     local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", **SIZE)
     batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", **SIZE)
+    memory_parts: int = option(
+        1, "read a segment in this many parts, through which the gradient of what is remembered flows", **SIZE
+    )
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     reset: Literal["never", "document"] = option(

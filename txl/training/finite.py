@@ -26,5 +26,5 @@ def require_finite_weights(model: nn.Module, ranks: Ranks, step: int) -> None:
 
 def without_bad_rows(memory: Memory) -> Memory:
     """The memory with zeros for streams where it is not finite, which would make all their later losses NaN."""
-    good_B11 = torch.stack([layer.isfinite().all(-1).all(-1) for layer in memory.layers]).all(0)[:, None, None]
-    return Memory(tuple(layer.where(good_B11, 0) for layer in memory.layers))
+    good_B = torch.stack([tensor.isfinite().flatten(1).all(1) for tensor in memory.named().values()]).all(0)
+    return memory.map(lambda tensor: tensor.where(good_B.view(-1, *[1] * (tensor.ndim - 1)), 0))

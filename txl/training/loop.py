@@ -125,7 +125,7 @@ def train(
             saved_in = _save(state, checkpoints)
 
         for batch in () if asked else _remaining(stream, state):
-            meter.add(state.step(*batch))
+            meter.add(state.step(*batch), state.memory_loss)
             bar.update()
 
             if progress.step % config.log_interval == 0:

@@ -23,6 +23,7 @@ class Meter:
     def __init__(self, model: TransformerXL, context: Context, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
         self._nats = float64_sum(torch.zeros(1, device=ranks.device))
+        self._memory_loss: Tensor | None = None
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
         self._n_step = self._n_token = 0
@@ -35,9 +36,11 @@ class Meter:
         _, n_token, seconds = self._since(self._start)
         return n_token / seconds
 
-    def add(self, nll_BT: Tensor) -> None:
-        """Add the nats of a step."""
+    def add(self, nll_BT: Tensor, memory_loss: Tensor | None = None) -> None:
+        """Add the nats of a step, and what the memory added to its loss."""
         self._nats += float64_sum(nll_BT)
+        if memory_loss is not None:
+            self._memory_loss = float64_sum(memory_loss) + (0 if self._memory_loss is None else self._memory_loss)
         self._n_token += nll_BT.numel() * self._ranks.world
         self._n_step += 1
 
@@ -54,10 +57,13 @@ class Meter:
         total = float(self._ranks.total(self._nats.clone()))  # synchronises, so before the clock is read
         n_step, n_token, seconds = self._since(self._last)
         self._nats.zero_()
+        own, self._memory_loss = self._memory_loss, None
+        of_memory = {} if own is None else {"train/memory_loss": float(self._ranks.total(own)) / n_step}
         self._last = self._now()
         return {
             "train/nll_nats": total / n_token,
             "train/ppl": perplexity(total / n_token),
+            **{name: value / self._ranks.world for name, value in of_memory.items()},
             "speed/tok_per_s": n_token / seconds,
             "speed/ms_per_step": 1000 * seconds / n_step,
             "speed/mfu_share": n_token / seconds / self._ranks.world * self._flops_per_token / self._peak,

@@ -19,6 +19,7 @@ from txl.ops import processor
 
 _CURVES = {
     "train/nll_nats": "loss/train_nats_per_token",
+    "train/memory_loss": "loss/train_memory",
     "valid/nll_nats": "loss/valid_nats_per_token",
     "valid/bits_per_character": "loss/valid_bits_per_character",
     "test/nll_nats": "loss/test_nats_per_token",
@@ -41,7 +42,7 @@ _TOGETHER = {
 }
 """Curves that the custom scalars tab shows in one chart."""
 _HYPERPARAMETERS = (
-    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "position", "attention", "tgt_len", "mem_len"),
+    *("n_layer", "d_model", "n_head", "d_head", "d_inner", "position", "attention", "memory", "tgt_len", "mem_len"),
     *("batch_size", "optim", "lr", "scheduler", "warmup_step", "max_step", "dropout", "dropatt", "weight_decay"),
     *("clip", "ema", "dtype", "seed"),
 )

@@ -73,7 +73,7 @@ class TrainState:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
-        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing)
+        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing, config.memory_parts)
         if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
@@ -83,6 +83,8 @@ class TrainState:
         self.progress = Progress()
         self.memories: list[Memory | None] = [None] * config.batch_chunk
         self.scaler = torch.amp.GradScaler(ranks.device.type) if self.dtype == torch.float16 else None
+        self.memory_loss: Tensor | None = None
+        """What the memory adds to the loss of the last step, detached."""
         self.lr = 0.0
         self.valid_nats: float | None = None
         """Of an evaluation since the last checkpoint."""
@@ -163,7 +165,6 @@ class TrainState:
         if self.config.swap_mem and self.ranks.device.type == "cuda":
             torch.cuda.synchronize(self.ranks.device)
         parts = [memory for memory in self.memories if memory is not None]
-        memory = Memory(tuple(torch.cat(layers) for layers in zip(*(m.layers for m in parts), strict=True)))
         progress = dataclasses.asdict(self.progress) | {"plateau": self.plateau.state()}
         if self.scaler is not None:
             progress["scaler"] = self.scaler.state_dict()
@@ -171,7 +172,7 @@ class TrainState:
         if self.ranks.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
         optimizer = self.optimizers.state() | self.average.trained()
-        return Snapshot(finite(progress), optimizer, memory if parts else None, rng)
+        return Snapshot(finite(progress), optimizer, Memory.joined(parts) if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it does not fit the
@@ -189,10 +190,7 @@ class TrainState:
             raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
-            parts = zip(
-                *(layer.to(where).chunk(self.config.batch_chunk) for layer in snapshot.memory.layers), strict=True
-            )
-            self.memories = [Memory(layers) for layers in parts]
+            self.memories = [*snapshot.memory.to(where).chunks(self.config.batch_chunk)]
         if snapshot.rng:
             torch.set_rng_state(snapshot.rng["cpu"])
             if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
@@ -214,7 +212,7 @@ class TrainState:
     def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
         nats, n_chunk = self.nats, self.config.batch_chunk
         memories: list[Memory | None] = []
-        nlls = []
+        nlls, own = [], []
         since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
         parts = zip(input_BT.chunk(n_chunk), target_BT.chunk(n_chunk), since, self.memories, strict=True)
         for i, (input_part, target_part, since_part, memory) in enumerate(parts):
@@ -226,8 +224,10 @@ class TrainState:
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
+            own += [] if memory.loss is None else [memory.loss]
             memories.append(memory.swapped_out() if self.config.swap_mem else memory)
         self.memories = memories
+        self.memory_loss = torch.stack(own).mean() if own else None
         return torch.cat(nlls)
 
     def _redraw(self) -> None:

@@ -1,0 +1,39 @@
+"""Memories: to add one, add a file here and a line to the registry."""
+
+from importlib import import_module
+from typing import Any
+
+from txl.config import ModelConfig, require
+from txl.memory.base import Memory, MemoryRule, State
+from txl.memory.key_values import KeyValue, KeyValueMemory
+from txl.memory.span import Span
+
+__all__ = ["MEMORIES", "KeyValue", "KeyValueMemory", "Memory", "MemoryRule", "Span", "State", "build_memory_rule"]
+
+_CLASSES = {
+    "fifo": "Fifo",
+    "none": "NoMemory",
+}
+"""The class of each memory, in the file of the memory's name."""
+
+MEMORIES: dict[str, type[MemoryRule]] = {
+    name: getattr(import_module(f"{__name__}.{name}"), cls) for name, cls in _CLASSES.items()
+}
+
+
+def build_memory_rule(config: ModelConfig) -> MemoryRule:
+    """The rule named by `config.memory`. Raises `UsageError` if there is none, or it does not work with the model."""
+    require_works(config.memory, config)
+    return MEMORIES[config.memory](config)
+
+
+def require_works(memory: str, settings: Any) -> None:
+    """Raise `UsageError` if there is no such memory, or it does not work with a field of these settings; the table is
+    `MemoryRule.only` of all memories."""
+    require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
+    for name, allowed in MEMORIES[memory].only.items():
+        value = getattr(settings, name, allowed[0])
+        given = f"--{name}" if value is True else f"--{name} {value}"
+        others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
+        works = f"--memory {memory} works with {' or '.join(map(str, allowed))} only"
+        require(value in allowed, f"{given}: {works}; change it, or use --memory {' or '.join(others)}")

@@ -1,0 +1,192 @@
+"""The interface of memories: what is kept of each stream, and the rule by which a layer keeps it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import Context, ModelConfig
+from txl.memory.span import Span
+
+
+class State(NamedTuple):
+    """What a layer remembers, in plain tensors with one row a stream.
+
+    Attributes:
+        hidden_BMD: hidden states that stand directly before the segment, without positions.
+        more: what the rule keeps besides, by name.
+        loss: what the last segment adds to the loss of the training, a mean over streams; None: nothing.
+    """
+
+    hidden_BMD: Tensor
+    more: Mapping[str, Tensor] = {}
+    loss: Tensor | None = None
+
+
+class MemoryRule(nn.Module):
+    """What a layer remembers of earlier segments: the interface, and what most rules share.
+
+    A rule is a part of its layer, with weights of its own if it has some. The hooks, in the order of the computation:
+        empty         the memory before the first segment
+        span          where what a layer reads stands, and what of it belongs to another document
+        read          the hidden states that stand before the segment
+        kept          what is kept of a segment, and what that adds to the loss
+    A checkpoint stores every tensor of a `State`. Rows are streams: what is kept of one never depends on another.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Fields of `ModelConfig` and `Context` that it reads besides sizes. Flags that go unread are refused."""
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """The table of what works with it: fields of configurations that have one of these values only."""
+    is_projected: ClassVar[bool] = False
+    """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.keeps_output = config.recurrence == "same"
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
+        """The memory of a layer before the first segment, with dtype and device of `like`."""
+        return State(like.new_empty(batch_size, 0, config.d_model))
+
+    @classmethod
+    def reach(cls, config: ModelConfig, context: Context) -> int | None:
+        """Tokens before a segment that one layer's memory can hold something of; None: without limit."""
+        return None if config.recurrence == "same" else context.mem_len + context.ext_len
+
+    def span(self, state: Any, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
+        """The positions of what is read and of the segment."""
+        return Span.of(context, n_mem=state.hidden_BMD.shape[1], n_new=n_new, since_BT=since_BT)
+
+    def read(self, state: State) -> Tensor:
+        """The hidden states before the segment, (B, M, D), at consecutive positions, which attention reads."""
+        return state.hidden_BMD
+
+    def kept(self, state: State, new_BTD: Tensor, context: Context, layer: Any) -> State:
+        """The memory for the next segment.
+
+        Args:
+            new_BTD: what `layer` read of the segment, or its output with `--recurrence same`. The last `ext_len` tokens
+                are left out, because the next segment reads them again.
+        """
+        raise NotImplementedError
+
+    def through(
+        self,
+        layer: Any,
+        h_BTD: Tensor,
+        state: Any,
+        feats: Tensor,
+        span: Span,
+        context: Context,
+        run: Callable[..., Tensor],
+    ) -> tuple[Tensor, Any]:
+        """The state of the segment after a layer, and the memory for the next segment; `run` computes the layer."""
+        out_BTD = run(layer, h_BTD, self.read(state), feats, span)
+        new_BTD = layer.read(out_BTD if self.keeps_output else h_BTD)
+        return out_BTD, self.kept(state, new_BTD, context, layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What all layers remember. Immutable: each segment makes a new one. `None` in its place is the empty memory.
+
+    Differs from kimiyoung/transformer-xl: n_layer tensors of hidden states instead of n_layer + 1, whose last was never
+    read.
+
+    Attributes:
+        layers: the hidden states, (B, M, D) per layer, without positions.
+        more: per layer what its rule keeps besides; empty: nothing.
+        loss: of the last segment; see `State`.
+    """
+
+    layers: tuple[Tensor, ...]
+    more: tuple[Mapping[str, Tensor], ...] = ()
+    loss: Tensor | None = None
+
+    @classmethod
+    def of(cls, states: Sequence[Any]) -> "Memory":
+        """The memory with these states of its layers."""
+        losses = [state.loss for state in states if state.loss is not None]
+        more = tuple(state.more for state in states) if any(state.more for state in states) else ()
+        return cls(tuple(state.hidden_BMD for state in states), more, torch.stack(losses).sum() if losses else None)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Of each layer."""
+        return tuple(map(State, self.layers, self.more or ({},) * len(self.layers)))
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens whose hidden states are there."""
+        return self.layers[0].shape[1]
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].shape[0]
+
+    def rule(self, layer: Any) -> MemoryRule:
+        """The rule by which a layer keeps it."""
+        return layer.memory
+
+    def placed(
+        self, layers: Sequence[Any], span: Span, context: Context, *, like: Tensor
+    ) -> tuple["Memory", tuple[Tensor, ...]]:
+        """The memory, and the position features for each layer."""
+        return self, (layers[0].attn.pos.prepare(span, like=like),) * len(layers)
+
+    def named(self) -> dict[str, Tensor]:
+        """All tensors: those of layer i are `i` and `i.name`."""
+        more = {f"{i}.{name}": tensor for i, state in enumerate(self.more) for name, tensor in state.items()}
+        return {str(i): hidden_BMD for i, hidden_BMD in enumerate(self.layers)} | more
+
+    @classmethod
+    def of_named(cls, tensors: Mapping[str, Tensor]) -> "Memory":
+        """The memory of these tensors; see `named`."""
+        n_layer = sum(name.isdigit() for name in tensors)
+        more: list[dict[str, Tensor]] = [{} for _ in range(n_layer)]
+        for name, tensor in tensors.items():
+            i, _, rest = name.partition(".")
+            if rest:
+                more[int(i)][rest] = tensor
+        return cls(tuple(tensors[str(i)] for i in range(n_layer)), tuple(more) if any(more) else ())
+
+    @classmethod
+    def joined(cls, parts: Sequence["Memory"]) -> "Memory":
+        """The memory of the streams of several, in their order."""
+        named = [part.named() for part in parts]
+        return cls.of_named({name: torch.cat([one[name] for one in named]) for name in named[0]})
+
+    def chunks(self, n: int) -> list["Memory"]:
+        """The memories of n equal parts of the streams."""
+        parts = {name: tensor.chunk(n) for name, tensor in self.named().items()}
+        return [self.of_named({name: part[i] for name, part in parts.items()}) for i in range(n)]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
+        """With all tensors changed in the same way."""
+        return self.of_named({name: change(tensor) for name, tensor in self.named().items()})
+
+    def rows(self, index_B: Tensor) -> "Memory":
+        """The rows with these indices, which may repeat, in their order."""
+        return self.map(lambda tensor: tensor.index_select(0, index_B))
+
+    def to(self, device: torch.device) -> "Memory":
+        """A copy on a device. Copies to the host are synchronous, so the host can read them at once."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+
+    def detached(self) -> "Memory":
+        """Without the graph of what it was computed from."""
+        return self.map(Tensor.detach)
+
+    def swapped_out(self) -> "Memory":
+        """A copy in the host's RAM, page-locked: a GPU makes it without waiting, and must be synchronised before the
+        host reads it."""
+
+        def copied(tensor: Tensor) -> Tensor:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            return host.copy_(tensor, non_blocking=True)
+
+        return self.map(copied)

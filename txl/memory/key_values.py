@@ -1,0 +1,180 @@
+"""Projected keys and values in place of hidden states, where the weights are fixed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl.config import Context
+from txl.memory.base import MemoryRule
+from txl.memory.span import Span
+from txl.ops.numbers import product_dtype
+
+_MAX_EARLY_SPARE = 1024  # spare tokens of a short buffer
+
+
+class KeyValue:
+    """Projected keys and values of one layer, (B, N, M, H) each, without positions.
+
+    Immutable: `appended` returns a new one. Both are views of a shared buffer with spare space at the end, so appending
+    a token does not copy the tokens before it.
+    """
+
+    def __init__(self, buffer_2BNCH: Tensor, begin: int, end: int, used: list[int]) -> None:
+        self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
+        self._used = used  # filled length of the buffer, shared by all its views
+
+    @classmethod
+    def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
+        """No keys, in the dtype and on the device of `like`."""
+        return cls(like.new_empty(2, batch_size, n_head, 0, d_head), 0, 0, [0])
+
+    @property
+    def k_BNMH(self) -> Tensor:
+        return self._buffer_2BNCH[0, :, :, self._begin : self._end]
+
+    @property
+    def v_BNMH(self) -> Tensor:
+        return self._buffer_2BNCH[1, :, :, self._begin : self._end]
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self._end - self._begin
+
+    @property
+    def batch_size(self) -> int:
+        return self._buffer_2BNCH.shape[1]
+
+    def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+        """With the keys and values of T more tokens."""
+        n_new = k_BNTH.shape[2]
+        has_room = self._end == self._used[0] and self._end + n_new <= self._buffer_2BNCH.shape[3]
+        here = (
+            self
+            if has_room and self._buffer_2BNCH.dtype == k_BNTH.dtype
+            else self._in_larger_buffer(n_new, like=k_BNTH)
+        )
+        end = here._end + n_new
+        here._buffer_2BNCH[0, :, :, here._end : end] = k_BNTH
+        here._buffer_2BNCH[1, :, :, here._end : end] = v_BNTH
+        here._used[0] = end
+        return KeyValue(here._buffer_2BNCH, here._begin, end, here._used)
+
+    def rows(self, index_B: Tensor) -> "KeyValue":
+        """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
+        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end])
+
+    def between(self, begin: int, end: int) -> "KeyValue":
+        """The keys from `begin` to `end`, exclusive, relative to the first one here."""
+        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used)
+
+    def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """A copy in a larger buffer, with spare space in proportion, so that copies are rare."""
+        needed = self.length + n_new
+        _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
+        spare = max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
+        buffer_2BNCH = like.new_empty(2, batch_size, n_head, needed + spare, d_head)
+        buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
+        return KeyValue(buffer_2BNCH, 0, self.length, [self.length])
+
+
+class KeyValues(MemoryRule):
+    """`fifo` for fixed weights: each remembered token is projected once instead of once per segment."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def span(self, state: KeyValue, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
+        return Span.of(context, n_mem=state.length, n_new=n_new, since_BT=since_BT)
+
+    def through(
+        self,
+        layer: Any,
+        h_BTD: Tensor,
+        state: KeyValue,
+        feats: Tensor,
+        span: Span,
+        context: Context,
+        run: Callable[..., Tensor],
+    ) -> tuple[Tensor, KeyValue]:
+        out_BTD, seen = layer.with_key_values(h_BTD, state, feats, span)
+        end = state.length + max(0, span.n_new - context.ext_len)
+        begin = max(0, end - context.mem_len)
+        return out_BTD, seen.between(begin, end)
+
+
+_RULE = KeyValues()
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueMemory:
+    """The memory for fixed weights: keys and values instead of hidden states.
+
+    Equivalent to `Memory`, but projects each remembered token once instead of once per segment. Immutable, without
+    gradients, for encodings that add no positions to hidden states (`PositionEncoding.places_hidden_states`).
+
+    Attributes:
+        feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
+            first, for the longest span so far; shorter spans use the last rows.
+        feats_for: what `feats` depend on besides; see `with_feats`.
+    """
+
+    layers: tuple[KeyValue, ...]
+    feats: tuple[Tensor, ...] = ()
+    feats_for: tuple[object, ...] = ()
+
+    @property
+    def states(self) -> tuple[KeyValue, ...]:
+        """Of each layer."""
+        return self.layers
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self.layers[0].length
+
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].batch_size
+
+    def of(self, states: Sequence[Any]) -> "KeyValueMemory":
+        """With these states of its layers."""
+        return KeyValueMemory(tuple(states), self.feats, self.feats_for)
+
+    def rule(self, layer: Any) -> MemoryRule:
+        """See `Memory.rule`."""
+        return _RULE
+
+    def rows(self, index_B: Tensor) -> "KeyValueMemory":
+        """See `Memory.rows`."""
+        return self.of([layer.rows(index_B) for layer in self.layers])
+
+    def placed(
+        self, layers: Sequence[Any], span: Span, context: Context, *, like: Tensor
+    ) -> tuple["KeyValueMemory", tuple[Tensor, ...]]:
+        """See `Memory.placed`; the features are projected."""
+        memory, by_distance = self.with_feats(layers, context, n_new=span.n_new), layers[0].attn.pos.by_distance
+        return memory, tuple(feats[-span.n_key :] if by_distance else feats for feats in memory.feats)
+
+    @torch.no_grad()
+    def with_feats(self, layers: Sequence[Any], context: Context, *, n_new: int) -> "KeyValueMemory":
+        """The memory with the position features projected for a segment of n_new tokens, unless it has them.
+
+        For encodings of distances they are computed once, for the longest span. `placed` calls this itself; call it
+        before recording a forward pass (CUDA graph), or the projection is recorded too.
+        """
+        span = Span.of(context, n_mem=self.length, n_new=n_new)
+        encodings, training = [layer.attn.pos for layer in layers], layers[0].training
+        by_distance, weight = encodings[0].by_distance, layers[0].attn.k_net.weight
+        made_for = span.clamp_len, product_dtype(weight), weight.device, training
+        serves = by_distance and bool(self.feats) and self.feats_for == made_for
+        if serves and not training and len(self.feats[0]) >= span.n_key:  # in training they have dropout
+            return self
+        if by_distance:
+            longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
+            span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
+        feats = encodings[0].prepare(span, like=weight)
+        return replace(self, feats=tuple(pos.project(feats) for pos in encodings), feats_for=made_for)

@@ -1,0 +1,104 @@
+"""Positions, distances and masks of a segment and what is remembered before it.
+
+Shape letters, here and in every file of the model:
+    B batch, T new tokens, M remembered tokens, S = M + T keys, D d_model, N heads, H d_head, V vocabulary.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from txl.config import Context
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tokens of one forward pass: `n_mem` remembered ones, then `n_new` new ones.
+
+    All positions, distances and masks are computed here. Query t has position n_mem + t, key s position s;
+    distance = query position - key position, negative for future keys.
+
+    Attributes:
+        window: a query sees distances below it; -1: all.
+        since_BT: how many tokens before each query belong to the same document; it sees none before them. None: no
+            document ends in the span.
+    """
+
+    n_mem: int
+    n_new: int
+    clamp_len: int = -1
+    window: int = -1
+    since_BT: Tensor | None = field(default=None, compare=False)
+    _masks: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, context: Context, *, n_mem: int, n_new: int, since_BT: Tensor | None = None) -> "Span":
+        """The span of a forward pass with `context`. `same_length` is a sliding window of mem_len keys."""
+        window = context.mem_len if context.same_length else -1
+        return cls(n_mem, n_new, clamp_len=context.clamp_len, window=window, since_BT=since_BT)
+
+    @property
+    def n_key(self) -> int:
+        return self.n_mem + self.n_new
+
+    @property
+    def is_triangle(self) -> bool:
+        """True if the mask is a plain causal triangle: no memory, no effective window, no borders of documents."""
+        return self.n_mem == 0 and not self.hides_past and self.since_BT is None
+
+    @property
+    def hides_past(self) -> bool:
+        """True if the window hides a key from a query."""
+        return 0 < self.window < self.n_key
+
+    def key_positions_S(self, device: torch.device) -> Tensor:
+        return torch.arange(self.n_key, device=device)
+
+    def query_positions_T(self, device: torch.device) -> Tensor:
+        return torch.arange(self.n_mem, self.n_key, device=device)
+
+    def distances_TS(self, device: torch.device) -> Tensor:
+        """Clamped distance of every (query, key) pair; negative for future keys."""
+        return self._clamped(self._distances_TS(device))
+
+    def distances_S(self, device: torch.device) -> Tensor:
+        """S-1, ..., 1, 0 (clamped): distances from the last query, in the order `rel_shift` expects."""
+        return self._clamped(torch.arange(self.n_key - 1, -1, -1, device=device))
+
+    def mask(self, device: torch.device) -> Tensor:
+        """True where a query may attend, (T, S), or (B, 1, T, S) if the rows have borders of documents.
+
+        All layers share it; do not change it in place.
+        """
+        if torch.compiler.is_compiling():
+            return self._mask(device)
+        if device not in self._masks:
+            self._masks[device] = self._mask(device)
+        return self._masks[device]
+
+    def _mask(self, device: torch.device) -> Tensor:
+        mask_TS, first_BT = self.mask_TS(device), self.first_BT
+        if first_BT is None:
+            return mask_TS
+        return mask_TS & (self.key_positions_S(device) >= first_BT[:, None, :, None])
+
+    @property
+    def first_BT(self) -> Tensor | None:
+        """The first key of each query's document; None: no document ends in the span. May be negative."""
+        if self.since_BT is None:
+            return None
+        return self.query_positions_T(self.since_BT.device) - self.since_BT
+
+    def mask_TS(self, device: torch.device) -> Tensor:
+        """True where a query may attend in a row of one document: no future keys and, if `window` is set, distances
+        below it."""
+        distance_TS = self._distances_TS(device)
+        keep_TS = distance_TS >= 0
+        return keep_TS & (distance_TS < self.window) if self.window > 0 else keep_TS
+
+    def _distances_TS(self, device: torch.device) -> Tensor:
+        return self.query_positions_T(device)[:, None] - self.key_positions_S(device)[None, :]
+
+    def _clamped(self, distance: Tensor) -> Tensor:
+        return distance.clamp(max=self.clamp_len) if self.clamp_len > 0 else distance
