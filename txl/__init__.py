@@ -1,4 +1,5 @@
-"""Transformer-XL (Dai et al. 2019): `txl.load` for trained models, `TransformerXL` for new ones."""
+"""Transformer-XL (Dai et al. 2019): `txl.load` for trained models, `TransformerXL` for new ones, `MemoryTransformer` for
+vectors in place of words."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,10 +8,22 @@ if TYPE_CHECKING:
     from txl.api import LanguageModel, load
     from txl.config import Context, ModelConfig
     from txl.memory import Memory, Span
+    from txl.model.memory_transformer import AgentMemory, MemoryTransformer
     from txl.model.transformer import TransformerXL
 
 __version__ = "0.2.0"
-__all__ = ["Context", "LanguageModel", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__", "load"]
+__all__ = [
+    "AgentMemory",
+    "Context",
+    "LanguageModel",
+    "Memory",
+    "MemoryTransformer",
+    "ModelConfig",
+    "Span",
+    "TransformerXL",
+    "__version__",
+    "load",
+]
 _HOMES = {
     "load": "api",
     "LanguageModel": "api",
@@ -18,6 +31,8 @@ _HOMES = {
     "ModelConfig": "config",
     "Memory": "memory",
     "Span": "memory",
+    "AgentMemory": "model.memory_transformer",
+    "MemoryTransformer": "model.memory_transformer",
 }
 
 

@@ -132,7 +132,7 @@ def _check(f: Field, value: Any) -> None:
 class ModelConfig(Checked):
     """The model's architecture. Saved in every checkpoint, whose values override flags and defaults."""
 
-    n_token: int = option(0, "words in the vocabulary", flag=False, **SIZE)
+    n_token: int = option(0, "words in the vocabulary", flag=False, **LENGTH)
     n_layer: int = option(12, "number of layers", section="model", minimum=1, maximum=2**12)
     n_head: int = option(10, "number of attention heads", **SIZE)
     d_head: int = option(50, "size of a head", **SIZE)
@@ -211,7 +211,7 @@ class ModelConfig(Checked):
         borders = (0, *self.cutoffs)
         ascending = all(a < b for a, b in pairwise(borders))
         require(ascending, f"--cutoffs {given}: must be positive and ascending, with no rank named twice")
-        inside = borders[-1] < self.n_token
+        inside = not self.cutoffs or borders[-1] < self.n_token
         require(inside, f"--cutoffs {given}: beyond the vocabulary of {self.n_token} words; the last must be below it")
 
     @property

@@ -63,8 +63,12 @@ class Attention(nn.Module):
         """
         x_BTD = _as_multiplied(x_BTD)
         q_BNTH = self._heads(self.q_net(x_BTD))
-        both = remembered.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
+        both = self.remembered(remembered, x_BTD)
         return self._attend(q_BNTH, both.k_BNMH, both.v_BNMH, feats, span), both
+
+    def remembered(self, before: KeyValue, x_BTD: Tensor) -> KeyValue:
+        """The keys and values from before with those of more tokens."""
+        return before.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
 
     def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
         if not self.rule.shared_qk:

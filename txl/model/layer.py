@@ -46,6 +46,10 @@ class Layer(nn.Module):
         attended_BTD, seen = self.attn.with_key_values(normed_BTD, remembered, feats, span)
         return self._after(state, self.attn_drop(attended_BTD)), seen
 
+    def remembered(self, empty: KeyValue, mem_BMD: Tensor) -> KeyValue:
+        """The keys and values of remembered hidden states, in a memory of keys and values that is empty."""
+        return self.attn.remembered(empty, self.attn_norm(mem_BMD) if self.pre_lnorm else mem_BMD)
+
     def read(self, state: Tensor) -> Tensor:
         """The part of the state that attention reads and memory stores, (B, T, D)."""
         return state.chunk(2, dim=-1)[1] if self.reversible else state

@@ -1,0 +1,161 @@
+"""Transformer-XL for vectors in place of words: agents, time series, any encoder that goes on from segment to segment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from txl.config import Context, ModelConfig
+from txl.memory import KeyValueMemory, Memory
+from txl.model.body import AnyMemory, Body
+from txl.positions import PositionEncoding
+
+
+@dataclass(frozen=True, eq=False)
+class AgentMemory:
+    """What `MemoryTransformer` remembers: plain tensors with one row an environment. Immutable.
+
+    Attributes:
+        memory: what the layers remember.
+        age_B: vectors of each row's episode so far, (B,); None: no row has ever started anew.
+    """
+
+    memory: AnyMemory
+    age_B: Tensor | None = None
+
+    def rows(self, index_B: Tensor) -> "AgentMemory":
+        """The rows with these indices, which may repeat, in their order."""
+        return AgentMemory(self.memory.rows(index_B), None if self.age_B is None else self.age_B[index_B])
+
+    def to(self, device: torch.device | str) -> "AgentMemory":
+        """A copy on a device."""
+        return AgentMemory.of({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it is, by name, for a file or a buffer; `of` makes it again.
+
+        Raises:
+            ValueError: if it is projected, see `MemoryTransformer.projected`.
+        """
+        if isinstance(self.memory, KeyValueMemory):
+            raise ValueError("projected keys and values serve one rollout; keep the memory that it began with")
+        return self.memory.named() | ({} if self.age_B is None else {"age": self.age_B})
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "AgentMemory":
+        """The memory of these `tensors`."""
+        rest = {name: tensor for name, tensor in tensors.items() if name != "age"}
+        return cls(Memory.of_named(rest), tensors.get("age"))
+
+    @classmethod
+    def stacked(cls, parts: Sequence["AgentMemory"]) -> "AgentMemory":
+        """The rows of several memories of as many steps, in their order.
+
+        Raises:
+            ValueError: if they remember different numbers of steps, or one is projected.
+        """
+        lengths = sorted({part.memory.length for part in parts})
+        if len(lengths) != 1:
+            raise ValueError(f"memories of {' and '.join(map(str, lengths))} steps: give memories of one length")
+        if any(part.age_B is not None for part in parts):
+            parts = [AgentMemory(part.memory, part.ages_B) for part in parts]
+        named = [part.tensors() for part in parts]
+        return cls.of({name: torch.cat([one[name] for one in named]) for name in named[0]})
+
+    @property
+    def ages_B(self) -> Tensor:
+        """`age_B`; where no row has started anew, all that is remembered belongs to its episode."""
+        if self.age_B is not None:
+            return self.age_B
+        layer = self.memory.layers[0]
+        device = layer.device if isinstance(layer, Tensor) else layer.k_BNMH.device
+        return torch.full((self.memory.batch_size,), self.memory.length, device=device)
+
+
+class MemoryTransformer(Body):
+    """The layers of Transformer-XL, for vectors: an agent's observations, for instance.
+
+        body = MemoryTransformer(ModelConfig(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=512))
+        hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
+
+    One step at a time gives the numbers that whole segments give if `context.same_length` is set: every vector then
+    sees the mem_len last ones, itself included, wherever segments end.
+    Weights are as PyTorch draws them for linear layers, wide enough for a few layers without a rate to warm up.
+    """
+
+    def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
+        super().__init__()
+        self.build(config, dropout=dropout, dropatt=dropatt)
+        for module in self.modules():
+            if isinstance(module, PositionEncoding):
+                module.reset_parameters()
+
+    def forward(
+        self, x_BTD: Tensor, memory: AgentMemory | None, context: Context, reset_BT: Tensor | None = None
+    ) -> tuple[Tensor, AgentMemory]:
+        """Read a segment of vectors.
+
+        Args:
+            x_BTD: the vectors, (B, T, d_model).
+            memory: what was returned for the segment before; None: the first one.
+            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T). None:
+                no row starts anew in this segment.
+        Returns:
+            The hidden states of the last layer, (B, T, d_model), and the memory for the next segment.
+        Raises:
+            ValueError: if a shape is wrong, or the memory is that of another model or of other rows.
+            UsageError: if position encoding, attention rule or memory do not support the context or resets.
+        """
+        self._require_fit(x_BTD, memory, reset_BT)
+        if memory is None:
+            memory = AgentMemory(self.empty_memory(len(x_BTD), like=x_BTD))
+        since_BT = None
+        if reset_BT is not None or memory.age_B is not None:
+            since_BT = _since(memory.ages_B, reset_BT, n_new=x_BTD.shape[1])
+        out = self.read(x_BTD, memory.memory, context, since_BT)
+        return out.hidden_BTD, AgentMemory(out.memory, None if since_BT is None else since_BT[:, -1] + 1)
+
+    @torch.no_grad()
+    def projected(self, memory: AgentMemory | None, batch_size: int | None = None) -> AgentMemory:
+        """The memory with keys and values projected, for steps without gradients and with fixed weights, which take
+        less time; the same one where the encoding or the memory's rule does not allow it. What a learner starts from,
+        or what is stored, is the memory with which a rollout began.
+
+        Args:
+            memory: None: an empty one, for `batch_size` rows.
+        """
+        if memory is None:
+            return AgentMemory(self.fresh_memory(batch_size or 1))
+        empty = self.fresh_memory(memory.batch_size)
+        if not isinstance(empty, KeyValueMemory) or not isinstance(memory.memory, Memory):
+            return memory
+        pairs = zip(self.layers, empty.layers, memory.memory.layers, strict=True)
+        layers = tuple(layer.remembered(none, mem_BMD) for layer, none, mem_BMD in pairs)
+        return AgentMemory(KeyValueMemory(layers), memory.age_B)
+
+    def _require_fit(self, x_BTD: Tensor, memory: AgentMemory | None, reset_BT: Tensor | None) -> None:
+        shape, d_model = tuple(x_BTD.shape), self.config.d_model
+        if len(shape) != 3 or shape[2] != d_model:
+            raise ValueError(f"vectors of shape {shape}: must be (rows, steps, {d_model})")
+        if reset_BT is not None and reset_BT.shape != x_BTD.shape[:2]:
+            raise ValueError(f"reset of shape {tuple(reset_BT.shape)}: must be {shape[:2]}, as the vectors {shape}")
+        if memory is None:
+            return
+        if isinstance(memory.memory, Memory):
+            own, (n_layer, width) = memory.memory, (len(memory.memory.layers), memory.memory.layers[0].shape[-1])
+            if (own.batch_size, n_layer, width) != (shape[0], len(self.layers), d_model):
+                theirs = f"{own.batch_size} rows, {n_layer} layers of size {width}"
+                raise ValueError(f"memory of {theirs}: must have {shape[0]} rows, {len(self.layers)} of size {d_model}")
+        elif memory.batch_size != shape[0]:
+            raise ValueError(f"memory of {memory.batch_size} rows: must have {shape[0]}, as the vectors {shape}")
+
+
+def _since(age_B: Tensor, reset_BT: Tensor | None, *, n_new: int) -> Tensor:
+    """How many vectors before each one belong to its episode, (B, T)."""
+    t_T = torch.arange(n_new, device=age_B.device)
+    since_BT = age_B[:, None] + t_T
+    if reset_BT is None:
+        return since_BT
+    last_BT = torch.where(reset_BT.to(t_T.device), t_T, -1).cummax(dim=1).values
+    return torch.where(last_BT >= 0, t_T - last_BT, since_BT)
