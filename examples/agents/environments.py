@@ -1,6 +1,6 @@
 """Environments in which the past matters, many at a time (gymnasium's vector environments)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ class TMaze(VectorEnv):
     2 length steps. After the end the next step resets, as gymnasium's AutoresetMode.NEXT_STEP says.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, num_envs: int, length: int = 60) -> None:
         self.num_envs, self.length = num_envs, length

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.agents.environments import make
 from examples.agents._shim import MemoryTransformer
+from examples.agents.environments import make
 from txl import Context, ModelConfig
 from txl.config import SEED, SIZE, Checked, option
 
@@ -45,7 +45,13 @@ class Agent(nn.Module):
         super().__init__()
         d_model = config.d_model
         shape = {"n_layer": config.n_layer, "n_head": 4, "d_head": d_model // 4, "d_model": d_model}
-        shape |= {"d_inner": 2 * d_model, "pre_lnorm": True, "gate": config.gate, "n_token": 2, "gate_bias": config.gate_bias}
+        shape |= {
+            "d_inner": 2 * d_model,
+            "pre_lnorm": True,
+            "gate": config.gate,
+            "n_token": 2,
+            "gate_bias": config.gate_bias,
+        }
         self.embed = nn.Linear(n_seen, d_model)
         self.body = MemoryTransformer(ModelConfig(**shape))  # type: ignore[arg-type]
         self.policy, self.value = nn.Linear(d_model, n_action), nn.Linear(d_model, 1)
@@ -101,7 +107,11 @@ class Actor:
             steps.append([*now, action[:, 0], log_p[:, 0].gather(1, action)[:, 0], value[:, 0]])
             rewards.append(torch.as_tensor(reward, dtype=torch.float32))
             ends.append((torch.as_tensor(ended), torch.as_tensor(self.idle)))
-        last = torch.as_tensor(self.seen.astype(np.float32))[:, None], self.memory, torch.as_tensor(self.begins)[:, None]
+        last = (
+            torch.as_tensor(self.seen.astype(np.float32))[:, None],
+            self.memory,
+            torch.as_tensor(self.begins)[:, None],
+        )
         value_BT = torch.stack([*(step[-1] for step in steps), agent(*last)[1][:, 0]], dim=1)
         rows = [torch.stack(column, dim=1) for column in zip(*steps, strict=True)]
         return Rollout(*rows, self._advantages(value_BT, rewards, ends)), returns

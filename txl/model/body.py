@@ -101,8 +101,8 @@ class Body(nn.Module):
 
     def _layers_need_gradients(self, h_BTD: Tensor) -> bool:
         """Also with frozen embeddings."""
-        trains = torch.is_grad_enabled() and any(p.requires_grad for layer in self.layers for p in layer.parameters())
-        return trains or h_BTD.requires_grad
+        needs = h_BTD.requires_grad or any(p.requires_grad for layer in self.layers for p in layer.parameters())
+        return torch.is_grad_enabled() and needs
 
     def run_layer(self, layer: Layer, *inputs: Any) -> Tensor:
         """The output of a layer; recomputed in the backward pass if `recompute` says so."""

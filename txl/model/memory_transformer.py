@@ -1,4 +1,4 @@
-"""Transformer-XL for vectors in place of words: agents, time series, any encoder that goes on from segment to segment."""
+"""Transformer-XL for vectors in place of words: agents, time series, anything read segment by segment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ class MemoryTransformer(Body):
         """
         if memory is None:
             return AgentMemory(self.fresh_memory(batch_size or 1))
-        empty = self.fresh_memory(memory.batch_size)
+        empty = self.fresh_memory(memory.memory.batch_size)
         if not isinstance(empty, KeyValueMemory) or not isinstance(memory.memory, Memory):
             return memory
         pairs = zip(self.layers, empty.layers, memory.memory.layers, strict=True)
@@ -147,8 +147,8 @@ class MemoryTransformer(Body):
             if (own.batch_size, n_layer, width) != (shape[0], len(self.layers), d_model):
                 theirs = f"{own.batch_size} rows, {n_layer} layers of size {width}"
                 raise ValueError(f"memory of {theirs}: must have {shape[0]} rows, {len(self.layers)} of size {d_model}")
-        elif memory.batch_size != shape[0]:
-            raise ValueError(f"memory of {memory.batch_size} rows: must have {shape[0]}, as the vectors {shape}")
+        elif memory.memory.batch_size != shape[0]:
+            raise ValueError(f"memory of {memory.memory.batch_size} rows: must have {shape[0]}, as the vectors {shape}")
 
 
 def _since(age_B: Tensor, reset_BT: Tensor | None, *, n_new: int) -> Tensor:
