@@ -1,11 +1,13 @@
 """Environments in which the past matters, many at a time (gymnasium's vector environments)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorObservationWrapper
+
+from txl.config import UsageError
 
 
 class TMaze(VectorEnv):
@@ -16,10 +18,9 @@ class TMaze(VectorEnv):
     2 length steps. After the end the next step resets, as gymnasium's AutoresetMode.NEXT_STEP says.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
     def __init__(self, num_envs: int, length: int = 60) -> None:
         self.num_envs, self.length = num_envs, length
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.single_observation_space, self.single_action_space = Box(0.0, 1.0, (3,)), Discrete(3)
         self.observation_space = Box(0.0, 1.0, (num_envs, 3))
         self.action_space = MultiDiscrete([3] * num_envs)
@@ -29,6 +30,7 @@ class TMaze(VectorEnv):
         self.place, self.age, self.goal = np.zeros((3, self.num_envs), dtype=np.int64)
         self.over = np.ones(self.num_envs, dtype=bool)
         self._begin()
+        self.over[:] = False
         return self._seen(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
@@ -53,23 +55,24 @@ class TMaze(VectorEnv):
 
 
 class MaskedVelocities(VectorObservationWrapper):
-    """CartPole that shows where cart and pole are, not how fast they move."""
+    """CartPole that shows where cart and pole are, in parts of what ends an episode, and not how fast they move."""
 
     def __init__(self, env: VectorEnv) -> None:
         super().__init__(env)
-        seen = env.single_observation_space
-        assert isinstance(seen, Box)
-        self.single_observation_space = Box(seen.low[::2], seen.high[::2])
-        self.observation_space = Box(*(np.tile(b[::2], (env.num_envs, 1)) for b in (seen.low, seen.high)))
+        self.single_observation_space = Box(-2.0, 2.0, (2,))
+        self.observation_space = Box(-2.0, 2.0, (env.num_envs, 2))
 
     def observations(self, observations: np.ndarray) -> np.ndarray:
-        return observations[:, ::2]
+        return observations[:, ::2] / np.array([2.4, np.radians(12)], dtype=np.float32)
 
 
 def make(name: str, n_env: int) -> VectorEnv:
-    """`tmaze`, `cartpole` without velocities, or any name that gymnasium knows."""
+    """`tmaze`, `cartpole` without velocities, or a name of gymnasium. Raises `UsageError` if there is no such name."""
     if name == "tmaze":
         return TMaze(n_env)
     if name == "cartpole":
         return MaskedVelocities(gymnasium.make_vec("CartPole-v1", n_env))
-    return gymnasium.make_vec(name, n_env)
+    try:
+        return gymnasium.make_vec(name, n_env)
+    except gymnasium.error.Error as error:
+        raise UsageError(f"--env {name}: {str(error).splitlines()[0]}; name another") from None

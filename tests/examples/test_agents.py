@@ -1,0 +1,103 @@
+"""The agents of examples/agents: their environments, and trainings that go on as if never stopped."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("gymnasium")
+
+from examples.agents import ppo
+from examples.agents.environments import TMaze, make
+from txl.config import UsageError
+
+SMALL = ppo.PPOConfig(n_env=4, n_step=8, n_update=4, n_epoch=1, n_part=2, mem_len=5, d_model=8, n_layer=1)
+
+
+def test_the_cue_of_a_maze_is_shown_once_and_decides_at_its_end() -> None:
+    maze = TMaze(64, length=5)
+    seen, _ = maze.reset(seed=1)
+    cue = seen[:, :2].argmax(axis=1) + 1
+    assert set(cue) == {1, 2}
+    for _ in range(5):
+        seen, reward, ended, late, _ = maze.step(np.zeros(64, dtype=int))
+        assert not any(x.any() for x in (seen[:, :2], reward, ended, late))
+    assert seen[:, 2].all()
+    _, reward, ended, _, _ = maze.step(np.ones(64, dtype=int))
+    assert ended.all()
+    assert (reward == (cue == 1)).all()
+    seen, reward, ended, _, _ = maze.step(np.ones(64, dtype=int))  # resets, whatever is done
+    assert (seen[:, :2].sum(axis=1) == 1).all()
+    assert not any(x.any() for x in (reward, ended))
+
+
+def test_turns_in_the_corridor_cost_and_time_runs_out() -> None:
+    maze = TMaze(2, length=3)
+    maze.reset(seed=1)
+    for step in range(6):
+        _, reward, ended, late, _ = maze.step(np.array([0, 2]))
+        assert reward.tolist() == [0.0, -0.1]
+        assert not ended.any()
+        assert late.all() == (step == 5)
+
+
+def test_velocities_are_hidden_and_unknown_environments_refused() -> None:
+    seen, _ = make("cartpole", 3).reset(seed=1)
+    assert seen.shape == (3, 2)
+    with pytest.raises(UsageError, match="no-such-thing"):
+        make("no-such-thing-v0", 3)
+
+
+@pytest.mark.parametrize("env", ["tmaze", "cartpole"])
+def test_a_training_that_goes_on_is_as_if_never_stopped(env: str, tmp_path: Path) -> None:
+    whole = ppo.Training(replace(SMALL, env=env, work_dir=str(tmp_path / "whole")))
+    whole.run()
+    config = replace(SMALL, env=env, work_dir=str(tmp_path / "run"))
+    first = ppo.Training(config)
+    first.run(until=2)
+    second = ppo.Training(config)
+    second.resume()
+    second.run()
+    for name, tensor in whole.agent.state_dict().items():
+        assert torch.equal(tensor, second.agent.state_dict()[name]), name
+    returns = [[row["return"] for row in training.curve] for training in (whole, second)]
+    assert returns[0] == returns[1]
+    assert len(json.loads((tmp_path / "run" / "curve.json").read_text())["curve"]) == 4
+
+
+def test_what_acted_is_what_is_learnt_from() -> None:
+    """The probabilities of the rollout, a step at a time with projected keys, are those of the learner's segment."""
+    torch.manual_seed(1)
+    actor = ppo.Actor(SMALL, 4, seed=1)
+    agent = ppo.new_agent(SMALL, actor)
+    before = None
+    for _ in range(3):
+        rollout, _ = actor.rollout(agent)
+        with torch.no_grad():
+            log_p_BTA, value_BT, actor.memory = agent(rollout.seen, before, rollout.begins)
+        torch.testing.assert_close(log_p_BTA.gather(-1, rollout.action[..., None])[..., 0], rollout.log_p)
+        torch.testing.assert_close(value_BT, rollout.value)
+        before = actor.memory
+
+
+def test_advantages_are_sums_of_what_is_still_to_come() -> None:
+    """By the definition: discounted errors up to the end of the episode; one that breaks off goes on with a value."""
+    torch.manual_seed(1)
+    actor = ppo.Actor(replace(SMALL, gamma=0.9, decay=0.8), 1, seed=1)
+    value = torch.randn(1, 7)
+    reward = torch.randn(6)
+    ended = torch.tensor([False, True, False, False, False, False])
+    over = torch.tensor([False, True, False, False, True, False])
+    found = actor._advantages(value, list(reward[:, None]), list(zip(ended[:, None], over[:, None], strict=True)))
+    for t in range(6):
+        total, weight = 0.0, 1.0
+        for s in range(t, 6):
+            after = 0.0 if ended[s] else value[0, s + 1]
+            total += weight * (reward[s] + 0.9 * after - value[0, s])
+            weight *= 0.9 * 0.8
+            if over[s]:
+                break
+        torch.testing.assert_close(found[0, t], torch.as_tensor(total))
