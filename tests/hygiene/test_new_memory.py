@@ -14,7 +14,8 @@ from tests.hygiene.test_new_encoding import TINY, edit
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
 from txl.config import UsageError
-from txl.memory import MEMORIES
+from txl.evaluation.config import EvalConfig
+from txl.memory import MEMORIES, require_works
 
 ROOT = Path(__file__).parents[2]
 SESSION = f"""
@@ -69,6 +70,14 @@ def test_the_page_has_a_row_for_each_and_the_table_of_what_works() -> None:
         for setting, allowed in cls.only.items()
     }
     assert {tuple(row) for row in works} == table
+
+
+def test_the_table_refuses_in_one_line_and_lets_pass_what_is_not_given() -> None:
+    with pytest.raises(UsageError, match=r"^--reversible: --memory compressive does not work with it; leave it out"):
+        TransformerXL(ModelConfig(n_token=5, memory="compressive", reversible=True, pre_lnorm=True))
+    with pytest.raises(UsageError, match=r"^--mem_len 3: --memory none works with 0 only; .* fifo or compressive$"):
+        require_works("none", Context(mem_len=3))
+    require_works("compressive", EvalConfig())
 
 
 def tables(page: str) -> list[list[str]]:
