@@ -182,8 +182,7 @@ class ModelConfig(Checked):
     memory: str = option("fifo", "what is kept of earlier segments, see docs/memory.md", section="memory")
     compress_rate: int = option(4, "states that are compressed into one", minimum=2, maximum=2**16)
     compression: Literal["conv", "mean", "max", "most_used"] = option(
-        "conv",
-        "how they are compressed; conv: by a convolution with a loss of its own; most_used: the one with the most attention",
+        "conv", "how; conv: a convolution that has a loss of its own; most_used: the one with the most attention stays"
     )
     compress_loss: Literal["attention", "reconstruction"] = option(
         "attention",
