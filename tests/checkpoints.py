@@ -8,7 +8,6 @@ from typing import Any
 
 from txl.checkpoint.digests import DIGESTS, write_digests
 
-
 LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
     *(("context", "compressed_len"), ("train", "memory_parts")),
@@ -39,7 +38,6 @@ def as_of_0_2(checkpoint: Path, *, digests: bool = True) -> None:
     parts = {"attachments": {name: digest[name] for name in texts if name in digest}}
     if digests:
         parts["files"] = {name: d for name, d in digest.items() if name.endswith(".safetensors")}
-
 
     def change(record: dict[str, Any]) -> None:
         record.update(format=1, **parts)

@@ -8,14 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.hygiene.test_declared_settings import asked_by
 from tests.hygiene.test_new_encoding import TINY, edit
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
+from txl.commands.evaluations import evaluation_of
 from txl.config import UsageError
 from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
+from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 SESSION = f"""
@@ -78,6 +82,12 @@ def test_the_table_refuses_in_one_line_and_lets_pass_what_is_not_given() -> None
     with pytest.raises(UsageError, match=r"^--mem_len 3: --memory none works with 0 only; .* fifo or compressive$"):
         require_works("none", Context(mem_len=3))
     require_works("compressive", EvalConfig())
+
+
+def test_evaluations_in_training_read_one_stream_where_it_matters_where_the_reading_began() -> None:
+    here = Ranks(0, 1, torch.device("cpu"))
+    streams = {name: evaluation_of(TrainConfig(), ModelConfig(n_token=5, memory=name), here) for name in MEMORIES}
+    assert {name for name, config in streams.items() if config.batch_size == 1} == {"compressive"}
 
 
 def tables(page: str) -> list[list[str]]:
