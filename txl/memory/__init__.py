@@ -9,8 +9,16 @@ from txl.memory.key_values import KeyValue, KeyValueMemory
 from txl.memory.span import Span
 
 __all__ = [
-    *("MEMORIES", "KeyValue", "KeyValueMemory", "Memory", "MemoryRule", "Span", "State"),
-    *("build_memory_rule", "is_bounded", "require_works"),
+    "MEMORIES",
+    "KeyValue",
+    "KeyValueMemory",
+    "Memory",
+    "MemoryRule",
+    "Span",
+    "State",
+    "build_memory_rule",
+    "is_bounded",
+    "require_works",
 ]
 
 _CLASSES = {
