@@ -61,6 +61,8 @@ def test_it_reads_what_it_declares_and_says_where_it_is_from(name: str) -> None:
     fields = set(Context.__dataclass_fields__)
     assert asked_by(cls, memory=name) - {"recurrence"} == set(cls.settings) - fields
     assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
+    of_the_paper = ("fifo", "none")  # their equation is that of every position encoding, over a memory and without
+    assert name in of_the_paper or (ROOT / "tests" / "equations" / f"test_{name}.py").is_file()
 
 
 def test_the_page_has_a_row_for_each_and_the_table_of_what_works() -> None:

@@ -25,9 +25,10 @@ class Compressive(MemoryRule):
     stopped as there: the loss changes W, b and g only (h, old, Q, K, V take none), the nats change neither of them.
     Attention in the loss and for most_used is by content, without positions, per head.
     Differs from the paper: c states are compressed as soon as there are so many beyond M, whatever the length of a
-    segment, so that the first memory has M to M + c - 1 states and a text read token by token is compressed at the
-    same places; the loss is a mean of squares, not a norm, and so the same on any number of rows and processes, and a
-    sum over layers; most_used keeps one state of each c; there is no dilated convolution.
+    segment, so that the first memory has M to M + c - 1 states and a text read token by token is compressed at the same
+    places; the loss is a mean of squares, not a norm, and so the same on any number of rows and processes, and a sum
+    over layers, and of softmax attention with every attention rule; it does not tell documents apart; most_used keeps
+    one state of each c; there is no dilated convolution.
     Documents: a compressed state is hidden where one of its tokens belongs to another document.
     """
 
