@@ -8,6 +8,12 @@ from typing import Any
 
 from txl.checkpoint.digests import DIGESTS, write_digests
 
+LATER = [
+    *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
+    *(("context", "compressed_len"), ("train", "memory_parts")),
+]
+"""Fields that came after version 0.2."""
+
 
 def sign(checkpoint: Path) -> None:
     """Write the digests of a checkpoint's files as they are now."""
@@ -32,4 +38,10 @@ def as_of_0_2(checkpoint: Path, *, digests: bool = True) -> None:
     parts = {"attachments": {name: digest[name] for name in texts if name in digest}}
     if digests:
         parts["files"] = {name: d for name, d in digest.items() if name.endswith(".safetensors")}
-    change_record(checkpoint, lambda record: record.update(format=1, **parts))
+
+    def change(record: dict[str, Any]) -> None:
+        record.update(format=1, **parts)
+        for section, name in LATER:
+            record.get(section, {}).pop(name, None)
+
+    change_record(checkpoint, change)

@@ -34,6 +34,7 @@ KEEP_MIB = 32
 """The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
 _CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
+_COMPRESSED_LEN_HELP = "compressed states before the memory, each of --compress_rate tokens"
 _SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
 
 
@@ -187,6 +188,15 @@ class ModelConfig(Checked):
     )
 
     memory: str = option("fifo", "what is kept of earlier segments, see docs/memory.md", section="memory")
+    compress_rate: int = option(4, "states that are compressed into one", minimum=2, maximum=2**16)
+    compression: Literal["conv", "mean", "max", "most_used"] = option(
+        "conv", "how; conv: a convolution that has a loss of its own; most_used: the one with the most attention stays"
+    )
+    compress_loss: Literal["attention", "reconstruction"] = option(
+        "attention",
+        "what the convolution learns to keep: what the layer attends to, or the states themselves",
+        needs=("compression", "conv"),
+    )
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
@@ -233,6 +243,7 @@ class Context(Checked):
 
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
+    compressed_len: int = option(0, _COMPRESSED_LEN_HELP, **LENGTH)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
     same_length: bool = option(False, _SAME_LENGTH_HELP)
     clamp_len: int = option(-1, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
@@ -254,6 +265,7 @@ class ModelUse(Checked):
     work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
     same_length: bool | None = option(None, _SAME_LENGTH_HELP)
     clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    compressed_len: int | None = option(None, _COMPRESSED_LEN_HELP, **LENGTH)
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Literal["float32", "bfloat16", "float16"] = option(

@@ -8,13 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.hygiene.test_declared_settings import asked_by
 from tests.hygiene.test_new_encoding import TINY, edit
 from txl import Context, ModelConfig, TransformerXL
 from txl.cli import read_flags
+from txl.commands.evaluations import evaluation_of
 from txl.config import UsageError
-from txl.memory import MEMORIES
+from txl.evaluation.config import EvalConfig
+from txl.memory import MEMORIES, require_works
+from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 SESSION = f"""
@@ -56,6 +61,8 @@ def test_it_reads_what_it_declares_and_says_where_it_is_from(name: str) -> None:
     fields = set(Context.__dataclass_fields__)
     assert asked_by(cls, memory=name) - {"recurrence"} == set(cls.settings) - fields
     assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
+    of_the_paper = ("fifo", "none")  # their equation is that of every position encoding, over a memory and without
+    assert name in of_the_paper or (ROOT / "tests" / "equations" / f"test_{name}.py").is_file()
 
 
 def test_the_page_has_a_row_for_each_and_the_table_of_what_works() -> None:
@@ -69,6 +76,20 @@ def test_the_page_has_a_row_for_each_and_the_table_of_what_works() -> None:
         for setting, allowed in cls.only.items()
     }
     assert {tuple(row) for row in works} == table
+
+
+def test_the_table_refuses_in_one_line_and_lets_pass_what_is_not_given() -> None:
+    with pytest.raises(UsageError, match=r"^--reversible: --memory compressive does not work with it; leave it out"):
+        TransformerXL(ModelConfig(n_token=5, memory="compressive", reversible=True, pre_lnorm=True))
+    with pytest.raises(UsageError, match=r"^--mem_len 3: --memory none works with 0 only; .* fifo or compressive$"):
+        require_works("none", Context(mem_len=3))
+    require_works("compressive", EvalConfig())
+
+
+def test_evaluations_in_training_read_one_stream_where_it_matters_where_the_reading_began() -> None:
+    here = Ranks(0, 1, torch.device("cpu"))
+    streams = {name: evaluation_of(TrainConfig(), ModelConfig(n_token=5, memory=name), here) for name in MEMORIES}
+    assert {name for name, config in streams.items() if config.batch_size == 1} == {"compressive"}
 
 
 def tables(page: str) -> list[list[str]]:

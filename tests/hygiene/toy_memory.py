@@ -13,7 +13,7 @@ from txl.memory.span import Span
 class ToyMemory(MemoryRule):
     """One vector: a moving average, with a learned decay, of the last state of each segment; it is to be short."""
 
-    settings = ("max_distance",)
+    is_bounded = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -25,8 +25,8 @@ class ToyMemory(MemoryRule):
         return State(like.new_empty(batch_size, 0, config.d_model), {"mean_BD": mean_BD})
 
     @classmethod
-    def reach(cls, config: ModelConfig, context: Context) -> int | None:
-        return None
+    def length(cls, context: Context) -> int:
+        return 1
 
     def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
         return Span.of(context, n_mem=1, n_new=n_new, since_BT=since_BT)
@@ -34,7 +34,7 @@ class ToyMemory(MemoryRule):
     def read(self, state: State) -> Tensor:
         return state.more["mean_BD"][:, None]
 
-    def kept(self, state: State, new_BTD: Tensor, context: Context, layer: Any) -> State:
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         mean_BD = self.decay * state.more["mean_BD"] + (1 - self.decay) * new_BTD[:, -1]
         loss = 1e-3 * mean_BD.square().mean() if self.training and torch.is_grad_enabled() else None
         return State(state.hidden_BMD, {"mean_BD": mean_BD}, loss)

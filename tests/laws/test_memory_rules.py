@@ -13,8 +13,8 @@ from txl.memory import MEMORIES
 from txl.training.nats import Nats
 
 NAMES = [*MEMORIES, "toy"]
-CONTEXTS = {"none": {}, "toy": {}}
-SETTINGS: dict[str, dict[str, Any]] = {}
+CONTEXTS = {"none": {}, "toy": {}, "compressive": {"mem_len": 3, "compressed_len": 4}}
+SETTINGS: dict[str, dict[str, Any]] = {"compressive": {"compress_rate": 2}}
 FLOWS = {"toy"}
 """Through their states a gradient flows from part to part of a step."""
 
@@ -116,3 +116,29 @@ def test_a_step_in_parts_is_its_parts_one_after_the_other(name: str, model: Tran
     (to_first,) = torch.autograd.grad(hiddens[-1].sum(), embedded[:1], allow_unused=True)
     assert (to_first is not None and bool(to_first.any())) == (name in FLOWS)
     assert (loss_BT.detach() - nll_BT).abs().max().item() == pytest.approx(0) or memory.loss is not None
+
+
+@pytest.mark.parametrize("compression", ["conv", "mean", "max", "most_used"])
+def test_what_stood_before_a_document_is_not_in_what_it_sees_compressed(
+    token_BT: Tensor, seeded: None, compression: str
+) -> None:
+    """Law 13 but for its end: alone, a document is compressed at other places."""
+    model = build("plain", memory="compressive", compress_rate=2, compression=compression)
+    context, since_BT = context_of("compressive"), torch.arange(24).expand(2, 24).clone()
+    since_BT[0, 7:] -= 7  # within a block of two that is compressed
+    since_BT[1, 4:] -= 4
+
+    def hidden(text_BT: Tensor) -> Tensor:
+        memory, found = None, []
+        for segment_BT, mark_BT in zip(text_BT.split(6, dim=1), since_BT.split(6, dim=1), strict=True):
+            hidden_BTD, memory = model(segment_BT, memory, context, mark_BT)
+            found.append(hidden_BTD)
+        return torch.cat(found, dim=1)
+
+    other_BT = token_BT.clone()
+    other_BT[0, :7] = (other_BT[0, :7] + 7) % N_TOKEN
+    before, after = hidden(token_BT), hidden(other_BT)
+    torch.testing.assert_close(after[0, 7:], before[0, 7:])
+    assert not torch.allclose(after[0, :7], before[0, :7])
+    torch.testing.assert_close(after[1], before[1])
+    assert not torch.allclose(model(token_BT, None, context, since_BT).hidden_BTD, model(token_BT, None, context)[0])

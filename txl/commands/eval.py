@@ -29,6 +29,7 @@ from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
+from txl.memory import is_bounded, require_works
 from txl.model.settings import chosen_by, require_read
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
@@ -59,6 +60,8 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
     checkpoint = open_checkpoint(Path(config.work_dir))
     require_read(typed, **chosen_by(checkpoint.model_config))
+    for settings in (config, study):
+        require_works(checkpoint.model_config.memory, settings)
     trained = checkpoint.record.get("train", {}).get("reset", "never")
     if "reset" not in typed and config.text is None and config.convention == "txl":
         config = dataclasses.replace(config, reset=trained)
@@ -86,9 +89,11 @@ def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkp
     least one per process."""
     if config.convention != "txl":
         return config.batch_size
-    if checkpoint.model_config.recurrence == "same" and config.reset == "never":
+    shape = checkpoint.model_config
+    if not is_bounded(shape) and config.reset == "never":
         if ranks.is_main:
-            print_line("| --recurrence same looks back without limit: read in one stream, on which the result depends")
+            what = f"--recurrence {shape.recurrence} with --memory {shape.memory}"
+            print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
         return 1
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 

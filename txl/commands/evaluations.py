@@ -13,6 +13,7 @@ from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
@@ -23,7 +24,7 @@ from txl.training.metrics import Metrics
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:
     """How the splits are scored: with full context, by default in as many streams as results do not depend on."""
-    by_default = 1 if shape.recurrence == "same" and config.reset == "never" else max(10, ranks.world)
+    by_default = 1 if not is_bounded(shape) and config.reset == "never" else max(10, ranks.world)
     return EvalConfig(batch_size=config.eval_batch_size or by_default, reset=config.reset)
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     vocab = vocabulary_of(checkpoint)
     tokenised = is_tokenised(checkpoint.record)
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
-    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}
+    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length", "compressed_len")}
     with loaded(checkpoint, config, device_of(config.device)) as model:
         how = TextGenerator(
             model=model.eval(),

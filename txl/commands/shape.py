@@ -8,6 +8,7 @@ from txl.cli import Typed, build
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.convert.kimiyoung_arguments import CUTOFFS
 from txl.data_utils.corpus import Corpus
+from txl.memory import MEMORIES
 from txl.model.cutoffs import best_cutoffs, products_per_token
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
@@ -41,7 +42,8 @@ def shape_of_text(typed: Typed, corpus: Corpus, ranks: Ranks) -> ModelConfig:
 def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
     """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
     context = build(Context, typed)
-    n_position = context.tgt_len + context.ext_len + context.mem_len
+    n_before = MEMORIES[typed.get("memory", ModelConfig.memory)].length(context)
+    n_position = context.tgt_len + context.ext_len + n_before
     decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
     if typed.get("adaptive") and "cutoffs" not in typed:
         published = CUTOFFS.get(dataset, (n_token,))
@@ -52,6 +54,7 @@ def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
     n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
     decided["tie_projs"] = (False,) + (dataset != "lm1b",) * n_cluster  # as published
     config = build(ModelConfig, typed, **decided)
+    config.require_effect(typed)
     if 0 in config.cluster_widths:
         widths = " ".join(map(str, config.cluster_widths))
         raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")

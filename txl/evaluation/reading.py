@@ -78,8 +78,8 @@ class Reading:
 
 def within(context: Context, n_token: int) -> Context:
     """The context with lengths limited to a text of n_token tokens; results are the same."""
-    lengths = {name: min(getattr(context, name), n_token) for name in ("tgt_len", "mem_len", "ext_len", "clamp_len")}
-    return dataclasses.replace(context, **lengths)
+    names = ("tgt_len", "mem_len", "compressed_len", "ext_len", "clamp_len")
+    return dataclasses.replace(context, **{name: min(getattr(context, name), n_token) for name in names})
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:

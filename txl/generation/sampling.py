@@ -10,6 +10,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.generation.next_word import NextWord
 from txl.generation.rule import Rule
+from txl.memory import is_bounded
 from txl.model.autocast import require_in_range
 from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import TransformerXL
@@ -130,13 +131,13 @@ def generate(
 def side_by_side(model: TransformerXL, lengths: Sequence[int], mem_len: int, *, batch_size: int) -> list[list[int]]:
     """Which prompts of these lengths are continued side by side with the same result as alone, as lists of indices.
 
-    Prompts of similar length are together. Those that do not fit into the memory, and all with `recurrence` same, where
-    the segments matter, only with others of the same length.
+    Prompts of similar length are together. Those that do not fit into the memory, and all whose memory is not
+    bounded, where the segments matter, only with others of the same length.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     groups: list[list[int]] = []
     for index in order:
-        fits = lengths[index] <= max(1, mem_len) and model.config.recurrence == "below"
+        fits = lengths[index] <= max(1, mem_len) and is_bounded(model.config)
         last = groups[-1] if groups else []
         if last and len(last) < batch_size and (fits or lengths[last[0]] == lengths[index]):
             last.append(index)

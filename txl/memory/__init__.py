@@ -8,11 +8,23 @@ from txl.memory.base import Memory, MemoryRule, State
 from txl.memory.key_values import KeyValue, KeyValueMemory
 from txl.memory.span import Span
 
-__all__ = ["MEMORIES", "KeyValue", "KeyValueMemory", "Memory", "MemoryRule", "Span", "State", "build_memory_rule"]
+__all__ = [
+    "MEMORIES",
+    "KeyValue",
+    "KeyValueMemory",
+    "Memory",
+    "MemoryRule",
+    "Span",
+    "State",
+    "build_memory_rule",
+    "is_bounded",
+    "require_works",
+]
 
 _CLASSES = {
     "fifo": "Fifo",
     "none": "NoMemory",
+    "compressive": "Compressive",
 }
 """The class of each memory, in the file of the memory's name."""
 
@@ -27,13 +39,20 @@ def build_memory_rule(config: ModelConfig) -> MemoryRule:
     return MEMORIES[config.memory](config)
 
 
+def is_bounded(config: ModelConfig) -> bool:
+    """True if what a token sees depends on n_layer * mem_len tokens before it only."""
+    return config.recurrence == "below" and MEMORIES[config.memory].is_bounded
+
+
 def require_works(memory: str, settings: Any) -> None:
     """Raise `UsageError` if there is no such memory, or it does not work with a field of these settings; the table is
     `MemoryRule.only` of all memories."""
     require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
     for name, allowed in MEMORIES[memory].only.items():
-        value = getattr(settings, name, allowed[0])
+        value = getattr(settings, name, None)
+        value = allowed[0] if value is None else value
         given = f"--{name}" if value is True else f"--{name} {value}"
         others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
-        works = f"--memory {memory} works with {' or '.join(map(str, allowed))} only"
-        require(value in allowed, f"{given}: {works}; change it, or use --memory {' or '.join(others)}")
+        works = "does not work with it" if value is True else f"works with {' or '.join(map(str, allowed))} only"
+        change = f"leave it out, or use --memory {' or '.join(others)}"
+        require(value in allowed, f"{given}: --memory {memory} {works}; {change}")

@@ -40,6 +40,8 @@ class MemoryRule(nn.Module):
     """Fields of `ModelConfig` and `Context` that it reads besides sizes. Flags that go unread are refused."""
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """The table of what works with it: fields of configurations that have one of these values only."""
+    is_bounded: ClassVar[bool] = True
+    """What is kept depends on mem_len tokens in each layer only, and not on where the reading began."""
     is_projected: ClassVar[bool] = False
     """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
 
@@ -53,9 +55,9 @@ class MemoryRule(nn.Module):
         return State(like.new_empty(batch_size, 0, config.d_model))
 
     @classmethod
-    def reach(cls, config: ModelConfig, context: Context) -> int | None:
-        """Tokens before a segment that one layer's memory can hold something of; None: without limit."""
-        return None if config.recurrence == "same" else context.mem_len + context.ext_len
+    def length(cls, context: Context) -> int:
+        """How much can stand before a segment at most, in positions."""
+        return context.mem_len
 
     def span(self, state: Any, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
         """The positions of what is read and of the segment."""
@@ -65,12 +67,13 @@ class MemoryRule(nn.Module):
         """The hidden states before the segment, (B, M, D), at consecutive positions, which attention reads."""
         return state.hidden_BMD
 
-    def kept(self, state: State, new_BTD: Tensor, context: Context, layer: Any) -> State:
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         """The memory for the next segment.
 
         Args:
             new_BTD: what `layer` read of the segment, or its output with `--recurrence same`. The last `ext_len` tokens
                 are left out, because the next segment reads them again.
+            span: of this segment.
         """
         raise NotImplementedError
 
@@ -87,7 +90,7 @@ class MemoryRule(nn.Module):
         """The state of the segment after a layer, and the memory for the next segment; `run` computes the layer."""
         out_BTD = run(layer, h_BTD, self.read(state), feats, span)
         new_BTD = layer.read(out_BTD if self.keeps_output else h_BTD)
-        return out_BTD, self.kept(state, new_BTD, context, layer)
+        return out_BTD, self.kept(state, new_BTD, span, context, layer)
 
 
 @dataclass(frozen=True, eq=False)

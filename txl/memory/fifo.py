@@ -7,6 +7,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.memory.base import MemoryRule, State
+from txl.memory.span import Span
 
 
 class Fifo(MemoryRule):
@@ -21,7 +22,7 @@ class Fifo(MemoryRule):
 
     is_projected = True
 
-    def kept(self, state: State, new_BTD: Tensor, context: Context, layer: Any) -> State:
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         return State(kept_tokens(state.hidden_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))
 
 

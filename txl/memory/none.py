@@ -7,6 +7,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.memory.base import MemoryRule, State
+from txl.memory.span import Span
 
 
 class NoMemory(MemoryRule):
@@ -18,5 +19,5 @@ class NoMemory(MemoryRule):
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mem_len": (0,), "recurrence": ("below",)}
     is_projected = True
 
-    def kept(self, state: State, new_BTD: Tensor, context: Context, layer: Any) -> State:
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         return state

@@ -118,7 +118,7 @@ class Body(nn.Module):
 
         def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
             rule, state, layer = rules[len(kept)], memory.states[len(kept)], self.layers[len(kept)]
-            kept.append(rule.kept(state, after_BTD if rule.keeps_output else before_BTD, context, layer))
+            kept.append(rule.kept(state, after_BTD if rule.keeps_output else before_BTD, span, context, layer))
 
         x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
         read = [rule.read(state) for rule, state in zip(rules, memory.states, strict=True)]
@@ -143,7 +143,7 @@ class Body(nn.Module):
         path = attn.rule.path(attn.pos)
         if path != "relative":
             return path
-        n_key, d_head = context.mem_len + context.tgt_len, self.config.d_head
+        n_key, d_head = self.layers[0].memory.length(context) + context.tgt_len, self.config.d_head
         return resolved(
             attn.rule.impl, self.device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad, by_row=by_row
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
-from txl.memory import Span
+from txl.memory import MEMORIES, Span
 from txl.model.autocast import autocast
 from txl.model.layer import Layer
 from txl.model.sizes import model_without_values
@@ -54,7 +54,7 @@ def training_bytes(
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
     n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
-    memory = n_stream * context.mem_len * model.config.d_model * model.config.n_layer * 4
+    memory = n_stream * positions_before(model.config, context) * model.config.d_model * model.config.n_layer * 4
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
@@ -150,14 +150,20 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int) -
     weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
     width = shape.d_model
     h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if shape.reversible else width, requires_grad=True)
-    mem_BMD = weight.new_zeros(n_stream, context.mem_len, width)
-    span, was_training = Span.of(context, n_mem=context.mem_len, n_new=n_new), layer.training
+    n_mem = positions_before(shape, context)
+    mem_BMD = weight.new_zeros(n_stream, n_mem, width)
+    span, was_training = Span.of(context, n_mem=n_mem, n_new=n_new), layer.training
     layer.train()
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
     layer.train(was_training)
     return mem_BMD
+
+
+def positions_before(shape: ModelConfig, context: Context) -> int:
+    """What stands before a segment once the memory is full."""
+    return MEMORIES[shape.memory].length(context)
 
 
 def _storage(x: Tensor) -> int:
@@ -208,7 +214,7 @@ def flops_per_token(model: TransformerXL, context: Context) -> float:
     """Multiplications and additions of forward and backward pass per trained token: 6 per weight of a matrix product,
     plus the two products of attention and the one with positions. Recomputation does not count."""
     shape = model.config
-    n_key = context.tgt_len + context.ext_len + context.mem_len
+    n_key = context.tgt_len + context.ext_len + positions_before(shape, context)
     in_layers = sum(p.numel() for p in layer_parameters(model) if p.ndim == 2)
     head = (shape.cluster_sizes[0] + len(shape.cutoffs)) * shape.d_embed
     attention = 3 * shape.n_layer * shape.n_head * shape.d_head * _pairs(shape, n_key)

@@ -1,0 +1,142 @@
+"""The memory of the Compressive Transformer: what leaves the first memory is compressed into a second one."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import Context, ModelConfig
+from txl.memory.base import MemoryRule, State
+from txl.memory.span import Span
+
+
+class Compressive(MemoryRule):
+    """Hidden states, and compressed ones of what stood before them: keys are [compressed, memory, segment].
+
+    m = SG([memory, h]),  old = m_(:ck),  k = max(0, floor((|m| - M) / c))          M = mem_len, c = compress_rate
+    memory' = m_(ck:),  compressed' = SG([compressed, f(old)])_(-C:)                 C = compressed_len
+    f of each block of c: conv W [m_1; ...; m_c] + b;  mean;  max;  most_used: the state with the most attention so far
+    loss of attention       mean |attn(h, old) - attn(h, f(old))|^2          attn(h, m) = softmax(H^(-1/2) hQ (mK)^T) mV
+    loss of reconstruction  mean |old - g(f(old))|^2                         g a matrix D x cD with bias
+
+    Source: Rae et al. 2020 (arXiv 1911.05507), sec. 3, algorithms 1 and 2 and the auto-encoding loss. Gradients are
+    stopped as there: the loss changes W, b and g only (h, old, Q, K, V take none), the nats change neither of them.
+    Attention in the loss and for most_used is by content, without positions, per head.
+    Differs from the paper: c states are compressed as soon as there are so many beyond M, whatever the length of a
+    segment, so that the first memory has M to M + c - 1 states and a text read token by token is compressed at the same
+    places; the loss is a mean of squares, not a norm, and so the same on any number of rows and processes, and a sum
+    over layers, and of softmax attention with every attention rule; it does not tell documents apart; most_used keeps
+    one state of each c; there is no dilated convolution.
+    Documents: a compressed state is hidden where one of its tokens belongs to another document.
+    """
+
+    settings = ("compress_rate", "compression", "compress_loss", "compressed_len")
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "recurrence": ("below",),
+        "reversible": (False,),
+        "same_length": (False,),
+        "shard": (False,),
+        "convention": ("txl",),
+        "attention_by_distance": (False,),
+    }
+    is_bounded = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.rate, self.compression = config.compress_rate, config.compression
+        self.scale, wide = config.d_head**-0.5, config.compress_rate * config.d_model
+        learns, of_attention = self.compression == "conv", config.compress_loss == "attention"
+        self.conv = nn.Linear(wide, config.d_model) if learns else None
+        self.decoder = nn.Linear(config.d_model, wide) if learns and not of_attention else None
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
+        none_B0D = like.new_empty(batch_size, 0, config.d_model)
+        more = {"compressed": none_B0D}
+        return State(none_B0D, more | ({"used": none_B0D[..., 0]} if config.compression == "most_used" else {}))
+
+    @classmethod
+    def length(cls, context: Context) -> int:
+        return context.mem_len + context.compressed_len
+
+    def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
+        n_plain, n_compressed = state.hidden_BMD.shape[1], state.more["compressed"].shape[1]
+        if since_BT is not None:  # tokens of the document before a query, in keys
+            plain_T = n_plain + torch.arange(n_new, device=since_BT.device)
+            since_BT = torch.minimum(since_BT, plain_T) + (since_BT - plain_T).clamp(min=0) // self.rate
+        return Span.of(context, n_mem=n_compressed + n_plain, n_new=n_new, since_BT=since_BT)
+
+    def read(self, state: State) -> Tensor:
+        return torch.cat([state.more["compressed"], state.hidden_BMD], dim=1)
+
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        before, n_new = state.hidden_BMD, max(0, new_BTD.shape[1] - context.ext_len)
+        plain_BMD = torch.cat([before, new_BTD.detach()[:, :n_new]], dim=1)
+        n_block = max(0, (plain_BMD.shape[1] - context.mem_len) // self.rate)
+        n_old = n_block * self.rate
+        more = {}
+        if "used" in state.more:
+            n_older = state.more["compressed"].shape[1]
+            sees = span.mask(before.device)[..., n_older : n_older + before.shape[1]]
+            prob_BNTM, _ = _attention(layer, new_BTD, before, self.scale, sees)
+            used_BM = F.pad(state.more["used"] + prob_BNTM.mean((1, 2)), (0, n_new))
+            more["used"], compressed_BKD = used_BM[:, n_old:], _most_used(plain_BMD, used_BM, n_block, self.rate)
+        else:
+            compressed_BKD = self.compressed(plain_BMD[:, :n_old])
+        loss = None
+        if self.conv is not None and self.training and torch.is_grad_enabled():
+            loss = self.loss(layer, new_BTD.detach(), plain_BMD[:, :n_old], compressed_BKD)
+        older_BCD = torch.cat([state.more["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1)
+        begin = max(0, older_BCD.shape[1] - context.compressed_len)
+        return State(plain_BMD[:, n_old:].clone(), more | {"compressed": older_BCD[:, begin:].clone()}, loss)
+
+    def compressed(self, old_BLD: Tensor) -> Tensor:
+        """f, (B, L / c, D)."""
+        if self.conv is not None:
+            return self.conv(old_BLD.unflatten(1, (-1, self.rate)).flatten(2)) if old_BLD.shape[1] else old_BLD
+        block_BKCD = old_BLD.reshape(len(old_BLD), old_BLD.shape[1] // self.rate, self.rate, old_BLD.shape[2])
+        return block_BKCD.mean(2) if self.compression == "mean" else block_BKCD.amax(2)
+
+    def loss(self, layer: Any, h_BTD: Tensor, old_BLD: Tensor, compressed_BKD: Tensor) -> Tensor:
+        """What the compression adds to the loss; zero, but with a gradient, where nothing was compressed."""
+        if not old_BLD.shape[1]:
+            return sum((0 * p.sum() for p in self.parameters()), h_BTD.new_zeros(()))
+        if self.decoder is not None:
+            return (old_BLD - self.decoder(compressed_BKD).reshape(old_BLD.shape)).square().mean()
+        outs = []
+        for memory in (old_BLD, compressed_BKD):
+            prob_BNTM, v_BNMH = _attention(layer, h_BTD, memory, self.scale)
+            outs.append(prob_BNTM @ v_BNMH)
+        return (outs[0] - outs[1]).square().mean()
+
+
+def _attention(
+    layer: Any, h_BTD: Tensor, mem_BMD: Tensor, scale: float, sees: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention by content of a segment to what it sees of a memory, and its values, per head; the layer's weights take
+    no gradient."""
+    attn, norm = layer.attn, layer.attn_norm
+    weights = [net.weight.detach() for net in (attn.q_net, attn.k_net, attn.v_net)]
+    if layer.pre_lnorm:
+        of_norm = norm.weight.detach(), norm.bias.detach(), norm.eps
+        h_BTD, mem_BMD = (F.layer_norm(x, x.shape[-1:], *of_norm) for x in (h_BTD, mem_BMD))
+    states = (h_BTD.detach(), mem_BMD, mem_BMD)
+    q, k, v = (
+        F.linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2) for x, w in zip(states, weights, strict=True)
+    )
+    logit_BNTM = scale * q @ k.mT
+    if sees is None:
+        return logit_BNTM.softmax(-1), v
+    return logit_BNTM.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0.0), v
+
+
+def _most_used(plain_BMD: Tensor, used_BM: Tensor, n_block: int, rate: int) -> Tensor:
+    """Of each of the first blocks the state with the highest use, (B, n_block, D)."""
+    n_old = n_block * rate
+    if not n_block:
+        return plain_BMD[:, :0]
+    place_BK = used_BM[:, :n_old].unflatten(1, (n_block, rate)).argmax(2)
+    place_BK = place_BK + rate * torch.arange(n_block, device=place_BK.device)
+    return plain_BMD.take_along_dim(place_BK[..., None], dim=1)
