@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txl.api import LanguageModel, load
     from txl.config import Context, ModelConfig
+    from txl.language.model import LanguageModel, load
     from txl.memory import Memory, Span
     from txl.model.transformer import TransformerXL
 
 __version__ = "0.2.0"
 __all__ = ["Context", "LanguageModel", "Memory", "ModelConfig", "Span", "TransformerXL", "__version__", "load"]
 _HOMES = {
-    "load": "api",
-    "LanguageModel": "api",
+    "load": "language.model",
+    "LanguageModel": "language.model",
     "Context": "config",
     "ModelConfig": "config",
     "Memory": "memory",

@@ -68,12 +68,6 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def build(cls: type, typed: Typed, **base: Any) -> Any:
-    """A configuration: the typed flags override `base`, which overrides the defaults."""
-    names = {f.name for f in fields(cls)}
-    return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
-
-
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
     in one line on stderr, with exit status 2."""
@@ -185,7 +179,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         group.add_argument(f"--{f.name}", nargs="?", type=int, const=True, metavar="int", **given)
         group.add_argument(f"--no_{f.name}", action="store_false", **{**given, "help": argparse.SUPPRESS})
         return
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint, args = args[0], list(typing.get_args(args[0]))
     if f.name == "position":
         group.add_argument(f"--{f.name}", choices=POSITION_ENCODINGS, **given)

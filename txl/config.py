@@ -5,7 +5,7 @@
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
@@ -25,6 +25,8 @@ FEW: "Limits" = {"minimum": 1, "maximum": 2**16}
 """Of what is made one by one."""
 _LARGEST = 2**63
 """No whole number is as large, whatever its option says: PyTorch and iterators count in 64 bits."""
+TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
+"""Kinds of text that models of other programs were trained on."""
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
@@ -117,6 +119,12 @@ class Checked:
                     f"--{f.name} {value}: has no effect with --{other} {getattr(self, other)}, only with "
                     f"{' or '.join(values)}; leave it out"
                 )
+
+
+def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
+    """A configuration: those of its fields that are `asked` for override `base`, which overrides the defaults."""
+    names = {f.name for f in fields(cls)}
+    return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
 
 
 def _check(f: Field, value: Any) -> None:
@@ -238,7 +246,14 @@ class Context(Checked):
 class ModelUse(Checked):
     """How a trained model is loaded and run. Shared by eval.py and generate.py."""
 
-    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
+    work_dir: str = option(
+        "runs/txl",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
+        "of a model on the Hugging Face hub, see docs/importing.md",
+    )
+    vocabulary: str | None = option(
+        None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
+    )
     same_length: bool | None = option(None, _SAME_LENGTH_HELP)
     clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
     device: str = option("auto", DEVICE_HELP)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from txl.cli import build, read_flags
-from txl.config import Context, ModelConfig, UsageError
+from txl.cli import read_flags
+from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.generation.config import GenerateConfig

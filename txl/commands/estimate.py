@@ -12,10 +12,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, read_flags
 from txl.commands.shape import AUTO, shape_of_model
 from txl.commands.train import MOST_USED, set_batch_size, settings
-from txl.config import Context, ModelConfig, require
+from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.report import write_json
 from txl.files import require_writable

@@ -14,21 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from txl.checkpoint import Checkpoint, open_checkpoint
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, read_flags
 from txl.commands.recl import compare_context_lengths
 from txl.commands.scoring import Split, score
-from txl.commands.trained import loaded, open_corpus, training_text, vocabulary_of
-from txl.config import Context, require
+from txl.config import Context, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.tokenizers.base import UNK
-from txl.evaluation.config import DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.evaluation.config import CONFIGS, DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
+from txl.language.model import LanguageModel
 from txl.model.settings import require_read
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
@@ -37,12 +36,8 @@ from txl.training.metrics import show_pictures
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
 
 
-CONFIGS = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig)
-"""Their fields are the flags."""
-
-
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
+    typed = read_flags(argv, *CONFIGS, DataConfig, description=__doc__ or "", first=MOST_USED)
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
         if typed.get("recl"):
             compare_context_lengths(typed, ranks)
@@ -57,19 +52,21 @@ def run_evaluation(typed: Typed, ranks: Ranks) -> None:
     additions.check(typed, config, ranks.world)
     for name in ("recl_step", "recl_longest", "recl_every"):
         require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
-    checkpoint = open_checkpoint(Path(config.work_dir))
-    require_read(typed, position=checkpoint.model_config.position, attention=checkpoint.model_config.attention)
-    trained = checkpoint.record.get("train", {}).get("reset", "never")
+    lm = LanguageModel.open(
+        config.work_dir, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device=ranks.device
+    )
+    require_read(typed, position=lm.model_config.position, attention=lm.model_config.attention)
+    trained = lm.record.get("train", {}).get("reset", "never")
     if "reset" not in typed and config.text is None and config.convention == "txl":
         config = dataclasses.replace(config, reset=trained)
     if config.text is None and "batch_size" not in typed:
-        config = dataclasses.replace(config, batch_size=default_streams(config, additions, checkpoint, ranks))
+        config = dataclasses.replace(config, batch_size=default_streams(config, additions, lm, ranks))
     if config.text is None:
-        score_splits(typed, config, study, additions, checkpoint, ranks)
+        score_splits(typed, config, study, additions, lm, ranks)
     else:
         require_effect_on_text(typed, additions)
         if ranks.is_main:  # it is one stream
-            score_file(config.text, typed, config, additions, checkpoint, ranks)
+            score_file(config.text, typed, config, additions, lm, ranks)
 
 
 def require_effect_on_text(typed: Typed, additions: Additions) -> None:
@@ -81,12 +78,12 @@ def require_effect_on_text(typed: Typed, additions: Additions) -> None:
         require(name not in typed, f"--{name} has no effect with --text, which is one stream of its own; leave it out")
 
 
-def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks) -> int:
+def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks) -> int:
     """Streams to read in parallel if --batch_size is not given: one where the result depends on their number, else at
     least one per process."""
     if config.convention != "txl":
         return config.batch_size
-    if checkpoint.model_config.recurrence == "same" and config.reset == "never":
+    if lm.model_config.recurrence == "same" and config.reset == "never":
         if ranks.is_main:
             print_line("| --recurrence same looks back without limit: read in one stream, on which the result depends")
         return 1
@@ -94,26 +91,26 @@ def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkp
 
 
 def score_splits(
-    typed: Typed, config: EvalConfig, study: StudyConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks
+    typed: Typed, config: EvalConfig, study: StudyConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
 ) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
-    contexts = config.look_backs(checkpoint.context)
-    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoint))
+    contexts = config.look_backs(lm.context)
+    corpus = ranks.main_first(lambda: lm.corpus(typed))
     names = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, study)
+    pictures = pictures_of(config, study, lm.run or Path())
     if ranks.is_main:
         if corpus.said:
             print_line(f"| {corpus.said}")
         require_outputs(config)
         pictures = drawable(pictures, config)
     rows = []
-    with loaded(checkpoint, config, ranks.device) as model:
+    with lm.used_as(config, ranks.device) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def adapted(context: Context) -> Predictor:
-            text = training_text(corpus, ranks) if additions.read_training_text else None
-            return prepared(additions, model, checkpoint, text, context, batch_size=config.batch_size, ranks=ranks)
+            text = lm.training_text(corpus, ranks) if additions.read_training_text else None
+            return prepared(additions, model, text, context, batch_size=config.batch_size, ranks=ranks)
 
         for name in names:
             ranks.main_first(lambda name=name: corpus.split(name))
@@ -132,16 +129,16 @@ def score_splits(
     if ranks.is_main:
         print_table(rows)
         texts = {name: corpus.fingerprint(name) for name in names}
-        write_results(rows, config, checkpoint=str(checkpoint.folder), texts=texts)
+        write_results(rows, config, checkpoint=str(lm.folder), texts=texts)
         write_pictures(rows, pictures)
-        show_pictures(Path(config.work_dir), pictures)
+        show_pictures(lm.run or Path(), pictures)
 
 
 def score_file(
-    name: str, typed: Typed, config: EvalConfig, additions: Additions, checkpoint: Checkpoint, ranks: Ranks
+    name: str, typed: Typed, config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
 ) -> None:
     """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
-    vocab = vocabulary_of(checkpoint)
+    vocab = lm.tokenizer
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
         how["advice"] = "; for running text there is --tokenise"
@@ -150,15 +147,15 @@ def score_file(
         before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
     text = encode_text(read_text(name), vocab, name=name, **how)
     require_outputs(config)
-    training = training_text(open_corpus(typed, checkpoint), ranks) if additions.read_training_text else None
+    training = lm.training_text(lm.corpus(typed), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
     ids = np.array(before + text.ids)
     rows, nats = [], []
-    with loaded(checkpoint, config, ranks.device) as model:
-        for context in config.look_backs(checkpoint.context):
+    with lm.used_as(config, ranks.device) as model:
+        for context in config.look_backs(lm.context):
             predictors: list[tuple[str, Predictor]] = [("", model)]
             if additions.name:
-                added = prepared(additions, model, checkpoint, training, context, batch_size=1, ranks=ranks)
+                added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
                 predictors.append((additions.name, added))
             for name_of_added, predictor in predictors:
                 reading = Reading(context, within(context, len(ids)), 0, predictor, name_of_added)
@@ -175,5 +172,5 @@ def score_file(
     else:
         print_table(rows)
     if config.per_token not in (None, "-"):
-        write_tokens(Path(config.per_token), tokens, checkpoint=str(checkpoint.folder), text=name)
-    write_results(rows, config, checkpoint=str(checkpoint.folder))
+        write_tokens(Path(config.per_token), tokens, checkpoint=str(lm.folder), text=name)
+    write_results(rows, config, checkpoint=str(lm.folder))

@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from txl.checkpoint import Checkpoint, open_checkpoint
-from txl.cli import Typed, build
-from txl.commands.trained import loaded, open_corpus
-from txl.config import Context, UsageError, require
+from txl.cli import Typed
+from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.rows import RowStream, window_streams
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
 from txl.evaluation.score import require_finite
 from txl.evaluation.study import recl
+from txl.language.model import LanguageModel
 from txl.model.autocast import require_in_range
 from txl.model.settings import require_read_by_one
 from txl.model.transformer import TransformerXL
@@ -28,9 +27,15 @@ from txl.runtime.log import print_line, progress, ticking
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     """The relative effective context length of several runs, on one split; rank 0 reports."""
     config, study = build(EvalConfig, typed), build(StudyConfig, typed)
-    checkpoints = comparable(typed, config, study)
-    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
-    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
+    _require_nothing_else(typed, config)
+
+    def opened(run: str) -> LanguageModel:
+        return LanguageModel.open(run, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device="cpu")
+
+    first = opened(study.recl[0])
+    shapes = [require_same_vocabulary(opened(run), first) for run in study.recl]  # one model in RAM at a time
+    require_read_by_one(typed, shapes)
+    corpus = ranks.main_first(lambda: first.corpus(typed))
     ids = ranks.main_first(lambda: corpus.split(config.split))
     longest = study.context_lengths[-1]
     short = f"no token of the {config.split} split ({len(ids)} tokens) has {longest} before it"
@@ -39,8 +44,8 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     pictures = []
     if ranks.is_main:
         require_outputs(config)
-        pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
-    nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
+        pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
+    nats_MCP = [context_losses(opened(run), ids, config, study, ranks) for run in study.recl]
     if ranks.is_main:
         result = recl.recl(np.stack(nats_MCP), study.context_lengths)
         print_line(recl.table(result, study.recl))
@@ -52,18 +57,11 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
             write_json(Path(config.json), content)
 
 
-def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
-    """The runs of --recl. Raises `UsageError` if they cannot be compared, or a typed flag does not go with --recl."""
-    _require_nothing_else(typed, config)
-    try:
-        checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
-    except UsageError as error:
-        raise UsageError(str(error).replace("--work_dir", "--recl")) from None
-    first, *others = checkpoints
-    for other in others:
-        same = other.attachment("vocab.txt") == first.attachment("vocab.txt")
-        require(same, f"--recl {other.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
-    return checkpoints
+def require_same_vocabulary(lm: LanguageModel, first: LanguageModel) -> ModelConfig:
+    """The shape of a model. Raises `UsageError` if it has another vocabulary than the first."""
+    same = lm.tokenizer.fingerprint() == first.tokenizer.fingerprint()
+    require(same, f"--recl {lm.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
+    return lm.model_config
 
 
 def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
@@ -79,10 +77,10 @@ def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
 
 
 def context_losses(
-    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
+    lm: LanguageModel, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
 ) -> np.ndarray:
     """Nats by context length and position of one run; the windows are shared out over processes."""
-    (context,) = config.look_backs(checkpoint.context)
+    (context,) = config.look_backs(lm.context)
     windows = window_streams(
         ids,
         length=study.context_lengths[-1],
@@ -91,8 +89,8 @@ def context_losses(
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
     )[ranks.rank :: ranks.world]
-    with loaded(checkpoint, config, ranks.device) as model:
-        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
+    with lm.used_as(config, ranks.device) as model:
+        return losses_of(lm.folder.name, model, windows, context, study, ranks, n_token=len(ids))
 
 
 def losses_of(

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
-from txl.commands.pretrained import Pretrained, read_pretrained
 from txl.commands.shape import AUTO, shape_of_text
-from txl.commands.trained import data_settings, vocabulary_of
-from txl.config import Context, ModelConfig, UsageError, as_dict, require
+from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
+from txl.language.model import LanguageModel
+from txl.language.texts import data_settings
+from txl.language.tokenizers import tokenizer_in
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
@@ -46,12 +47,9 @@ MOST_USED = (
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
-CONFIGS = (DataConfig, TrainConfig, ModelConfig, Context)
-"""Their fields are the flags."""
-
-
 def main(argv: Sequence[str]) -> int:
-    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
+    configs = (DataConfig, TrainConfig, ModelConfig, Context)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     if AUTO in typed.get("cutoffs", ()):
         typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
@@ -79,8 +77,8 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
-    words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
+    trained_on = data_settings(checkpoint.record, checkpoint.folder, typed) if checkpoint else {}
+    words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
     corpus = ranks.main_first(lambda: Corpus(build(DataConfig, typed, **trained_on), words, needed=splits))
     known = checkpoint or start
     if ranks.is_main and corpus.said:
@@ -134,12 +132,13 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     return conclude(outcome, config, run_folder, ranks)
 
 
-def initial_model(typed: Typed) -> Pretrained | None:
+def initial_model(typed: Typed) -> LanguageModel | None:
     """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
     if typed.get("init_from") is None:
+        require("vocabulary" not in typed, "--vocabulary: is read with --init_from only; leave it out")
         return None
     source = typed["init_from"]
-    found = read_pretrained(Path(source), vocabulary_by=None, dataset=typed.get("dataset"))
+    found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
     for f in dataclasses.fields(ModelConfig):
         has, asked = getattr(found.model_config, f.name), typed.get(f.name)
         if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
@@ -148,7 +147,7 @@ def initial_model(typed: Typed) -> Pretrained | None:
 
 
 def settings(
-    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: Pretrained | None
+    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: LanguageModel | None
 ) -> tuple[TrainConfig, Context]:
     """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together.
 
@@ -236,7 +235,7 @@ def training_stream(
     return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
 
 
-def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig, start: LanguageModel | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
     if in_shards(config, ranks) and start is None:
         return drawn_in_shards(shape, config, ranks)

@@ -191,3 +191,7 @@ class KnnConfig(Checked):
     )
     knn_temperature: float = option(10.0, "divisor of the squared distances", minimum=TINY)
     knn_faiss: bool = option(False, "approximate, faster search with faiss: pip install faiss-cpu")
+
+
+CONFIGS = (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig)
+"""Whose fields are the flags of eval.py, besides those of the text."""

@@ -23,7 +23,7 @@ _MOST_PIXELS = 2400
 _LOG = logging.getLogger(__name__)
 
 
-def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
+def pictures_of(config: EvalConfig, study: StudyConfig, run: Path) -> list[Path]:
     """The plots of an evaluation of splits: those requested, and `context.png` if there are several lengths."""
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
@@ -31,7 +31,7 @@ def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
         "position.png": study.loss_by_position,
         "attention.png": study.attention_by_distance,
     }
-    folder = picture_folder(config, Path(config.work_dir))
+    folder = picture_folder(config, run)
     return [folder / name for name, is_wanted in wanted.items() if is_wanted]
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from txl.cli import build, read_flags
-from txl.commands import eval as evaluate
-from txl.commands import train
-from txl.config import UsageError
-from txl.evaluation.config import EvalConfig
+from txl.cli import read_flags
+from txl.config import Context, ModelConfig, UsageError, build
+from txl.data_utils.config import DataConfig
+from txl.evaluation.config import CONFIGS, EvalConfig
 from txl.evaluation.report import write_json
 from txl.records import read_json
 from txl.runtime.lock import Lock
@@ -34,10 +33,9 @@ class TaskError(Exception):
 
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
-    lines = [(f"runs: {name}", flags, train.CONFIGS, TrainConfig) for name, flags in study.variants.items()]
-    lines += [
-        (f"evaluations: {name}", flags, evaluate.CONFIGS, EvalConfig) for name, flags in study.evaluations.items()
-    ]
+    training, evaluation = (DataConfig, TrainConfig, ModelConfig, Context), (*CONFIGS, DataConfig)
+    lines = [(f"runs: {name}", flags, training, TrainConfig) for name, flags in study.variants.items()]
+    lines += [(f"evaluations: {name}", flags, evaluation, EvalConfig) for name, flags in study.evaluations.items()]
     for name, flags, configs, checked in lines:
         try:
             build(checked, read_flags(words(flags, Path("run")), *configs, description=""))

@@ -20,8 +20,11 @@ class TrainConfig(Checked):
     )
     init_from: str | None = option(
         None,
-        "start from the weights, vocabulary and lengths of this trained model (a run, a checkpoint of it, or one that "
-        "txl.convert reads), with a new optimizer and schedule",
+        "start from the weights, vocabulary and lengths of this trained model (whatever eval.py takes as --work_dir), "
+        "with a new optimizer and schedule",
+    )
+    vocabulary: str | None = option(
+        None, "--init_from: file of the words of another program's checkpoint, where they are not beside the weights"
     )
     overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
