@@ -18,15 +18,16 @@ from txl.cli import Typed, read_flags
 from txl.commands.recl import compare_context_lengths
 from txl.commands.scoring import Split, score
 from txl.config import Context, build, require
-from txl.data_utils.corpus import DataConfig
+from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text, read_text
+from txl.data_utils.rows import scoring_stream
 from txl.data_utils.tokenizers.base import UNK
 from txl.evaluation.config import CONFIGS, DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
-from txl.evaluation.test_time import Additions, prepared
+from txl.evaluation.test_time import Additions, TrainingText, prepared
 from txl.language.model import LanguageModel
 from txl.model.settings import require_read
 from txl.runtime.distributed import Ranks, process_group
@@ -109,7 +110,7 @@ def score_splits(
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def adapted(context: Context) -> Predictor:
-            text = lm.training_text(corpus, ranks) if additions.read_training_text else None
+            text = training_text(lm, corpus, ranks) if additions.read_training_text else None
             return prepared(additions, model, text, context, batch_size=config.batch_size, ranks=ranks)
 
         for name in names:
@@ -147,7 +148,7 @@ def score_file(
         before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
     text = encode_text(read_text(name), vocab, name=name, **how)
     require_outputs(config)
-    training = lm.training_text(lm.corpus(typed), ranks) if additions.read_training_text else None
+    training = training_text(lm, lm.corpus(typed), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
     ids = np.array(before + text.ids)
     rows, nats = [], []
@@ -174,3 +175,10 @@ def score_file(
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(lm.folder), text=name)
     write_results(rows, config, checkpoint=str(lm.folder))
+
+
+def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
+    """The training text, for test-time adaptation."""
+    ids = ranks.main_first(lambda: corpus.split("train"))
+    names = {"checkpoint": lm.fingerprint(), "training_text": corpus.fingerprint("train")}
+    return TrainingText(ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context)

@@ -22,8 +22,8 @@ from txl.data_utils.stream import SegmentStream
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
+from txl.language.sources import tokenizer_in
 from txl.language.texts import data_settings
-from txl.language.tokenizers import tokenizer_in
 from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves

@@ -21,20 +21,17 @@ from txl.config import Context, ModelUse, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.rows import scoring_stream
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
-from txl.evaluation.test_time.prepared import TrainingText
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
-from txl.language.export import write_folder
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus
 from txl.language.trained import TrainedModel
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import Ranks, device_of
+from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
 
 
@@ -117,14 +114,9 @@ class LanguageModel(TrainedModel):
         Args:
             licence: of the model, for its card.
         """
-        write_folder(self, folder, to, licence)
+        from txl.language.export import write_folder  # few programs write
 
-    def training_text(self, corpus: Corpus, ranks: Ranks) -> TrainingText:
-        """The training text, for test-time adaptation."""
-        ids = ranks.main_first(lambda: corpus.split("train"))
-        names = {"checkpoint": self.fingerprint(), "training_text": corpus.fingerprint("train")}
-        names["vocabulary"] = corpus.vocab.fingerprint()
-        return TrainingText(ids, names, scoring_stream, self.context)
+        write_folder(self, folder, to, licence)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `UsageError` if it is empty."""

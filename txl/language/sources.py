@@ -3,24 +3,20 @@
 import errno
 import os
 import re
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from txl.checkpoint import checkpoints, is_checkpoint, load_model, model_with, open_checkpoint
+from txl.checkpoint import Checkpoint, checkpoints, damaged, is_checkpoint, load_model, open_checkpoint
 from txl.config import UsageError, require
-from txl.convert import Converted, convert
-from txl.convert.kimiyoung_names import rates_of
-from txl.convert.sources import WEIGHTS
 from txl.data_utils.config import DataConfig
-from txl.data_utils.datasets import DATA_SETS
-from txl.files import sha256
-from txl.language.tokenizers import tokenizer_in, tokenizer_of_converted
+from txl.data_utils.datasets import tokenizer_of
+from txl.data_utils.files import DataError
+from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.language.trained import Origin, TrainedModel
-from txl.records import read_json, require_fields
+from txl.records import read_json
 
+_THEIRS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
 _PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")
 """Files in the folder of a checkpoint or a run, none of which is a checkpoint."""
 
@@ -66,7 +62,7 @@ def is_ours(path: Path) -> bool:
             return "format" in record
     except (OSError, ValueError, TypeError):
         pass
-    return is_checkpoint(path) and not any((path / name).is_file() for name in (*WEIGHTS, "pytorch_model.bin"))
+    return is_checkpoint(path) and not any((path / name).is_file() for name in _THEIRS)
 
 
 def read_source(path: Path, vocabulary: Path | None = None, dataset: str | None = None) -> TrainedModel:
@@ -85,29 +81,21 @@ def read_source(path: Path, vocabulary: Path | None = None, dataset: str | None 
         names = tuple(name for name, _ in model.named_parameters())
         origin = Origin("txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint)
         return TrainedModel(model, checkpoint.context, tokenizer, checkpoint.record, origin)
-    there = ", ".join(DATA_SETS)
-    require(dataset is None or dataset in DATA_SETS, f"--dataset {dataset}: no such kind of text; there are {there}")
-    found = convert(path, vocabulary)
-    data = _data_of(found, path)
-    tokenizer = tokenizer_of_converted(found, path, data.get("dataset"), dataset)
-    if dataset is not None and not data:
-        data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
-    model, dtype = found.model, next(found.model.parameters()).dtype
-    if dtype != torch.float32:  # as the checkpoint of a run with these weights is read
-        model = model_with(dict(model.state_dict()), model.config, **rates_of(model)).eval()
-    record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
-    origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
-    return TrainedModel(model, found.context, tokenizer, record, origin)
+    from txl.language.others import read_converted  # most sources are runs, and a start takes no longer for others
+
+    return read_converted(path, vocabulary, dataset)
 
 
-def _data_of(converted: Converted, source: Path) -> dict[str, Any]:
-    """What an export by txl says of the text of the training; nothing of other checkpoints. Raises `UsageError` if it
-    is damaged."""
-    if converted.data is None:
-        return {}
+def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises `UsageError` if it is damaged, or not that of the model."""
+    path, n_token = checkpoint.folder / "vocab.txt", checkpoint.model_config.n_token
+    dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
-        data: dict[str, Any] = require_fields(converted.data, DataConfig)
-        DataConfig(**data)
-    except ValueError as error:
-        raise UsageError(f"{source}: what it says of its text is damaged ({error}); use another copy") from None
-    return data
+        tokenizer = tokenizer_of(dataset, checkpoint.attachment)
+    except DataError:
+        raise
+    except ValueError as error:  # also a UsageError, which names the path
+        raise damaged(path, str(error).removeprefix(f"{path}: ")) from None
+    if len(tokenizer) != n_token or not tokenizer.has_eos:
+        raise damaged(path, f"not the {n_token} words of the model, {EOS} among them")
+    return tokenizer
