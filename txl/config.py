@@ -5,7 +5,7 @@
 """
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
@@ -79,7 +79,7 @@ def option(
     *,
     flag: bool = True,
     section: str = "",
-    needs: tuple[str, ...] = (),
+    when: tuple[str, ...] = (),
     **bounds: Unpack[Limits],
 ) -> Any:
     """A dataclass field with help text and bounds.
@@ -87,10 +87,11 @@ def option(
     Args:
         flag: False: not a flag.
         section: title in --help of this field and those after it.
-        needs: (another field, values of it): this field has no effect with other values.
+        when: (another field, values of it): the flag has no effect otherwise, and is refused; no values: any but the
+            default.
         bounds: of a number, or of each number of a tuple; None is not checked.
     """
-    metadata = {"help": help, "flag": flag, "section": section, "needs": needs, "bounds": bounds}
+    metadata = {"help": help, "flag": flag, "section": section, "when": when, "bounds": bounds}
     return field(default=default, metadata=metadata)
 
 
@@ -109,16 +110,6 @@ class Checked:
             value = getattr(self, f.name)
             for one in value if isinstance(value, tuple | list) else (value,):
                 _check(f, one)
-
-    def require_effect(self, names: Collection[str]) -> None:
-        """Raise `UsageError` if one of these fields has no effect with the others, unless its value is the default."""
-        for f in fields(self):  # type: ignore[arg-type]
-            value, (other, *values) = getattr(self, f.name), f.metadata.get("needs") or (None,)
-            if other is not None and f.name in names and getattr(self, other) not in values and value != f.default:
-                raise UsageError(
-                    f"--{f.name} {value}: has no effect with --{other} {getattr(self, other)}, only with "
-                    f"{' or '.join(values)}; leave it out"
-                )
 
 
 def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
@@ -244,13 +235,8 @@ class Context(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse(Checked):
-    """How a trained model is loaded and run. Shared by eval.py and generate.py."""
+    """How a trained model is loaded and run. Shared by the programs that use one."""
 
-    work_dir: str = option(
-        "runs/txl",
-        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
-        "of a model on the Hugging Face hub, see docs/importing.md",
-    )
     vocabulary: str | None = option(
         None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
     )
@@ -262,6 +248,17 @@ class ModelUse(Checked):
         "float32",
         "dtype of the matrix products; weights and sums stay in float32; bfloat16 is less exact, and faster on a GPU "
         "and, in evaluation, on a CPU that is made for it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModel(ModelUse):
+    """The use of one model, which is named."""
+
+    work_dir: str = option(
+        "runs/txl",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
+        "of a model on the Hugging Face hub, see docs/importing.md",
     )
 
 

@@ -105,7 +105,7 @@ def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> No
 
 
 def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Trained, tmp_path: Path) -> None:
-    corpus = lm.corpus({"cache_dir": str(tmp_path / "cache")})
+    corpus = lm.corpus(lm.data_config({"cache_dir": str(tmp_path / "cache")}))
     assert lm.decode(corpus.split("valid")).split() == (trained.text / "valid.txt").read_text().split()
     lm.write(tmp_path / "again")
     assert txl.load(tmp_path / "again").score("bab ded").nats == lm.score("bab ded").nats

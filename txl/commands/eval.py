@@ -1,82 +1,59 @@
-"""Evaluate a trained Transformer-XL with one or several context lengths, in one process or many, or score any text:
+"""Evaluate a trained Transformer-XL with one or several context lengths, in one process or many:
 
 python eval.py --work_dir RUN ...           torchrun --nproc_per_node=4 eval.py --work_dir RUN ...
-python eval.py --work_dir RUN --text FILE --per_token FILE.tsv
-python eval.py --recl RUN RUN ... --split test
+
+With --text FILE it is `txl score`, with --recl RUN RUN ... `txl recl`; add --help to see their flags.
 """
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from txl.cli import Typed, read_flags
-from txl.commands.recl import compare_context_lengths
-from txl.commands.scoring import Split, score
-from txl.config import Context, build, require
-from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.rows import scoring_stream
-from txl.data_utils.tokenizers.base import UNK
-from txl.evaluation.config import CONFIGS, DEFAULTS, CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.commands.scoring import Split, score, training_text
+from txl.config import Context, build
+from txl.data_utils.corpus import DataConfig
+from txl.evaluation.config import ADDED, DEFAULTS, EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
-from txl.evaluation.reading import Predictor, Reading, within
-from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
-from txl.evaluation.rows import row_of_text
-from txl.evaluation.test_time import Additions, TrainingText, prepared
+from txl.evaluation.reading import Predictor
+from txl.evaluation.report import print_row, print_table, require_outputs, write_results
+from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
-from txl.model.settings import require_read
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
 
-MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "text", "json")
+MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
+_OTHERS = {"recl": "txl.commands.recl", "text": "txl.commands.score"}
+"""Programs that a flag asks for."""
+_ELSEWHERE = {"has no effect without --text": (ScoreConfig,), "has no effect without --recl": (ReclConfig,)}
 
 
 def main(argv: Sequence[str]) -> None:
-    typed = read_flags(argv, *CONFIGS, DataConfig, description=__doc__ or "", first=MOST_USED)
+    for flag, module in _OTHERS.items():
+        if has_flag(argv, flag):
+            return import_module(module).main(argv)
+    typed = read_flags(argv, *EVAL, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=_ELSEWHERE)
     with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
-        if typed.get("recl"):
-            compare_context_lengths(typed, ranks)
-        else:
-            run_evaluation(typed, ranks)
+        score_splits(*resolved(typed, ranks), ranks)
 
 
-def run_evaluation(typed: Typed, ranks: Ranks) -> None:
-    """Check the flags against each other and the checkpoint, then score the splits, or the file of --text."""
-    additions = Additions(*(build(cls, typed) for cls in (DynamicConfig, CacheConfig, KnnConfig)))
-    config, study = build(EvalConfig, typed, **DEFAULTS.get(typed.get("convention"), {})), build(StudyConfig, typed)
-    additions.check(typed, config, ranks.world)
-    for name in ("recl_step", "recl_longest", "recl_every"):
-        require(name not in typed, f"--{name} has no effect without --recl; give it, or leave this flag out")
-    lm = LanguageModel.open(
-        config.work_dir, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device=ranks.device
-    )
-    require_read(typed, position=lm.model_config.position, attention=lm.model_config.attention)
-    trained = lm.record.get("train", {}).get("reset", "never")
-    if "reset" not in typed and config.text is None and config.convention == "txl":
-        config = dataclasses.replace(config, reset=trained)
-    if config.text is None and "batch_size" not in typed:
+def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
+    """The model, its text, and how that is scored. Raises `UsageError` on flags that do not go together."""
+    config = build(EvalConfig, typed, **DEFAULTS.get(typed.get("convention"), {}))
+    additions = Additions(*(build(cls, typed) for cls in ADDED))
+    additions.check(config.dtype, ranks.world, config.convention)
+    dataset = typed.get("dataset")
+    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
+    data = lm.data_config(typed)
+    refuse_idle_flags(typed, config, *additions, data, lm.model_config)
+    if "reset" not in typed and config.convention == "txl":
+        config = dataclasses.replace(config, reset=lm.record.get("train", {}).get("reset", "never"))
+    if "batch_size" not in typed:
         config = dataclasses.replace(config, batch_size=default_streams(config, additions, lm, ranks))
-    if config.text is None:
-        score_splits(typed, config, study, additions, lm, ranks)
-    else:
-        require_effect_on_text(typed, additions)
-        if ranks.is_main:  # it is one stream
-            score_file(config.text, typed, config, additions, lm, ranks)
-
-
-def require_effect_on_text(typed: Typed, additions: Additions) -> None:
-    """Raise `UsageError` if a flag was typed that has no effect with --text."""
-    for name in ("loss_by_position", "attention_by_distance"):
-        require(not typed.get(name), f"--{name} and --text: it is measured on splits; drop one of the two")
-    of_training_text = [] if additions.read_training_text else [f.name for f in dataclasses.fields(DataConfig)]
-    for name in ("split", "batch_size", "pictures", *of_training_text):
-        require(name not in typed, f"--{name} has no effect with --text, which is one stream of its own; leave it out")
+    return lm, data, config, additions
 
 
 def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks) -> int:
@@ -91,19 +68,18 @@ def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel,
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
 
 
-def score_splits(
-    typed: Typed, config: EvalConfig, study: StudyConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
-) -> None:
+def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
     contexts = config.look_backs(lm.context)
-    corpus = ranks.main_first(lambda: lm.corpus(typed))
+    plain = dataclasses.replace(config, loss_by_position=False, attention_by_distance=False)
+    corpus = ranks.main_first(lambda: lm.corpus(data))
     names = ("valid", "test") if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
-    pictures = pictures_of(config, study, lm.run or Path())
+    pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
         if corpus.said:
             print_line(f"| {corpus.said}")
-        require_outputs(config)
+        require_outputs(config.json)
         pictures = drawable(pictures, config)
     rows = []
     with lm.used_as(config, ranks.device) as model:
@@ -120,9 +96,9 @@ def score_splits(
                 added = None
                 if additions.name:  # before the text is read: a store that does not fit is refused first
                     added = adapted(context if additions.dynamic.dynamic == "rms" else contexts[0])
-                new = [score(model, split, context, config, ranks, study)]
+                new = [score(model, split, context, config, ranks)]
                 if added is not None:
-                    new.append(score(model, split, context, config, ranks, additions=additions, predictor=added))
+                    new.append(score(model, split, context, plain, ranks, additions=additions, predictor=added))
                 rows += new
                 if ranks.is_main:
                     for row in new:
@@ -130,55 +106,7 @@ def score_splits(
     if ranks.is_main:
         print_table(rows)
         texts = {name: corpus.fingerprint(name) for name in names}
-        write_results(rows, config, checkpoint=str(lm.folder), texts=texts)
+        how = {"convention": config.convention, "reset": config.reset, "texts": texts}
+        write_results(rows, config, checkpoint=str(lm.folder), **how)
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)
-
-
-def score_file(
-    name: str, typed: Typed, config: EvalConfig, additions: Additions, lm: LanguageModel, ranks: Ranks
-) -> None:
-    """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
-    vocab = lm.tokenizer
-    how: dict[str, Any] = {"running": config.tokenise}
-    if not config.tokenise:
-        how["advice"] = "; for running text there is --tokenise"
-    before = [vocab.eos_id]
-    if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
-    text = encode_text(read_text(name), vocab, name=name, **how)
-    require_outputs(config)
-    training = training_text(lm, lm.corpus(typed), ranks) if additions.read_training_text else None
-    counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
-    ids = np.array(before + text.ids)
-    rows, nats = [], []
-    with lm.used_as(config, ranks.device) as model:
-        for context in config.look_backs(lm.context):
-            predictors: list[tuple[str, Predictor]] = [("", model)]
-            if additions.name:
-                added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
-                predictors.append((additions.name, added))
-            for name_of_added, predictor in predictors:
-                reading = Reading(context, within(context, len(ids)), 0, predictor, name_of_added)
-                row, nll_N = row_of_text(ids, reading, model, ranks, first=len(before), counts=counts)
-                rows.append(row)
-                nats = nll_N.tolist()  # --per_token writes those of the last row
-    columns = zip(vocab.decode(text.ids), text.ids, nats, text.offsets, text.surfaces, strict=True)
-    tokens = [
-        Token(position, word, i, nat, i == vocab.index.get(UNK), offset, surface)
-        for position, (word, i, nat, offset, surface) in enumerate(columns)
-    ]
-    if config.per_token == "-":
-        sys.stdout.write(as_tsv(tokens))
-    else:
-        print_table(rows)
-    if config.per_token not in (None, "-"):
-        write_tokens(Path(config.per_token), tokens, checkpoint=str(lm.folder), text=name)
-    write_results(rows, config, checkpoint=str(lm.folder))
-
-
-def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
-    """The training text, for test-time adaptation."""
-    ids = ranks.main_first(lambda: corpus.split("train"))
-    names = {"checkpoint": lm.fingerprint(), "training_text": corpus.fingerprint("train")}
-    return TrainingText(ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context)

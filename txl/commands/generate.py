@@ -4,7 +4,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 
-from txl.cli import read_flags
+from txl.cli import read_flags, refuse_idle_flags
 from txl.config import UsageError, build, require
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns
@@ -12,7 +12,6 @@ from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
-from txl.model.settings import require_read
 from txl.runtime.distributed import device_of
 
 
@@ -20,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
     lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=config.dataset, device="cpu")
-    require_read(typed, position=lm.model_config.position, attention=lm.model_config.attention)
+    refuse_idle_flags(typed, config, lm.model_config)
     vocab, tokenised = lm.tokenizer, lm.is_tokenised
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length")}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import Typed, read_flags
+from txl.cli import Typed, read_flags, refuse_idle_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.shape import AUTO, shape_of_text
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
@@ -24,7 +24,6 @@ from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in
 from txl.language.texts import data_settings
-from txl.model.settings import require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
@@ -73,13 +72,12 @@ def set_batch_size(typed: Typed, ranks: Ranks) -> None:
 def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
     """Train as the flags say, from a checkpoint or from the beginning; returns the exit status."""
     start = initial_model(typed) if checkpoint is None else None
-    config, context = settings(typed, ranks, checkpoint, start)
+    config, context, data = settings(typed, ranks, checkpoint, start)
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    trained_on = data_settings(checkpoint.record, checkpoint.folder, typed) if checkpoint else {}
     words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
-    corpus = ranks.main_first(lambda: Corpus(build(DataConfig, typed, **trained_on), words, needed=splits))
+    corpus = ranks.main_first(lambda: Corpus(data, words, needed=splits))
     known = checkpoint or start
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
@@ -135,7 +133,6 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
 def initial_model(typed: Typed) -> LanguageModel | None:
     """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
     if typed.get("init_from") is None:
-        require("vocabulary" not in typed, "--vocabulary: is read with --init_from only; leave it out")
         return None
     source = typed["init_from"]
     found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
@@ -148,30 +145,32 @@ def initial_model(typed: Typed) -> LanguageModel | None:
 
 def settings(
     typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: LanguageModel | None
-) -> tuple[TrainConfig, Context]:
+) -> tuple[TrainConfig, Context, DataConfig]:
     """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together.
 
     Args:
         start: the model of --init_from, whose lengths are the defaults.
     """
     known = checkpoint or start
-    shape = known.model_config if known else ModelConfig
-    asked = {name: typed.get(name, getattr(shape, name)) for name in ("position", "attention")}
-    require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
-    config.require_effect(typed)
+    trained_on = data_settings(checkpoint.record, checkpoint.folder, typed) if checkpoint else {}
+    data = build(DataConfig, typed, **trained_on)
+    which = {name: typed[name] for name in ("position", "attention") if name in typed}
+    shape = known.model_config if known else ModelConfig(n_token=1, **which)
+    refuse_idle_flags(typed, config, data, shape)
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    masks = config.attn_impl != "fused" and asked["attention"] == "softmax"
-    how = f"--attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the documents of a row"
+    masks = config.attn_impl != "fused" and shape.attention == "softmax"
+    how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
     require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
     context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     good = "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len
     require(good, f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}; lower it")
-    return dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len), context
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    return config, context, data
 
 
 def require_resources(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from txl.config import LENGTH, SEED, ModelUse, TextKind, option, require
+from txl.config import LENGTH, SEED, OneModel, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 
@@ -10,7 +10,7 @@ _LONGEST_SESSION = 2**16  # memory for tokens that may come; a text of known len
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(Rule, ModelUse):
+class GenerateConfig(Rule, OneModel):
     """What to generate and how to sample."""
 
     dataset: TextKind | None = option(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelUse, require
-from txl.data_utils.corpus import Corpus
+from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.evaluation.reading import within
@@ -27,7 +27,7 @@ from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
-from txl.language.texts import open_corpus
+from txl.language.texts import open_corpus, resolved_data
 from txl.language.trained import TrainedModel
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
@@ -97,15 +97,15 @@ class LanguageModel(TrainedModel):
         with autocast(self.model.device, dtype_for(self.model, use.dtype)):
             yield self.model
 
-    def corpus(self, asked: Mapping[str, Any] = MappingProxyType({})) -> Corpus:
-        """The text of the training, in the model's tokens; or another.
+    def data_config(self, asked: Mapping[str, Any] = MappingProxyType({})) -> DataConfig:
+        """How the text of the training was read, with the fields that are `asked` for in place of those. Raises
+        `UsageError` if nobody knows, or the text is not there any more."""
+        return resolved_data(self.record, self.folder, asked, n_word=len(self.tokenizer))
 
-        Args:
-            asked: fields of `DataConfig` that are not as in the training.
-        Raises:
-            UsageError: if the text is not there, or defines another vocabulary.
-        """
-        return open_corpus(self.record, self.folder, self.tokenizer, asked)
+    def corpus(self, config: DataConfig | None = None) -> Corpus:
+        """The text of the training in the model's tokens, or that of `config`. Raises `UsageError` if it is not there,
+        or defines another vocabulary."""
+        return open_corpus(self.record, self.folder, self.tokenizer, config or self.data_config())
 
     def write(self, folder: Path, to: str = "txl", *, licence: str | None = None) -> None:
         """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the 2019 code loads

@@ -30,10 +30,10 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
     return saved
 
 
-def open_corpus(record: Mapping[str, Any], folder: Path, tokenizer: Tokenizer, asked: Mapping[str, Any]) -> Corpus:
-    """The text with the settings of the training, over which those that are `asked` for win, encoded with the model's
-    tokenizer. Raises `UsageError` if the text defines another vocabulary."""
-    n_word, max_size = len(tokenizer), asked.get("max_size")
+def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int) -> DataConfig:
+    """The settings of the training, over which those that are `asked` for win. Raises `UsageError` as `data_settings`,
+    or if they limit the vocabulary."""
+    max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
         f"--max_size {max_size}: limits a vocabulary, and that of the model has {n_word} words; leave it out; splits "
@@ -42,12 +42,17 @@ def open_corpus(record: Mapping[str, Any], folder: Path, tokenizer: Tokenizer, a
     as_trained = dataclasses.asdict(DataConfig(**data_settings(record, folder, asked)))
     if asked.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
         as_trained = {"data": as_trained["data"]}
-    corpus = Corpus(build(DataConfig, asked, **as_trained), tokenizer)
+    return build(DataConfig, asked, **as_trained)
+
+
+def open_corpus(record: Mapping[str, Any], folder: Path, tokenizer: Tokenizer, config: DataConfig) -> Corpus:
+    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary."""
+    corpus = Corpus(config, tokenizer)
     if corpus.defines_vocabulary and not record.get("train", {}).get("init_from"):
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == tokenizer.fingerprint(),
             f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {folder} was trained with "
-            f"({n_word:,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
+            f"({len(tokenizer):,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
         )
     return corpus

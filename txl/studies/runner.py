@@ -15,7 +15,7 @@ from tqdm import tqdm
 from txl.cli import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.config import DataConfig
-from txl.evaluation.config import CONFIGS, EvalConfig
+from txl.evaluation.config import EVAL, SCORE, EvalConfig, ScoreConfig
 from txl.evaluation.report import write_json
 from txl.records import read_json
 from txl.runtime.lock import Lock
@@ -33,9 +33,11 @@ class TaskError(Exception):
 
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
-    training, evaluation = (DataConfig, TrainConfig, ModelConfig, Context), (*CONFIGS, DataConfig)
-    lines = [(f"runs: {name}", flags, training, TrainConfig) for name, flags in study.variants.items()]
-    lines += [(f"evaluations: {name}", flags, evaluation, EvalConfig) for name, flags in study.evaluations.items()]
+    training = (DataConfig, TrainConfig, ModelConfig, Context)
+    lines: list[Any] = [(f"runs: {name}", flags, training, TrainConfig) for name, flags in study.variants.items()]
+    for name, flags in study.evaluations.items():
+        program, checked = (SCORE, ScoreConfig) if "text" in flags else (EVAL, EvalConfig)
+        lines.append((f"evaluations: {name}", flags, (*program, DataConfig), checked))
     for name, flags, configs, checked in lines:
         try:
             build(checked, read_flags(words(flags, Path("run")), *configs, description=""))
