@@ -1,6 +1,6 @@
 """Which text is read and how, as a dataclass whose fields are flags."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from txl.config import SEED, Checked, option
@@ -31,31 +31,31 @@ class DataConfig(Checked):
         "documentation of this Python; any text in subwords, bytes or characters; streams of integers",
     )
     cache_dir: str | None = option(None, "folder of what is made of the text (not given: txl-cache beside the text)")
-    min_freq: int = option(0, "words seen less often become <unk>", needs=("dataset", "text"), minimum=0)
+    min_freq: int = option(0, "words seen less often become <unk>", when=("dataset", "text"), minimum=0)
     max_size: int | None = option(
-        None, "largest number of words in the vocabulary, the rest become <unk>", needs=("dataset", "text"), minimum=1
+        None, "largest number of words in the vocabulary, the rest become <unk>", when=("dataset", "text"), minimum=1
     )
     vocab_size: int | None = option(
         None,
         "tokens in the vocabulary (not given: 8192 subwords, or the largest id plus one)",
-        needs=("dataset", "bpe", "ids"),
+        when=("dataset", "bpe", "ids"),
         minimum=1,
         maximum=2**24,
     )
     tokenizer: str | None = option(
-        None, "a tokenizer.json to use; not given: a byte-level BPE is trained", needs=("dataset", "bpe")
+        None, "a tokenizer.json to use; not given: a byte-level BPE is trained", when=("dataset", "bpe")
     )
     documents: Literal["auto", "blank", "heading", "file", "row"] = option(
         "auto",
         "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a row (of plain text: a "
         "line); auto: the log names it",
-        needs=("dataset", *RUNNING),
+        when=("dataset", *RUNNING),
     )
-    text_field: str = option("text", "field of jsonl and parquet that holds the text", needs=("dataset", *RUNNING))
+    text_field: str = option("text", "field of jsonl and parquet that holds the text", when=("dataset", *RUNNING))
     held_out: float = option(
         0.02,
         "share of the documents for each of valid and test, where the text has no such files",
-        needs=("dataset", *RUNNING),
+        when=("dataset", *RUNNING),
         above=0,
         below=0.5,
     )
@@ -63,19 +63,18 @@ class DataConfig(Checked):
         "txl",
         "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, of text8, without "
         "the spaces around a split",
-        needs=("dataset", *BYTES),
+        when=("dataset", *BYTES),
     )
     prefix: bool = option(
         False,
         "--data is only a beginning of the data set, or another file of bytes; figures are not comparable",
-        needs=("dataset", *BYTES),
+        when=("dataset", *BYTES),
     )
-    split_seed: int = option(0, "seed of that choice", needs=("dataset", *RUNNING), **SEED)
+    split_seed: int = option(0, "seed of that choice", when=("dataset", *RUNNING), **SEED)
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str):
             object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
-        self.require_effect([f.name for f in fields(self)])
         if self.tokenizer is not None and self.vocab_size is not None:
             raise DataError(f"--vocab_size {self.vocab_size}: the vocabulary is that of --tokenizer; drop one of them")

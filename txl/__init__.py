@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txl.api import LanguageModel, load
     from txl.config import Context, ModelConfig
+    from txl.language.model import LanguageModel, load
     from txl.memory import Memory, Span
     from txl.model.memory_transformer import AgentMemory, MemoryTransformer
     from txl.model.transformer import TransformerXL
@@ -25,8 +25,8 @@ __all__ = [
     "load",
 ]
 _HOMES = {
-    "load": "api",
-    "LanguageModel": "api",
+    "load": "language.model",
+    "LanguageModel": "language.model",
     "Context": "config",
     "ModelConfig": "config",
     "Memory": "memory",

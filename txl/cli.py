@@ -12,8 +12,9 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.config import UsageError, require
@@ -39,9 +40,15 @@ _REMEDIES = {
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I)
 
 
-def read_flags(argv: Sequence[str], *classes: type, description: str, first: Sequence[str] = ()) -> Typed:
+def read_flags(
+    argv: Sequence[str],
+    *classes: type,
+    description: str,
+    first: Sequence[str] = (),
+    elsewhere: Mapping[str, Sequence[type]] = MappingProxyType({}),
+) -> Typed:
     """The typed flags as {field: value}; --help lists the fields in `first` first. Raises `UsageError` on unknown or
-    refused flags, and on values of the wrong type.
+    refused flags, and on values of the wrong type; `elsewhere` says why flags of other programs are not read here.
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
     """
@@ -60,6 +67,9 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
     add_legacy_flags(parser, known)
     typed, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
+        name = unknown[0].partition("=")[0].removeprefix("--").removeprefix("no_")
+        for why, others in elsewhere.items():
+            require(name not in {f.name for cls in others for f in fields(cls)}, f"--{name} {why}; leave it out")
         raise UsageError(_unknown_message(unknown, known))
     values = vars(typed)
     answer_legacy_flags(values)
@@ -70,10 +80,45 @@ def read_flags(argv: Sequence[str], *classes: type, description: str, first: Seq
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def build(cls: type, typed: Typed, **base: Any) -> Any:
-    """A configuration: the typed flags override `base`, which overrides the defaults."""
-    names = {f.name for f in fields(cls)}
-    return cls(**{**base, **{name: value for name, value in typed.items() if name in names}})
+def has_flag(argv: Sequence[str], name: str) -> bool:
+    """True if a command line has a flag."""
+    return any(_underscored(word).partition("=")[0] == f"--{name}" for word in argv)
+
+
+def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
+    """Raise `UsageError` on a typed flag that has no effect (see `option(when=...)`, and `readers` of what position
+    encodings and attention rules read). False and "auto" ask for nothing, nor does the default of a flag that goes with
+    a value of another.
+
+    Args:
+        configs: what the flags were resolved into; of several models that are compared, one must read a flag.
+    """
+    by_name: dict[str, Field] = {f.name: f for config in configs for f in fields(config)}
+    for name, value in typed.items():
+        f, given = by_name.get(name), f"--{name}" if value is True else f"--{name} {value}"
+        for choices in _conditions(name, f) if value not in (False, "auto") else ():
+            has = {key: [getattr(config, key) for config in configs if hasattr(config, key)] for key in choices}
+            if any(_holds(one, accepted, by_name[key]) for key, accepted in choices.items() for one in has[key]):
+                continue
+            other, accepted = next((key, accepted) for key, accepted in choices.items() if has[key])
+            if not accepted:
+                raise UsageError(f"--{name} has no effect without --{other}; give it, or leave this flag out")
+            only = re.sub(r", ([^,]*)$", r" or \1", ", ".join(accepted))
+            idle = f"{given}: has no effect with --{other} {has[other][0]}, only with {only}; leave it out"
+            require(f is not None and value == f.default, idle)
+
+
+def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
+    """What a flag has an effect with: each of these must hold, with one of its fields at one of the values."""
+    found: list[dict[str, Sequence[str]]] = [{key: who for key, who in readers(name)._asdict().items() if who}]
+    if f is not None and f.metadata.get("when"):
+        other, *values = f.metadata["when"]
+        found.append({other: values})
+    return [one for one in found if one]
+
+
+def _holds(value: Any, accepted: Sequence[str], f: Field) -> bool:
+    return value in accepted if accepted else value != f.default
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
@@ -210,7 +255,9 @@ def int_or_auto(word: str) -> int | str:
 
 
 def _help(f: Field) -> str:
-    who = [name for names in readers(f.name) for name in names] or f.metadata.get("needs", ())[1:]
+    conditions = _conditions(f.name, f)
+    who = [value for one in conditions for values in one.values() for value in values]
+    who = who or [f"--{other}" for one in conditions for other in one]
     text = (f"{', '.join(who)}: " if who else "") + f.metadata["help"].replace("%", "%%")
     silent = f.default is None or f.default is False or f.default in ((), MISSING)
     return text if silent else f"{text} [{f.default}]"

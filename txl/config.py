@@ -5,7 +5,7 @@
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite, log2
@@ -25,6 +25,8 @@ FEW: "Limits" = {"minimum": 1, "maximum": 2**16}
 """Of what is made one by one."""
 _LARGEST = 2**63
 """No whole number is as large, whatever its option says: PyTorch and iterators count in 64 bits."""
+TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
+"""Kinds of text that models of other programs were trained on."""
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "
@@ -78,7 +80,7 @@ def option(
     *,
     flag: bool = True,
     section: str = "",
-    needs: tuple[str, ...] = (),
+    when: tuple[str, ...] = (),
     **bounds: Unpack[Limits],
 ) -> Any:
     """A dataclass field with help text and bounds.
@@ -86,10 +88,11 @@ def option(
     Args:
         flag: False: not a flag.
         section: title in --help of this field and those after it.
-        needs: (another field, values of it): this field has no effect with other values.
+        when: (another field, values of it): the flag has no effect otherwise, and is refused; no values: any but the
+            default.
         bounds: of a number, or of each number of a tuple; None is not checked.
     """
-    metadata = {"help": help, "flag": flag, "section": section, "needs": needs, "bounds": bounds}
+    metadata = {"help": help, "flag": flag, "section": section, "when": when, "bounds": bounds}
     return field(default=default, metadata=metadata)
 
 
@@ -109,15 +112,11 @@ class Checked:
             for one in value if isinstance(value, tuple | list) else (value,):
                 _check(f, one)
 
-    def require_effect(self, names: Collection[str]) -> None:
-        """Raise `UsageError` if one of these fields has no effect with the others, unless its value is the default."""
-        for f in fields(self):  # type: ignore[arg-type]
-            value, (other, *values) = getattr(self, f.name), f.metadata.get("needs") or (None,)
-            if other is not None and f.name in names and getattr(self, other) not in values and value != f.default:
-                raise UsageError(
-                    f"--{f.name} {value}: has no effect with --{other} {getattr(self, other)}, only with "
-                    f"{' or '.join(values)}; leave it out"
-                )
+
+def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
+    """A configuration: those of its fields that are `asked` for override `base`, which overrides the defaults."""
+    names = {f.name for f in fields(cls)}
+    return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
 
 
 def _check(f: Field, value: Any) -> None:
@@ -157,7 +156,7 @@ class ModelConfig(Checked):
     gate_bias: float = option(
         2.0,
         "what the bias of gates begins at: the larger, the nearer is a layer to one that does nothing",
-        needs=("gate", "gru", "output", "highway", "sigmoid_tanh"),
+        when=("gate",),
     )
     activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
         "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"
@@ -195,7 +194,7 @@ class ModelConfig(Checked):
     compress_loss: Literal["attention", "reconstruction"] = option(
         "attention",
         "what the convolution learns to keep: what the layer attends to, or the states themselves",
-        needs=("compression", "conv"),
+        when=("compression", "conv"),
     )
 
     def __post_init__(self) -> None:
@@ -260,9 +259,11 @@ class Context(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse(Checked):
-    """How a trained model is loaded and run. Shared by eval.py and generate.py."""
+    """How a trained model is loaded and run. Shared by the programs that use one."""
 
-    work_dir: str = option("runs/txl", "run directory, for its best checkpoint; or one checkpoint in it")
+    vocabulary: str | None = option(
+        None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
+    )
     same_length: bool | None = option(None, _SAME_LENGTH_HELP)
     clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
     compressed_len: int | None = option(None, _COMPRESSED_LEN_HELP, **LENGTH)
@@ -272,6 +273,17 @@ class ModelUse(Checked):
         "float32",
         "dtype of the matrix products; weights and sums stay in float32; bfloat16 is less exact, and faster on a GPU "
         "and, in evaluation, on a CPU that is made for it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModel(ModelUse):
+    """The use of one model, which is named."""
+
+    work_dir: str = option(
+        "runs/txl",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
+        "of a model on the Hugging Face hub, see docs/importing.md",
     )
 
 

@@ -26,8 +26,10 @@ PROGRAMS = {
         "txl.commands.train", "train a model on a folder of text, in one process or in many", "python train.py"
     ),
     "eval": Program(
-        "txl.commands.eval", "perplexity at any context length, length studies, scores of any text", "python eval.py"
+        "txl.commands.eval", "perplexity of splits at any context length, length studies", "python eval.py"
     ),
+    "score": Program("txl.commands.score", "the loss of each token of any text", "python eval.py --text"),
+    "recl": Program("txl.commands.recl", "how much context several runs use", "python eval.py --recl"),
     "generate": Program("txl.commands.generate", "continue texts", "python generate.py"),
     "convert": Program("txl.commands.convert", "checkpoints of other programs, in and out", "python -m txl.convert"),
     "estimate": Program(

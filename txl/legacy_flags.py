@@ -58,15 +58,15 @@ _REFUSED = {
     "config_file": Retired(1, "give flags; docs/coming-from-nvidia.md has those of each configuration"),
     "save_all": Retired(0, "use --keep_last with a large number"),
     "no_eval": Retired(0, "use --eval_interval with a number above --max_step"),
-    "model": Retired(1, "name the run or the checkpoint with --work_dir; txl convert makes one of NVIDIA's"),
+    "model": Retired(1, "name the run or the checkpoint, also one of NVIDIA's, with --work_dir"),
     "type": Retired(1, "there is one way to run the model; TorchScript is not supported"),
     "target_perplexity": Retired(1, "train.py has it; compare the figures that --json writes"),
     "target_throughput": Retired(1, "train.py has it; compare the figures that --json writes"),
     "save_torchscript": Retired(1, "TorchScript is not supported"),
     "load_torchscript": Retired(1, "TorchScript is not supported"),
     "manual": Retired("+", "score any text with --text FILE --tokenise"),
-    "manual_config": Retired(1, "txl convert reads the configuration off the checkpoint"),
-    "manual_vocab": Retired(1, "txl convert reads the vocabulary off the checkpoint"),
+    "manual_config": Retired(1, "the configuration is read off the checkpoint"),
+    "manual_vocab": Retired(1, "the vocabulary is read off the checkpoint; --vocabulary names one that lies elsewhere"),
     "vocab": Retired(1, "--dataset says how the text is cut into tokens"),
 }
 _HARMLESS = {

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from txl.api import LanguageModel, load
 from txl.config import UsageError, require
+from txl.language.model import LanguageModel
 from txl.runtime.log import print_error
 
 try:
@@ -68,7 +68,7 @@ class TransformerXLForHarness(LM):
             require(type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
-        lm = load(path, device=device, vocabulary=vocabulary)
+        lm = LanguageModel.open(path, device=device, vocabulary=vocabulary)
         context = lm.context.overlaid(ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len)
         self.lm: LanguageModel = replace(lm, context=context)
 
@@ -93,7 +93,7 @@ class TransformerXLForHarness(LM):
 
     def _continued(self, context: str, continuation: str) -> tuple[float, bool]:
         ids = self._ids(continuation)
-        before = [self.lm.vocab.eos_id, *self._ids(context)]
+        before = [self.lm.tokenizer.eos_id, *self._ids(context)]
         logprob, is_greedy = 0.0, True
         for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
             logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())

@@ -14,8 +14,8 @@ import torch
 import txl
 from examples.classification.classifier import Classifier, Example, accuracy, train_epoch
 from examples.classification.texts import docstrings, is_held_out, read_tsv
-from txl.cli import build, read_flags, run
-from txl.config import SEED, SIZE, Checked, option, require
+from txl.cli import read_flags, run
+from txl.config import SEED, SIZE, Checked, build, option, require
 
 
 @dataclass(frozen=True, kw_only=True)

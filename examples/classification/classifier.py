@@ -21,7 +21,7 @@ class Classifier(nn.Module):
 
     def __init__(self, lm: LanguageModel, n_class: int) -> None:
         super().__init__()
-        self.model, self.eos_id = lm.model, lm.vocab.eos_id
+        self.model, self.eos_id = lm.model, lm.tokenizer.eos_id
         self.context = replace(lm.context, ext_len=0, mem_len=max(lm.context.mem_len, lm.context.tgt_len))
         self.head = nn.Linear(lm.model.config.d_model, n_class).to(lm.model.device)
 

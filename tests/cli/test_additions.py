@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Outcome, change_weights
 from txl.config import UsageError
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig
+from txl.evaluation.config import CacheConfig, DynamicConfig
 from txl.evaluation.test_time import Additions
 
 Call = Callable[..., Outcome]
@@ -192,5 +192,5 @@ def test_several_processes_cannot_adapt_one_set_of_weights() -> None:
     with pytest.raises(
         UsageError, match=r"^--dynamic sgd: adapts one set of weights to one text; run one process, not 2$"
     ):
-        Additions(DynamicConfig(dynamic="sgd")).check([], EvalConfig(), world=2)
-    Additions(cache=CacheConfig(cache_size=3)).check(["cache_size", "cache_dir"], EvalConfig(), world=2)
+        Additions(DynamicConfig(dynamic="sgd")).check("float32", world=2)
+    Additions(cache=CacheConfig(cache_size=3)).check("float32", world=2)

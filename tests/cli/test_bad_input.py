@@ -251,24 +251,21 @@ def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
 @pytest.mark.parametrize("entry", ["eval", "generate"])
 def test_a_missing_run_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
     line = refused(entry, "--work_dir", tmp_path / "nowhere")
-    assert f"--work_dir {tmp_path / 'nowhere'}: no such folder" in line
-    assert "give the folder of a run" in line
+    assert f"{tmp_path / 'nowhere'}: no such file or folder; give a run" in line
 
 
 @pytest.mark.parametrize("entry", ["eval", "generate"])
 def test_a_folder_without_checkpoint_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
     line = refused(entry, "--work_dir", tmp_path)
-    assert f"--work_dir {tmp_path}: holds no checkpoint" in line
+    assert f"{tmp_path}: holds no checkpoint" in line
     assert "train first" in line
 
 
 @pytest.mark.parametrize("name", ["model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin"])
-def test_a_checkpoint_of_another_program_is_to_be_converted(refused: Refused, tmp_path: Path, name: str) -> None:
+def test_a_damaged_checkpoint_of_another_program_is_named(refused: Refused, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"model_type": "transfo-xl"}')
     for place in (tmp_path, tmp_path / name) if name != "config.json" else (tmp_path,):
-        line = refused("generate", "--work_dir", place)
-        assert f"--work_dir {place}: " in line
-        assert "a checkpoint of another program; make a run folder of it with python -m txl.convert" in line
+        assert str(place) in refused("generate", "--work_dir", place)
 
 
 def test_a_file_of_a_checkpoint_is_not_its_folder(refused: Refused, run_folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from txl.config import Context, ModelConfig, UsageError
 from txl.data_utils.config import DataConfig
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.evaluation.config import EVAL, ReclConfig, ScoreConfig
 from txl.generation.config import GenerateConfig
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig
@@ -20,7 +20,7 @@ from txl.training.run import worlds_that_fit
 
 CONFIGS = (
     *(ModelConfig, Context, TrainConfig, ClusterConfig, DataConfig, GenerateConfig),
-    *(EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig),
+    *(*EVAL, ScoreConfig, ReclConfig),
 )
 
 Refused = Callable[..., str]

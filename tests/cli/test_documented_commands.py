@@ -181,6 +181,13 @@ def workplace(stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         shutil.copytree(stock / "run", tmp_path / "runs" / run)
     for text in ("my_folder", "data/wikitext-2"):
         shutil.copytree(stock / "text", tmp_path / text)
+    theirs = Path(shutil.copytree(ROOT / "tests" / "golden" / "hf" / "hf_div2", tmp_path / "their_folder"))
+    words = ["<eos>", "<unk>", *WORDS, *(f"w{i}" for i in range(198 - len(WORDS)))]
+    (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    for folder in ("their_text", "data/wikitext-103"):
+        shutil.copytree(stock / "text", tmp_path / folder)
+        (tmp_path / folder / "train.txt").unlink()  # it would have another vocabulary
+    torch.save({"idx2sym": words}, tmp_path / "their_text" / "cache.pt")
     (tmp_path / "my.txt").write_text("bab bad\n")
     (tmp_path / "input.txt").write_text("\n\n".join(f"ROMEO:\nbab bad {i}" for i in range(200)))
     rows = [{"text": f"row {i}"} for i in range(20)]
@@ -283,11 +290,6 @@ def test_the_tests_are_run_with_these_flags(tmp_path: Path, line: str) -> None:
 @each(CONVERSIONS)
 @pytest.mark.usefixtures("workplace")
 def test_a_checkpoint_of_another_program_is_converted(call: Call, line: str) -> None:
-    folder = Path(shutil.copytree(ROOT / "tests" / "golden" / "hf" / "hf_div2", "their_folder"))
-    words = ["<eos>", *(f"w{i}" for i in range(199))]
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
-    Path("their_text").mkdir()
-    torch.save({"idx2sym": words}, "their_text/cache.pt")
     source, *others = shlex.split(line)[3:]
     if not Path(source).exists():  # a run that another command of the page trains
         shutil.copytree("runs/mine", source)

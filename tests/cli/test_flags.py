@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from txl.cli import build, read_flags
-from txl.config import Context, ModelConfig, UsageError
+from txl.cli import read_flags
+from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.generation.config import GenerateConfig
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig
@@ -23,11 +23,13 @@ from txl.training.plan import ClusterConfig
 ROOT = Path(__file__).parents[2]
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
-    "eval": (EvalConfig, StudyConfig, DynamicConfig, CacheConfig, KnnConfig, DataConfig),
+    "eval": (*EVAL, DataConfig),
+    "score": (*SCORE, DataConfig),
+    "recl": (ReclConfig, DataConfig),
     "generate": (GenerateConfig,),
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
-CONFIGS = (*CLASSES["train"], *CLASSES["eval"][:-1], GenerateConfig, ClusterConfig)
+CONFIGS = (*CLASSES["train"], *EVAL, SCORE[0], GenerateConfig, ClusterConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 

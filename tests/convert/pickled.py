@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from txl.convert import to_kimiyoung
+from txl.model.transformer import TransformerXL
 
 
 @contextmanager
@@ -60,3 +63,25 @@ def tree(state: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:
         else:
             here.register_parameter(last, nn.Parameter(tensor))
     return root
+
+
+def save_nvidia(path: Path, model: TransformerXL, settings: Mapping[str, Any], words: Sequence[str]) -> None:
+    """A `checkpoint_best.pt` as NVIDIA's train.py saves it: its softmax has names of its own, and it lists shared
+    projections once more."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in to_kimiyoung(model).items():
+        parts = name.split(".")
+        if parts[:2] == ["crit", "out_layers"]:
+            kind = {"weight": "weights", "bias": "biases"}[parts[3]]
+            state[f"crit.out_layers_{kind}.{parts[2]}"] = tensor
+        elif parts[:2] == ["crit", "out_projs"] and parts[2] != "0":
+            continue  # tied
+        else:
+            state[name] = tensor
+        if parts[:2] == ["word_emb", "emb_projs"]:
+            state[f"crit.shared_out_projs.{parts[2]}"] = tensor
+    with foreign("vocabulary", "Vocab", base=object) as classes:
+        vocab = classes["Vocab"]()
+        vocab.idx2sym = list(words)  # type: ignore[attr-defined]
+        content = {"model_config": settings, "model_state": state, "vocab": vocab, "train_step": 3}
+        torch.save(content, path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import txl
-from tests.cli.conftest import Outcome
+from tests.cli.conftest import Outcome, Trained
 from txl.config import UsageError
 from txl.generation.rule import Rule
 
@@ -45,7 +45,7 @@ def test_hidden_states_give_the_probabilities_of_the_next_words(lm: txl.Language
     text = "bab ded bab ded ded bab " * 5
     hidden_ND = lm.hidden_states(text)
     score = lm.score(text)
-    ids = torch.tensor(lm.vocab.ids_of(score.tokens))
+    ids = torch.tensor(lm.tokenizer.ids_of(score.tokens))
     nll = -lm.model.log_prob(hidden_ND[:-1]).gather(1, ids[1:, None])[:, 0]
     assert len(hidden_ND) == len(score.tokens) == 30
     torch.testing.assert_close(nll, torch.tensor(score.nats[1:]), rtol=1e-4, atol=1e-5)
@@ -75,7 +75,7 @@ def test_what_is_sampled_is_what_is_scored(lm: txl.LanguageModel, prompt: str) -
     """Samples are draws from the probabilities of `score`, which reads a text from the token that ends a line."""
     for parameter in lm.model.parameters():  # what comes next depends on all that was before
         parameter.data.normal_(std=0.4)
-    words = [lm.decode([i]) for i in range(len(lm.vocab))]
+    words = [lm.decode([i]) for i in range(len(lm.tokenizer))]
     logprob_V = torch.tensor([lm.loglikelihood(prompt, word) for word in words])
     prob_V = Rule(top_k=40).probabilities(logprob_V)
     texts = lm.generate([prompt] * 30, length=1, top_k=40, allow_unknown=True, seed=0)
@@ -104,10 +104,17 @@ def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> No
     assert far.score(text).total_nats != lm.score(text).total_nats
 
 
+def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Trained, tmp_path: Path) -> None:
+    corpus = lm.corpus(lm.data_config({"cache_dir": str(tmp_path / "cache")}))
+    assert lm.decode(corpus.split("valid")).split() == (trained.text / "valid.txt").read_text().split()
+    lm.write(tmp_path / "again")
+    assert txl.load(tmp_path / "again").score("bab ded").nats == lm.score("bab ded").nats
+
+
 def test_checkpoints_of_others_and_single_checkpoints(run_folder: Path, tmp_path: Path) -> None:
     checkpoint = next(run_folder.glob("step_*"))
-    assert txl.load(checkpoint).vocab.words == txl.load(run_folder).vocab.words
-    with pytest.raises(UsageError, match=r"^vocabulary=: .* is a run of txl and has its own; leave it out"):
+    assert txl.load(checkpoint).tokenizer.words == txl.load(run_folder).tokenizer.words
+    with pytest.raises(UsageError, match=r" is a run of txl and has its own vocabulary; leave it out"):
         txl.load(checkpoint, vocabulary=checkpoint / "vocab.txt")
     hf = shutil.copytree(HF, tmp_path / "hf")
     with pytest.raises(UsageError, match="holds no vocabulary"):
@@ -121,7 +128,7 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -
     asked: list[Any] = []
     hub = SimpleNamespace(snapshot_download=lambda name, **_: asked.append(name) or str(run_folder))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert txl.load("someone/model").vocab.words == txl.load(run_folder).vocab.words
+    assert txl.load("someone/model").tokenizer.words == txl.load(run_folder).tokenizer.words
     assert asked == ["someone/model"]
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match="pip install huggingface_hub"):
@@ -143,13 +150,18 @@ class RepositoryNotFoundError(OSError):
             "could not be asked (cannot find the snapshot)",
         ),
         ("runs/typo", RepositoryNotFoundError("404"), "the hub has no such model, or it is private"),
-        ("~/typo", None, "file or folder, and no name on the hub"),
-        ("./typo", None, "file or folder, and no name on the hub"),
+        ("~/typo", None, "file or folder; give a run"),
+        ("./typo", None, "file or folder; give a run"),
+        ("here/typo", None, "file or folder; give a run"),
     ],
 )
 def test_a_folder_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, source: str, error: Exception | None, why: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: Exception | None, why: str
 ) -> None:
+    """The hub is not asked for what is below a folder of this machine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+
     def download(*_: Any, **__: Any) -> str:
         assert error is not None
         raise error
@@ -161,4 +173,4 @@ def test_a_folder_that_is_not_there_is_named(
 
 def test_a_folder_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
     monkeypatch.setenv("HOME", str(run_folder.parent))
-    assert txl.load(f"~/{run_folder.name}").vocab.words == txl.load(run_folder).vocab.words
+    assert txl.load(f"~/{run_folder.name}").tokenizer.words == txl.load(run_folder).tokenizer.words

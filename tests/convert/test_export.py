@@ -15,8 +15,6 @@ import txl
 from tests.cli.conftest import change_weights
 from tests.golden.test_model import Golden
 from txl.checkpoint import open_checkpoint
-from txl.commands.export import write_huggingface, write_original
-from txl.commands.pretrained import Pretrained
 from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert
 from txl.convert.huggingface import (
@@ -35,6 +33,8 @@ from txl.data_utils.tokenizers.sentences import SentenceVocab
 from txl.data_utils.tokenizers.subwords import Subwords
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 from txl.data_utils.tokenizers.words import Vocab
+from txl.language.export import write_huggingface, write_original
+from txl.language.trained import TrainedModel
 from txl.model.transformer import TransformerXL
 
 HF = Path(__file__).parents[1] / "golden" / "hf"
@@ -50,7 +50,7 @@ def test_a_run_written_for_others_has_the_same_figures(
     assert (outcome.status, outcome.err) == (0, "")
     lm, again = txl.load(run_folder), txl.load(folder)
     assert again.score(TEXT * 3).nats == lm.score(TEXT * 3).nats
-    assert again.vocab.words == lm.vocab.words
+    assert again.tokenizer.words == lm.tokenizer.words
     assert again.context == lm.context
     card = (folder / "README.md").read_text()
     assert "2 layers, d_model 16" in card
@@ -83,7 +83,7 @@ def test_the_files_are_those_of_transformers(run_folder: Path, tmp_path: Path, c
 def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Path) -> None:
     model, context = Golden(name).model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
-    write_original(Pretrained("txl", model, context, vocab, (), {}), tmp_path)
+    write_original(TrainedModel(model, context, vocab), tmp_path)
     back = convert(tmp_path)
     weights = back.model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
@@ -105,7 +105,7 @@ def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Pat
 def test_damaged_arguments_are_refused(tmp_path: Path, arguments: Any, message: str) -> None:
     model, context = Golden("xl").model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
-    write_original(Pretrained("txl", model, context, vocab, (), {}), tmp_path)
+    write_original(TrainedModel(model, context, vocab), tmp_path)
     held = torch.load(tmp_path / "model.pt")
     whole = held["arguments"] | arguments if isinstance(arguments, dict) else arguments
     torch.save({"arguments": whole, "state_dict": held["state_dict"]}, tmp_path / "model.pt")
@@ -133,10 +133,10 @@ VOCABULARIES = {
 }
 
 
-def pretrained(dataset: str, vocab: Vocab) -> Pretrained:
+def pretrained(dataset: str, vocab: Vocab) -> TrainedModel:
     sizes = {"n_layer": 1, "n_head": 1, "d_head": 2, "d_model": 4, "d_inner": 4}
     model = TransformerXL(ModelConfig(n_token=len(vocab), **sizes))
-    return Pretrained("txl", model, Context(), vocab, (), {"data": {"data": "my/text", "dataset": dataset}})
+    return TrainedModel(model, Context(), vocab, {"data": {"data": "my/text", "dataset": dataset}})
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_text_is_read_as_before_the_export(write: Callable[..., None], dataset: 
     vocab = VOCABULARIES[dataset]()
     write(pretrained(dataset, vocab), tmp_path)
     lm = txl.load(tmp_path)
-    assert type(lm.vocab) is type(vocab)
+    assert type(lm.tokenizer) is type(vocab)
     assert lm.encode(_TEXT) == encode_text(_TEXT, vocab, name="", running=dataset != "text").ids
     ids = lm.encode(_TEXT)
     assert lm.decode(ids) == "".join(map(decoder(vocab, tokenised=dataset != "text"), ids))

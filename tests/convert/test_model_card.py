@@ -13,12 +13,11 @@ import torch
 from tests.cli.test_flags import read
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.cli import build
-from txl.commands.model_card import training_command
 from txl.commands.shape import shape_of_model
 from txl.commands.train import settings
-from txl.config import as_dict
+from txl.config import as_dict, build
 from txl.data_utils.corpus import DataConfig
+from txl.language.model_card import training_command
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks
 

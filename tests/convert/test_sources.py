@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import txl
-from tests.convert.pickled import foreign, save_original
+from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.config import UsageError
 from txl.convert import convert, from_huggingface, to_kimiyoung
@@ -66,23 +66,7 @@ def test_nvidias_checkpoint(tmp_path: Path) -> None:
     """Its softmax has names of its own, and it lists shared projections once more."""
     golden = Golden("adaptive_div2")
     model, _ = golden.model()
-    state: dict[str, Any] = {}
-    for name, tensor in to_kimiyoung(model).items():
-        parts = name.split(".")
-        if parts[:2] == ["crit", "out_layers"]:
-            kind = {"weight": "weights", "bias": "biases"}[parts[3]]
-            state[f"crit.out_layers_{kind}.{parts[2]}"] = tensor
-        elif parts[:2] == ["crit", "out_projs"] and parts[2] != "0":
-            continue  # tied
-        else:
-            state[name] = tensor
-        if parts[:2] == ["word_emb", "emb_projs"]:
-            state[f"crit.shared_out_projs.{parts[2]}"] = tensor
-    with foreign("vocabulary", "Vocab", base=object) as classes:
-        vocab = classes["Vocab"]()
-        vocab.idx2sym = [f"w{i}" for i in range(200)]
-        content = {"model_config": golden.config["model"], "model_state": state, "vocab": vocab, "train_step": 3}
-        torch.save(content, tmp_path / "checkpoint_best.pt")
+    save_nvidia(tmp_path / "checkpoint_best.pt", model, golden.config["model"], [f"w{i}" for i in range(200)])
     converted = convert(tmp_path)
     assert (converted.kind, converted.words[:2]) == ("NVIDIA DeepLearningExamples", ["w0", "w1"])
     weights = converted.model.state_dict()
@@ -206,7 +190,7 @@ def test_tokens_added_to_a_hugging_face_tokenizer_are_words(file: str, content: 
     with pytest.raises(UsageError, match="has 199 words, the model has 200"):
         txl.load(folder)
     (folder / file).write_text(json.dumps(content))
-    assert txl.load(folder).vocab.words[198:] == ["w196", "<pad>"]
+    assert txl.load(folder).tokenizer.words[198:] == ["w196", "<pad>"]
     (folder / file).write_text("[3]")
     with pytest.raises(UsageError, match=file):
         txl.load(folder)

@@ -14,14 +14,13 @@ import torch
 
 from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
-from txl.cli import read_flags
+from txl.cli import read_flags, refuse_idle_flags
 from txl.commands import train
 from txl.config import UsageError
 from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.score import evaluate
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
-from txl.model.settings import require_read
 from txl.positions import POSITION_ENCODINGS
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
@@ -47,9 +46,9 @@ def test_what_it_declares_makes_help_and_refusals_name_it(capsys: pytest.Capture
     with pytest.raises(SystemExit):
         train.main(["--help"])
     assert "t5, shaw, deberta, toy: largest distance" in " ".join(capsys.readouterr().out.split())
-    require_read({"max_distance": 3, "untie_r": True}, position="toy", attention="softmax")
-    with pytest.raises(UsageError, match="t5, shaw, deberta and toy do; leave it out"):
-        require_read({"max_distance": 3}, position="rotary", attention="softmax")
+    refuse_idle_flags({"max_distance": 3, "untie_r": True}, ModelConfig(n_token=1, position="toy"))
+    with pytest.raises(UsageError, match="only with t5, shaw, deberta or toy; leave it out"):
+        refuse_idle_flags({"max_distance": 3}, ModelConfig(n_token=1, position="rotary"))
     model = TransformerXL(ModelConfig(n_token=5, n_layer=1, position="rotary"))
     with pytest.raises(UsageError, match=r"--clamp_len 3: .* or toy$"):
         model(torch.zeros(1, 1, dtype=torch.long), None, Context(clamp_len=3))
@@ -124,7 +123,7 @@ def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> No
     near, far = json.loads((tmp_path / "run" / "lengths.json").read_text())["rows"]
     assert (near["mem_len"], far["mem_len"]) == (0, 20)
     assert near["nats"] != far["nats"]
-    assert "--toy_reach 3: --position rotary does not read it, toy does; leave it out" in done.stdout
+    assert "--toy_reach 3: has no effect with --position rotary, only with toy; leave it out" in done.stdout
     assert "toy: distances from this one on are all the same" in " ".join(done.stdout.split())
 
 

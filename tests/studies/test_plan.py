@@ -6,8 +6,7 @@ import pytest
 
 from tests.cli.test_flags import read
 from txl import ModelConfig, TransformerXL
-from txl.cli import build
-from txl.config import UsageError
+from txl.config import UsageError, build
 from txl.evaluation.config import EvalConfig
 from txl.studies.plan import read_study, tasks, words
 from txl.training.config import TrainConfig

@@ -13,7 +13,7 @@ from txl import Context, TransformerXL
 from txl.commands.recl import losses_of
 from txl.config import UsageError
 from txl.data_utils.rows import window_streams
-from txl.evaluation.config import StudyConfig
+from txl.evaluation.config import ReclConfig
 from txl.evaluation.study.recl import losses_by_context, recl, table
 from txl.model.autocast import autocast
 from txl.runtime.distributed import Ranks
@@ -167,7 +167,7 @@ class Beside(Ranks):
 @pytest.mark.parametrize("lost", ["nothing", "its own", "the other's"])
 def test_a_rank_refuses_losses_beyond_float16_when_all_have_been_heard(lost: str) -> None:
     model, context = build("plain").float(), Context(tgt_len=4, mem_len=10)
-    study = StudyConfig(recl_step=5, recl_longest=10, recl_every=5)
+    study = ReclConfig(split="test", recl_step=5, recl_longest=10, recl_every=5)
     shares = [window_streams(IDS, length=10, every=5, batch_size=2, tgt_len=4)[i::2] for i in range(2)]
     read = ((stream.first_B, stream) for stream in shares[1])
     other_CP = losses_by_context(model, read, context, lengths=(5, 10), every=5, n_token=len(IDS))

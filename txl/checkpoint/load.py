@@ -15,7 +15,7 @@ from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, WEIGHTS, damaged,
 from txl.checkpoint.record import Checkpoint, open_folder, require_some
 from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
-from txl.config import UsageError
+from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
 from txl.memory import MEMORIES, Memory
 from txl.model.sizes import shapes_of, weights_of
@@ -36,12 +36,17 @@ def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float =
     saved = {_current_name(name): tensor for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
-    model = TransformerXL(checkpoint.model_config, dropout=dropout, dropatt=dropatt)
+    return model_with(saved, checkpoint.model_config, dropout=dropout, dropatt=dropatt).eval()
+
+
+def model_with(weights: Mapping[str, Tensor], config: ModelConfig, *, dropout: float, dropatt: float) -> TransformerXL:
+    """A model with these weights; those in 16 bits become float32."""
+    model = TransformerXL(config, dropout=dropout, dropatt=dropatt)
     with torch.no_grad():
         for name, parameter in weights_of(model).items():
-            parameter.data = parameter.data.to(torch.promote_types(saved[name].dtype, torch.float32))
-            parameter.copy_(saved[name])
-    return model.eval()
+            parameter.data = parameter.data.to(torch.promote_types(weights[name].dtype, torch.float32))
+            parameter.copy_(weights[name])
+    return model
 
 
 def load_weights(checkpoint: Checkpoint, model: TransformerXL) -> None:

@@ -12,7 +12,7 @@ from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import sha256
-from txl.records import parse_json, read_json, require_fields
+from txl.records import parse_json, require_fields
 
 _FIELDS = {
     **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},
@@ -20,7 +20,6 @@ _FIELDS = {
     **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
 }
 """The fields of config.json that are checked; there may be others."""
-_FOREIGN = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -70,34 +69,16 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The best checkpoint in a run directory, else its last; or the one in the given folder. Raises `UsageError` if
     there is none, or it is damaged."""
-    if _is_foreign(path):
-        raise UsageError(
-            f"--work_dir {path}: a checkpoint of another program; make a run folder of it with "
-            f"python -m txl.convert {path} RUN"
-        )
     if path.is_file():
-        raise UsageError(f"--work_dir {path}: is a file; name its folder, {path.parent}")
+        raise UsageError(f"{path}: is a file; name its folder, {path.parent}")
     if not path.is_dir():
-        raise UsageError(f"--work_dir {path}: no such folder; give the folder of a run, as in train.py --work_dir")
+        raise UsageError(f"{path}: no such folder; give the folder of a run, as in train.py --work_dir")
     if is_checkpoint(path):
         return open_folder(path)
     best, error = _best_checkpoint(path)
     if error is not None:
         raise error
     return last_checkpoint(path) if best is None else best
-
-
-def _is_foreign(path: Path) -> bool:
-    """True for a checkpoint of the 2019 code, of NVIDIA's or of Hugging Face's, or its folder, if no run is in it."""
-    if path.is_file() or checkpoints(path):
-        return path.name in _FOREIGN
-    try:
-        record = read_json(path / RECORD)
-        if "format" in record or "model_type" in record:
-            return "format" not in record
-    except (OSError, ValueError, TypeError):
-        pass
-    return any((path / name).is_file() for name in _FOREIGN)
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
@@ -175,5 +156,5 @@ def require_some(run: Path) -> list[Path]:
     """The checkpoints of a run by step. Raises `UsageError` if there is none."""
     found = checkpoints(run)
     if not found:
-        raise UsageError(f"--work_dir {run}: holds no checkpoint; train first, or give the folder of another run")
+        raise UsageError(f"{run}: holds no checkpoint; train first, or give the folder of another run")
     return found

@@ -12,15 +12,11 @@ from typing import Literal
 
 import torch
 
-from txl.checkpoint import WEIGHTS, CheckpointWriter, Snapshot
-from txl.cli import build, read_flags
-from txl.commands.export import rates, write_huggingface, write_original
-from txl.commands.model_card import model_card
-from txl.commands.pretrained import Pretrained, is_ours, read_pretrained
-from txl.config import Checked, option, require
-from txl.data_utils.datasets import DATA_SETS
-from txl.files import folder_written_whole, sha256
-from txl.runtime.distributed import Ranks
+from txl.checkpoint import WEIGHTS
+from txl.cli import read_flags
+from txl.config import Checked, TextKind, build, option, require
+from txl.files import sha256
+from txl.language.model import LanguageModel
 from txl.runtime.log import print_line
 
 
@@ -34,8 +30,10 @@ class ConvertConfig(Checked):
         "code's classes load",
     )
     vocab: str | None = option(None, "file of its words (not given: the one inside or beside the weights)")
-    data: str = option("data/wikitext-103", "folder of the text it was trained on, which eval.py reads by default")
-    dataset: Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"] = option("wt103", "kind of that text")
+    data: str | None = option(
+        None, "folder of the text it was trained on, which eval.py reads by default (not given: data/wikitext-103)"
+    )
+    dataset: TextKind | None = option(None, "kind of that text (not given: wt103)")
     dtype: Literal["kept", "float32", "bfloat16", "float16"] = option(
         "kept", "number type of the weights in the files; txl uses those in 16 bits as float32"
     )
@@ -50,31 +48,23 @@ def main(argv: Sequence[str]) -> None:
         require(good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
     typed = read_flags(argv[len(places) :] if "--help" not in argv else argv, ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
-    source, folder = map(Path, places)
+    folder = Path(places[1])
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
-    found = read(source, config, typed)
-    if config.dtype != "kept":
-        found.model.to(getattr(torch, config.dtype))
-        in_range = all(p.isfinite().all() for p in found.model.parameters())
-        require(in_range, f"--dtype {config.dtype}: weights of {source} exceed its range; use bfloat16")
-    with folder_written_whole(folder) as temporary:
-        if config.to == "huggingface":
-            write_huggingface(found, temporary)
-        elif config.to == "original":
-            write_original(found, temporary)
-        else:
-            write_run(found, temporary)
-        (temporary / "README.md").write_text(
-            model_card(found, config.to, folder.name, config.licence), encoding="utf-8"
-        )
+    lm = opened(places[0], config, typed)
+    assert lm.origin is not None
+    lm.model.to(lm.origin.dtype if config.dtype == "kept" else getattr(torch, config.dtype))
+    in_range = all(p.isfinite().all() for p in lm.model.parameters())
+    require(in_range, f"--dtype {config.dtype}: weights of {places[0]} exceed its range; use bfloat16")
+    lm.write(folder, config.to, licence=config.licence)
     if config.explain:
-        print_line(f"| {found.model.config}")
-        for name in found.tensors:
+        print_line(f"| {lm.model.config}")
+        for name in lm.origin.tensors:
             print_line(f"| read {name}")
-    n_weight = sum(p.numel() for p in found.model.parameters())
+    n_weight = sum(p.numel() for p in lm.model.parameters())
     print_line(
-        f"| {found.kind}: all {len(found.tensors)} tensors read, {n_weight:,} parameters, {len(found.vocab):,} words"
+        f"| {lm.origin.kind}: all {len(lm.origin.tensors)} tensors read, {n_weight:,} parameters, "
+        f"{len(lm.tokenizer):,} words"
     )
     for path in sorted(folder.rglob("*")):
         if path.name in (WEIGHTS, "model.pt"):
@@ -82,32 +72,19 @@ def main(argv: Sequence[str]) -> None:
     print_line(f"| written to {folder}")
 
 
-def read(source: Path, config: ConvertConfig, typed: Collection[str]) -> Pretrained:
-    """The model with all that is known of it. Raises `UsageError` if it is damaged, of no known kind, or has no
-    vocabulary, or if a typed flag asks for what a run of ours has."""
-    ours = is_ours(source)
-    for name in ("vocab", "data", "dataset") if ours else ():
-        require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
-    vocab = Path(config.vocab) if config.vocab else None
-    named = config.dataset if "dataset" in typed else None
-    found = read_pretrained(source, vocab, vocabulary_by="--vocab", dataset=named)
-    if not ours:
-        own = found.record.get("data", {})
-        said = own.get("dataset", config.dataset)
-        same = "dataset" not in typed or config.dataset == said
-        require(same, f"--dataset {config.dataset}: {source} says that it was trained on {said}; leave the flag out")
-        convention = {} if own else DATA_SETS[config.dataset].as_in_2019
-        asked = {name: getattr(config, name) for name in ("data", "dataset") if name in typed or name not in own}
-        found.record["data"] = {**convention, **own, **asked}
-        found.record["converted_from"]["assumed"] = [name for name in asked if name not in typed]
-    return found
-
-
-def write_run(found: Pretrained, folder: Path) -> None:
-    """A run folder with one checkpoint, without the state of a training."""
-    record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
-    record["rates"] = rates(found)  # for further exports
-    ranks = Ranks(0, 1, torch.device("cpu"))
-    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.vocab.files())
-    nats = found.record.get("valid_nats_per_token")
-    writer.save(found.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True, valid_nats=nats)
+def opened(source: str, config: ConvertConfig, typed: Collection[str]) -> LanguageModel:
+    """The model, with what the flags say of its text. Raises `UsageError` if it is none, or a typed flag asks for what
+    a run of ours has, or contradicts what the checkpoint says."""
+    lm = LanguageModel.open(source, vocabulary=config.vocab, dataset=config.dataset, device="cpu")
+    assert lm.origin is not None
+    if lm.origin.run is not None:
+        for name in ("data", "dataset"):
+            require(name not in typed, f"--{name}: {source} is a run of txl and has its own; leave the flag out")
+        return lm
+    data = lm.record["data"]
+    has = data.get("dataset")
+    same = config.dataset in (None, has)
+    require(same, f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the flag out")
+    if config.data is not None:
+        data["data"] = config.data
+    return lm

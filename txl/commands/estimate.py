@@ -12,10 +12,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, read_flags
 from txl.commands.shape import AUTO, shape_of_model
 from txl.commands.train import MOST_USED, set_batch_size, settings
-from txl.config import Context, ModelConfig, require
+from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.report import write_json
 from txl.files import require_writable
@@ -39,9 +39,8 @@ def main(argv: Sequence[str]) -> int:
         require_writable(Path(cluster.json))
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
     notes = fit_batch(typed, ranks)
-    config, context = settings(typed, ranks, None, None)
+    config, context, data = settings(typed, ranks, None, None)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    data = build(DataConfig, typed)
     n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
     require(
         n_token is not None, f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token"

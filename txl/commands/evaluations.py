@@ -4,7 +4,6 @@ from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.scoring import Split, score, streams_of
-from txl.commands.text_generation import TextGenerator
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.rows import total_sums
@@ -13,6 +12,7 @@ from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.language.text_generation import TextGenerator
 from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -44,7 +44,7 @@ def sample_text(model: TransformerXL, corpus: Corpus, context: Context, config: 
     generator = TextGenerator(
         model=model.eval(),
         context=context,
-        vocab=corpus.vocab,
+        tokenizer=corpus.vocab,
         tokenised=corpus.kind.is_tokenised,
         ending=Ending(length=config.sample_length),
         rule=Rule(top_p=0.95),

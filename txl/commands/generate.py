@@ -3,37 +3,31 @@
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from txl.checkpoint import open_checkpoint
-from txl.cli import build, read_flags
-from txl.commands.text_generation import Session, TextGenerator
-from txl.commands.trained import loaded, vocabulary_of
-from txl.config import UsageError, require
-from txl.data_utils.datasets import is_tokenised
+from txl.cli import read_flags, refuse_idle_flags
+from txl.config import UsageError, build, require
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
-from txl.model.settings import chosen_by, require_read
+from txl.language.model import LanguageModel
+from txl.language.text_generation import Session, TextGenerator
 from txl.runtime.distributed import device_of
 
 
 def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
-    checkpoint = open_checkpoint(Path(config.work_dir))
-    shape = checkpoint.model_config
-    require_read(typed, **chosen_by(shape))
-    vocab = vocabulary_of(checkpoint)
-    tokenised = is_tokenised(checkpoint.record)
+    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=config.dataset, device="cpu")
+    refuse_idle_flags(typed, config, lm.model_config)
+    vocab, tokenised = lm.tokenizer, lm.is_tokenised
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
     given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length", "compressed_len")}
-    with loaded(checkpoint, config, device_of(config.device)) as model:
+    with lm.used_as(config, device_of(config.device)) as model:
         how = TextGenerator(
-            model=model.eval(),
-            context=checkpoint.context.overlaid(**given),
-            vocab=vocab,
+            model=model,
+            context=lm.context.overlaid(**given),
+            tokenizer=vocab,
             tokenised=tokenised and not config.raw,
             ending=config.ending(),
             rule=config,
@@ -106,5 +100,5 @@ def converse(how: TextGenerator, prompt: str, ids: Sequence[int], *, tokenised: 
         text = next(turns, None)
         if text is None:
             return
-        session.read(0, ids_of(text, "standard input", how.vocab, tokenised=tokenised))
+        session.read(0, ids_of(text, "standard input", how.tokenizer, tokenised=tokenised))
         say("", (piece for _, piece in session.write()))

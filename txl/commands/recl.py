@@ -1,98 +1,95 @@
-"""eval.py --recl: the relative effective context length of several runs."""
+"""Compare how much context several runs use, by their relative effective context length:
+
+txl recl RUN RUN ... --split test           python eval.py --recl RUN RUN ... --split test
+"""
 
 import functools
-from collections.abc import Collection, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from txl.checkpoint import Checkpoint, open_checkpoint
-from txl.cli import Typed, build
-from txl.commands.trained import loaded, open_corpus
-from txl.config import Context, UsageError, require
+from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.config import Context, ModelConfig, build, require
+from txl.data_utils.corpus import DataConfig
 from txl.data_utils.rows import RowStream, window_streams
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig, StudyConfig
+from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
 from txl.evaluation.score import require_finite
 from txl.evaluation.study import recl
+from txl.language.model import LanguageModel
 from txl.model.autocast import require_in_range
-from txl.model.settings import require_read_by_one
 from txl.model.transformer import TransformerXL
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
+
+MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
+
+
+def main(argv: Sequence[str]) -> None:
+    argv = argv if has_flag(argv, "recl") or not argv or argv[0].startswith("-") else ["--recl", *argv]
+    elsewhere = {"has no effect with --recl": (*EVAL, *SCORE)}
+    typed = read_flags(argv, ReclConfig, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere)
+    require("recl" in typed, "name the runs that are compared: txl recl RUN RUN ...")
+    with process_group(timeout_s=3600, device=typed.get("device", "auto")) as ranks:
+        compare_context_lengths(typed, ranks)
 
 
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     """The relative effective context length of several runs, on one split; rank 0 reports."""
-    config, study = build(EvalConfig, typed), build(StudyConfig, typed)
-    checkpoints = comparable(typed, config, study)
-    require_read_by_one(typed, [checkpoint.model_config for checkpoint in checkpoints])
-    corpus = ranks.main_first(lambda: open_corpus(typed, checkpoints[0]))
+    config = build(ReclConfig, typed)
+
+    def opened(run: str) -> LanguageModel:
+        return LanguageModel.open(run, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device="cpu")
+
+    first = opened(config.recl[0])
+    shapes = [require_same_vocabulary(opened(run), first) for run in config.recl]  # one model in RAM at a time
+    data = first.data_config(typed)
+    refuse_idle_flags(typed, config, data, *shapes)
+    corpus = ranks.main_first(lambda: first.corpus(data))
     ids = ranks.main_first(lambda: corpus.split(config.split))
-    longest = study.context_lengths[-1]
+    longest = config.context_lengths[-1]
     short = f"no token of the {config.split} split ({len(ids)} tokens) has {longest} before it"
     advice = f"use at most {len(ids) - 1}, or a longer text"
-    require(len(ids) > longest, f"--recl_longest {study.recl_longest}: {short}; {advice}")
+    require(len(ids) > longest, f"--recl_longest {config.recl_longest}: {short}; {advice}")
     pictures = []
     if ranks.is_main:
-        require_outputs(config)
-        pictures = drawable([picture_folder(config, Path(study.recl[0])) / "recl.png"], config)
-    nats_MCP = [context_losses(checkpoint, ids, config, study, ranks) for checkpoint in checkpoints]
+        require_outputs(config.json)
+        pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
+    nats_MCP = [context_losses(opened(run), ids, config, ranks) for run in config.recl]
     if ranks.is_main:
-        result = recl.recl(np.stack(nats_MCP), study.context_lengths)
-        print_line(recl.table(result, study.recl))
+        result = recl.recl(np.stack(nats_MCP), config.context_lengths)
+        print_line(recl.table(result, config.recl))
         for picture in pictures:
-            plot_recl(picture, result, study.recl)
+            plot_recl(picture, result, config.recl)
             print_line(f"| picture: {picture}")
         if config.json:
-            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(study.recl)}
+            content = {"split": config.split, "dtype": config.dtype, "recl": result.as_dict(config.recl)}
             write_json(Path(config.json), content)
 
 
-def comparable(typed: Collection[str], config: EvalConfig, study: StudyConfig) -> list[Checkpoint]:
-    """The runs of --recl. Raises `UsageError` if they cannot be compared, or a typed flag does not go with --recl."""
-    _require_nothing_else(typed, config)
-    try:
-        checkpoints = [open_checkpoint(Path(run)) for run in study.recl]
-    except UsageError as error:
-        raise UsageError(str(error).replace("--work_dir", "--recl")) from None
-    first, *others = checkpoints
-    for other in others:
-        same = other.attachment("vocab.txt") == first.attachment("vocab.txt")
-        require(same, f"--recl {other.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
-    return checkpoints
+def require_same_vocabulary(lm: LanguageModel, first: LanguageModel) -> ModelConfig:
+    """The shape of a model. Raises `UsageError` if it has another vocabulary than the first."""
+    same = lm.tokenizer.fingerprint() == first.tokenizer.fingerprint()
+    require(same, f"--recl {lm.folder}: its vocabulary is not that of {first.folder}; leave out one of the two")
+    return lm.model_config
 
 
-def _require_nothing_else(typed: Collection[str], config: EvalConfig) -> None:
-    require("work_dir" not in typed, "--work_dir and --recl: the runs are those of --recl; drop --work_dir")
-    require(config.split != "all", "--recl: is measured on one split; give --split valid or --split test")
-    additions = [f.name for cls in (DynamicConfig, CacheConfig, KnnConfig) for f in fields(cls)]
-    for name in ("convention", "reset", "text", "loss_by_position", "attention_by_distance", *additions):
-        require(name not in typed, f"--{name} and --recl do not go together; drop one of them")
-    for name in ("tgt_len", "mem_len"):
-        lengths = getattr(config, name)
-        given = f"--{name} {' '.join(map(str, lengths))}"
-        require(len(lengths) < 2, f"{given}: --recl tries contexts of its own lengths; give one value at most")
-
-
-def context_losses(
-    checkpoint: Checkpoint, ids: np.ndarray, config: EvalConfig, study: StudyConfig, ranks: Ranks
-) -> np.ndarray:
+def context_losses(lm: LanguageModel, ids: np.ndarray, config: ReclConfig, ranks: Ranks) -> np.ndarray:
     """Nats by context length and position of one run; the windows are shared out over processes."""
-    (context,) = config.look_backs(checkpoint.context)
+    (context,) = config.look_backs(lm.context)
     windows = window_streams(
         ids,
-        length=study.context_lengths[-1],
-        every=study.recl_every,
+        length=config.context_lengths[-1],
+        every=config.recl_every,
         batch_size=config.batch_size,
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
     )[ranks.rank :: ranks.world]
-    with loaded(checkpoint, config, ranks.device) as model:
-        return losses_of(checkpoint.folder.name, model, windows, context, study, ranks, n_token=len(ids))
+    with lm.used_as(config, ranks.device) as model:
+        return losses_of(lm.folder.name, model, windows, context, config, ranks, n_token=len(ids))
 
 
 def losses_of(
@@ -100,7 +97,7 @@ def losses_of(
     model: TransformerXL,
     windows: Sequence[RowStream],
     context: Context,
-    study: StudyConfig,
+    config: ReclConfig,
     ranks: Ranks,
     *,
     n_token: int,
@@ -112,8 +109,8 @@ def losses_of(
             model,
             ((stream.first_B, ticking(stream, bar)) for stream in windows),
             context,
-            lengths=study.context_lengths,
-            every=study.recl_every,
+            lengths=config.context_lengths,
+            every=config.recl_every,
             n_token=n_token,
         )
     nats_CP = functools.reduce(np.fmax, ranks.gathered(nats_CP))  # positions of other processes are NaN

@@ -12,16 +12,17 @@ from txl.config import Context
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.files import DataError
 from txl.data_utils.rows import RowStream, document_streams, equal_streams, scoring_stream, total_sums
-from txl.evaluation.config import EvalConfig, StudyConfig
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.reading import Predictor
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.study.loss_by_position import LossByPosition
-from txl.evaluation.test_time import Additions
+from txl.evaluation.test_time import Additions, TrainingText
+from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 
-PLAIN, NO_STUDY = Additions(), StudyConfig()
+PLAIN = Additions()
 
 
 class Split(NamedTuple):
@@ -44,7 +45,6 @@ def score(
     context: Context,
     config: EvalConfig,
     ranks: Ranks,
-    study: StudyConfig = NO_STUDY,
     *,
     additions: Additions = PLAIN,
     predictor: Predictor | None = None,
@@ -59,7 +59,7 @@ def score(
         n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
         reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
     watch = None
-    if study.loss_by_position:
+    if config.loss_by_position:
         starts = None
         with contextlib.suppress(DataError):  # there are no documents
             starts = split.starts()
@@ -73,7 +73,7 @@ def score(
         ranks,
         counts=total_sums(streams, split.sizes),
         watch=watch,
-        with_attention=study.attention_by_distance,
+        with_attention=config.attention_by_distance,
     )
 
 
@@ -84,3 +84,10 @@ def streams_of(split: Split, context: Context, config: EvalConfig, ranks: Ranks,
         return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
     cut = scoring_stream if config.convention == "txl" else equal_streams
     return [cut(split.ids, n_warmup=n_warmup, **lengths).share(ranks.rank, ranks.world)]
+
+
+def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:
+    """The training text, for test-time adaptation."""
+    ids = ranks.main_first(lambda: corpus.split("train"))
+    names = {"checkpoint": lm.fingerprint(), "training_text": corpus.fingerprint("train")}
+    return TrainingText(ids, {**names, "vocabulary": lm.tokenizer.fingerprint()}, scoring_stream, lm.context)

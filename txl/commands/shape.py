@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli import Typed, build
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.cli import Typed
+from txl.config import Context, ModelConfig, UsageError, build, require
 from txl.convert.kimiyoung_arguments import CUTOFFS
 from txl.data_utils.corpus import Corpus
 from txl.memory import MEMORIES

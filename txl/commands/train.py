@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import Typed, build, read_flags
+from txl.cli import Typed, read_flags, refuse_idle_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
-from txl.commands.pretrained import Pretrained, read_pretrained
 from txl.commands.shape import AUTO, shape_of_text
-from txl.commands.trained import data_settings, vocabulary_of
-from txl.config import Context, ModelConfig, UsageError, as_dict, require
+from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
+from txl.language.model import LanguageModel
+from txl.language.sources import tokenizer_in
+from txl.language.texts import data_settings
 from txl.memory import is_bounded, require_works
-from txl.model.settings import AXES, require_read
+from txl.model.settings import AXES
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
@@ -47,12 +48,9 @@ MOST_USED = (
 _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
-CONFIGS = (DataConfig, TrainConfig, ModelConfig, Context)
-"""Their fields are the flags."""
-
-
 def main(argv: Sequence[str]) -> int:
-    typed = read_flags(argv, *CONFIGS, description=__doc__ or "", first=MOST_USED)
+    configs = (DataConfig, TrainConfig, ModelConfig, Context)
+    typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     if AUTO in typed.get("cutoffs", ()):
         typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
@@ -76,13 +74,12 @@ def set_batch_size(typed: Typed, ranks: Ranks) -> None:
 def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
     """Train as the flags say, from a checkpoint or from the beginning; returns the exit status."""
     start = initial_model(typed) if checkpoint is None else None
-    config, context = settings(typed, ranks, checkpoint, start)
+    config, context, data = settings(typed, ranks, checkpoint, start)
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    trained_on = data_settings(checkpoint, typed) if checkpoint else {}
-    words = start.vocab if start else vocabulary_of(checkpoint) if checkpoint and config.init_from else None
-    corpus = ranks.main_first(lambda: Corpus(build(DataConfig, typed, **trained_on), words, needed=splits))
+    words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
+    corpus = ranks.main_first(lambda: Corpus(data, words, needed=splits))
     known = checkpoint or start
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
@@ -135,12 +132,12 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
     return conclude(outcome, config, run_folder, ranks)
 
 
-def initial_model(typed: Typed) -> Pretrained | None:
+def initial_model(typed: Typed) -> LanguageModel | None:
     """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
     if typed.get("init_from") is None:
         return None
     source = typed["init_from"]
-    found = read_pretrained(Path(source), vocabulary_by=None, dataset=typed.get("dataset"))
+    found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
     for f in dataclasses.fields(ModelConfig):
         has, asked = getattr(found.model_config, f.name), typed.get(f.name)
         if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
@@ -149,36 +146,38 @@ def initial_model(typed: Typed) -> Pretrained | None:
 
 
 def settings(
-    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: Pretrained | None
-) -> tuple[TrainConfig, Context]:
+    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: LanguageModel | None
+) -> tuple[TrainConfig, Context, DataConfig]:
     """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together.
 
     Args:
         start: the model of --init_from, whose lengths are the defaults.
     """
     known = checkpoint or start
-    shape = known.model_config if known else ModelConfig
-    asked = {name: typed.get(name, getattr(shape, name)) for name in AXES}
-    require_read(typed, **asked)
     config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
-    config.require_effect(typed)
+    trained_on = data_settings(checkpoint.record, checkpoint.folder, typed) if checkpoint else {}
+    data = build(DataConfig, typed, **trained_on)
+    which = {name: typed[name] for name in (*AXES, "compression", "gate", "pre_lnorm") if name in typed}
+    shape = known.model_config if known else ModelConfig(n_token=1, **which)
+    refuse_idle_flags(typed, config, data, shape)
     for name in ("eta_min", "lr_min"):
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    masks = config.attn_impl != "fused" and asked["attention"] == "softmax"
-    how = f"--attention {asked['attention']} --attn_impl {config.attn_impl} does not mask the documents of a row"
+    masks = config.attn_impl != "fused" and shape.attention == "softmax"
+    how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
     require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
     context = build(Context, typed, **(as_dict(known.context) if known else {}))
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     good = "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len
     require(good, f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}; lower it")
-    require_works(asked["memory"], config)
-    require_works(asked["memory"], context)
+    require_works(shape.memory, config)
+    require_works(shape.memory, context)
     parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
     require(config.memory_parts <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
     require(config.memory_parts == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
-    return dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len), context
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    return config, context, data
 
 
 def require_resources(
@@ -243,7 +242,7 @@ def training_stream(
     return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
 
 
-def new_model(shape: ModelConfig, config: TrainConfig, start: Pretrained | None, ranks: Ranks) -> TransformerXL:
+def new_model(shape: ModelConfig, config: TrainConfig, start: LanguageModel | None, ranks: Ranks) -> TransformerXL:
     """A model with weights drawn from the seed, the same on all ranks, or those of `start`, as float32."""
     if in_shards(config, ranks) and start is None:
         return drawn_in_shards(shape, config, ranks)

@@ -79,11 +79,7 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UsageError(f"{folder / 'config.json'}: missing or damaged; use another copy") from None
     kind = config.get("model_type") if isinstance(config, dict) else None
     require(kind == "transfo-xl", f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read")
-    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if path is None:
-        tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
-        hint = tf if (folder / "tf_model.h5").is_file() else ""
-        raise UsageError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them")
+    path = weights_in(folder)
     if path.suffix == ".safetensors":
         try:
             return load_file(path), config
@@ -97,6 +93,16 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: tensor.read() for name, tensor in held.items()}, config
     except ValueError as error:
         raise UsageError(f"{path}: damaged ({error}); use another copy") from None
+
+
+def weights_in(folder: Path) -> Path:
+    """The file of the weights. Raises `UsageError` if there is none."""
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        tf = " (tf_model.h5 is TensorFlow's: save it from TFTransfoXLLMHeadModel with from_pt)"
+        hint = tf if (folder / "tf_model.h5").is_file() else ""
+        raise UsageError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}{hint}; download one of them")
+    return path
 
 
 def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:

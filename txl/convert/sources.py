@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import Context, UsageError
-from txl.convert.huggingface import DATA, from_huggingface, read_huggingface
+from txl.convert.huggingface import DATA, from_huggingface, read_huggingface, weights_in
 from txl.convert.kimiyoung import from_kimiyoung
 from txl.convert.nvidia import is_nvidia, read_nvidia
 from txl.convert.original import read_original, words_of_pickle
@@ -16,7 +16,7 @@ from txl.model.transformer import TransformerXL
 from txl.records import read_json
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
-_WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 _TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
 
@@ -28,6 +28,7 @@ class Converted:
         kind: whose it was.
         words: of its vocabulary, in the order of the ids; empty: none was found beside the weights.
         tensors: the names of its tensors.
+        weights: the file that they are from.
         vocabulary: the file that the words are from; None: inside the weights, or nowhere.
         data: what an export by txl says of the text of the training, unchecked; None: nothing.
     """
@@ -37,6 +38,7 @@ class Converted:
     context: Context
     words: list[str]
     tensors: tuple[str, ...]
+    weights: Path
     vocabulary: Path | None = None
     data: Any = None
 
@@ -59,11 +61,12 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         kind = "Hugging Face transfo-xl"
         state, settings = read_huggingface(source)
         model, context = from_huggingface(state, settings)
-        folder, data = source, settings.get(DATA)
+        folder, path, data = source, weights_in(source), settings.get(DATA)
     else:
-        there = [source] if source.is_file() else [path for name in _WEIGHTS if (path := source / name).is_file()]
+        there = [source] if source.is_file() else [path for name in WEIGHTS if (path := source / name).is_file()]
         if not there:
-            raise UsageError(f"{source}: no config.json, model.pt or checkpoint_*.pt; name a checkpoint or its folder")
+            what = "neither a run's nor config.json, model.pt or checkpoint_*.pt"
+            raise UsageError(f"{source}: holds no checkpoint, {what}; train first, or name another folder")
         path = there[0]
         folder = path.parent
         content = read_pickle(path)
@@ -80,7 +83,7 @@ def convert(source: Path, vocabulary: Path | None = None) -> Converted:
         found = None
     if found is not None:
         words = with_added(read_words(found), folder)
-    return Converted(kind, model.eval(), context, words, tuple(state), found, data)
+    return Converted(kind, model.eval(), context, words, tuple(state), path, found, data)
 
 
 def with_added(words: Sequence[str], folder: Path) -> list[str]:

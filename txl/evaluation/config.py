@@ -1,9 +1,9 @@
-"""Settings of evaluations: dataclasses whose fields are the flags of eval.py."""
+"""Settings of evaluations: dataclasses whose fields are the flags of `txl eval`, `txl score` and `txl recl`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from txl.config import LENGTH, TINY, Checked, Context, ModelUse, option, require
+from txl.config import LENGTH, TINY, Checked, Context, ModelUse, OneModel, option, require
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
 """What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's eval.py. That of the
@@ -11,7 +11,39 @@ DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(ModelUse):
+class Lengths(ModelUse):
+    """How far a model looks back while it reads, by default as in its training."""
+
+    tgt_len: tuple[int, ...] = option(
+        (),
+        "tokens predicted per segment (default: as in training); several values are combined with each --mem_len",
+        minimum=1,
+        below=2**31,
+    )
+    mem_len: tuple[int, ...] = option(
+        (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
+    )
+    ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
+    json: str | None = option(None, "write the results to this file")
+
+    def look_backs(self, trained: Context) -> list[Context]:
+        """One context per requested segment and memory length; other settings as in `trained`."""
+        given = {name: getattr(self, name) for name in ("ext_len", "clamp_len", "same_length", "compressed_len")}
+        return [
+            trained.overlaid(**given, tgt_len=tgt_len, mem_len=mem_len)
+            for tgt_len in self.tgt_len or (None,)
+            for mem_len in self.mem_len or (None,)
+        ]
+
+    def _require_one_length(self, why: str) -> None:
+        for name in ("tgt_len", "mem_len"):
+            lengths = getattr(self, name)
+            given = " ".join(map(str, lengths))
+            require(len(lengths) < 2, f"--{name} {given}: {why}; give one value at most")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(Lengths, OneModel):
     """What is evaluated and how. Lengths default to those of the training."""
 
     split: Literal["valid", "test", "all"] = option("all", "split to evaluate")
@@ -30,52 +62,38 @@ class EvalConfig(ModelUse):
         "it, except with --recurrence same and --dynamic, where it is 1 by default",
         minimum=1,
     )
-    tgt_len: tuple[int, ...] = option(
-        (),
-        "tokens predicted per segment (default: as in training); several values are combined with each --mem_len",
-        minimum=1,
-        below=2**31,
-    )
-    mem_len: tuple[int, ...] = option(
-        (), "tokens of memory (default: as in training); several values give a table and a plot, context.png", **LENGTH
-    )
-    ext_len: int | None = option(None, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    json: str | None = option(None, "write the results to this file")
     pictures: str | None = option(None, "directory for plots (default: that of --json; without --json the run's)")
-    text: str | None = option(None, "score this file instead of a split, from its first token on (-: standard input)")
-    context: str | None = option(None, "--text: a file that is read before it and not scored")
-    tokenise: bool = option(False, "--text: the file is running text; tokenise it as in WikiText, . like this .")
-    per_token: str | None = option(
-        None, "--text: write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
+    loss_by_position: bool = option(
+        False,
+        "loss by position in the segment and by distance from the document start; tables and position.png",
+        section="Length studies besides perplexity",
+    )
+    attention_by_distance: bool = option(
+        False, "attention of each head by distance, in a second pass over the text; attention.png"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_text()
         require(
             self.reset == "never" or self.convention == "txl",
             f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
             f"drop one of the two",
         )
 
-    def look_backs(self, trained: Context) -> list[Context]:
-        """One context per requested segment and memory length; other settings as in `trained`."""
-        given = {name: getattr(self, name) for name in ("ext_len", "clamp_len", "same_length", "compressed_len")}
-        return [
-            trained.overlaid(**given, tgt_len=tgt_len, mem_len=mem_len)
-            for tgt_len in self.tgt_len or (None,)
-            for mem_len in self.mem_len or (None,)
-        ]
 
-    def _check_text(self) -> None:
-        if self.text is None:
-            for name in ("context", "tokenise", "per_token"):
-                require(not getattr(self, name), f"--{name}: goes with --text FILE; give one, or leave the flag out")
-            return
-        require(
-            self.convention == "txl" and self.reset == "never",
-            "--text: is read from its start as one stream; leave out --convention and --reset, which apply to splits",
-        )
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(Lengths, OneModel):
+    """Which text is scored, and how."""
+
+    text: str = option("-", "the file that is scored, from its first token on (-: standard input)")
+    context: str | None = option(None, "a file that is read before it and not scored")
+    tokenise: bool = option(False, "the file is running text; tokenise it as in WikiText, . like this .")
+    per_token: str | None = option(
+        None, "write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             (self.text, self.context) != ("-", "-"),
             "--text - and --context -: standard input can be only one of the two; name a file",
@@ -85,21 +103,13 @@ class EvalConfig(ModelUse):
                 self.per_token == "-" or self.per_token.endswith((".tsv", ".json")),
                 f"--per_token {self.per_token}: the file format follows from the name; end it in .tsv or .json",
             )
-            for name in ("tgt_len", "mem_len"):
-                lengths = getattr(self, name)
-                require(len(lengths) <= 1, f"--per_token: is written for one --{name}; give it one value")
+            self._require_one_length("--per_token is written for one")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyConfig(Checked):
-    """Length studies besides perplexity."""
+class ReclConfig(Lengths):
+    """Which runs are compared, and at which lengths."""
 
-    loss_by_position: bool = option(
-        False, "loss by position in the segment and by distance from the document start; tables and position.png"
-    )
-    attention_by_distance: bool = option(
-        False, "attention of each head by distance, in a second pass over the text; attention.png"
-    )
     recl: tuple[str, ...] = option(
         (), "relative effective context length of these runs or checkpoints on one split; a table and recl.png"
     )
@@ -111,9 +121,14 @@ class StudyConfig(Checked):
         "so 1 is exact, and slow",
         minimum=1,
     )
+    split: Literal["valid", "test", "all"] = option("all", "split to measure on: valid or test")
+    batch_size: int = option(10, "windows read in parallel", minimum=1)
+    pictures: str | None = option(None, "directory for recl.png (default: that of --json; without --json the run's)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.split != "all", "--recl: is measured on one split; give --split valid or --split test")
+        self._require_one_length("--recl tries contexts of its own lengths")
         require(
             self.recl_every <= self.recl_step,
             f"--recl_every {self.recl_every}: must be at most --recl_step ({self.recl_step}), or contexts of two "
@@ -143,15 +158,20 @@ class DynamicConfig(Checked):
         None,
         "learning rate; tune it on valid, large models need much less (default: 0.05 for sgd, 0.0001 for rms)",
         above=0,
+        when=("dynamic",),
     )
     dynamic_decay: float = option(
-        0.001, "decay towards the trained weights per update, for rms on average", minimum=0, maximum=1
+        0.001,
+        "decay towards the trained weights per update, for rms on average",
+        minimum=0,
+        maximum=1,
+        when=("dynamic",),
     )
     dynamic_epsilon: float = option(
-        0.0002, "added to the root mean square of the gradients", needs=("dynamic", "rms"), above=0
+        0.0002, "added to the root mean square of the gradients", when=("dynamic", "rms"), above=0
     )
     dynamic_segments: int = option(
-        500, "segments of the training text to average these gradients over", needs=("dynamic", "rms"), minimum=1
+        500, "segments of the training text to average these gradients over", when=("dynamic", "rms"), minimum=1
     )
 
     @property
@@ -170,9 +190,13 @@ class CacheConfig(Checked):
         0, "tokens in the cache (0: no cache); streams warm up on that much text before them", minimum=0
     )
     cache_theta: float = option(
-        0.1, "sharpness of the cache: factor of the hidden states' dot products", minimum=0, maximum=1e30
+        0.1,
+        "sharpness of the cache: factor of the hidden states' dot products",
+        minimum=0,
+        maximum=1e30,
+        when=("cache_size",),
     )
-    cache_lambda: float = option(0.15, "interpolation weight of the cache", above=0, below=1)
+    cache_lambda: float = option(0.15, "interpolation weight of the cache", above=0, below=1, when=("cache_size",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +207,21 @@ class KnnConfig(Checked):
         None, "directory of the training text's hidden states, made if missing; 2 d_model + 4 bytes per token"
     )
     knn_tokens: int | None = option(
-        None, "tokens of the training text in the store, from its start (default: all)", minimum=1
+        None, "tokens of the training text in the store, from its start (default: all)", minimum=1, when=("knn_store",)
     )
-    knn_k: int = option(1024, "nearest neighbours per token", minimum=1)
+    knn_k: int = option(1024, "nearest neighbours per token", minimum=1, when=("knn_store",))
     knn_lambda: float = option(
-        0.1, "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)", above=0, below=1
+        0.1,
+        "interpolation weight of the neighbours; larger for larger stores (the paper: 0.25)",
+        above=0,
+        below=1,
+        when=("knn_store",),
     )
-    knn_temperature: float = option(10.0, "divisor of the squared distances", minimum=TINY)
-    knn_faiss: bool = option(False, "approximate, faster search with faiss: pip install faiss-cpu")
+    knn_temperature: float = option(10.0, "divisor of the squared distances", minimum=TINY, when=("knn_store",))
+    knn_faiss: bool = option(False, "approximate, faster search with faiss: pip install faiss-cpu", when=("knn_store",))
+
+
+ADDED = (DynamicConfig, CacheConfig, KnnConfig)
+"""Of test-time methods."""
+EVAL, SCORE = (EvalConfig, *ADDED), (ScoreConfig, *ADDED)
+"""Whose fields are the flags of these programs, besides those of the text."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl.evaluation.config import EvalConfig, StudyConfig
+from txl.evaluation.config import EvalConfig, ReclConfig
 from txl.evaluation.rows import Row
 from txl.evaluation.study.bins import spans
 from txl.evaluation.study.recl import THRESHOLD, Recl
@@ -23,19 +23,19 @@ _MOST_PIXELS = 2400
 _LOG = logging.getLogger(__name__)
 
 
-def pictures_of(config: EvalConfig, study: StudyConfig) -> list[Path]:
+def pictures_of(config: EvalConfig, run: Path) -> list[Path]:
     """The plots of an evaluation of splits: those requested, and `context.png` if there are several lengths."""
     several = len(config.mem_len) > 1 or len(config.tgt_len) > 1
     wanted = {
         "context.png": several,
-        "position.png": study.loss_by_position,
-        "attention.png": study.attention_by_distance,
+        "position.png": config.loss_by_position,
+        "attention.png": config.attention_by_distance,
     }
-    folder = picture_folder(config, Path(config.work_dir))
+    folder = picture_folder(config, run)
     return [folder / name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def picture_folder(config: EvalConfig, run: Path) -> Path:
+def picture_folder(config: EvalConfig | ReclConfig, run: Path) -> Path:
     """The folder of plots: --pictures, else that of --json, else the run's."""
     if config.pictures is not None:
         return Path(config.pictures)
@@ -44,7 +44,7 @@ def picture_folder(config: EvalConfig, run: Path) -> Path:
     return Path(config.json).parent
 
 
-def drawable(paths: Sequence[Path], config: EvalConfig) -> list[Path]:
+def drawable(paths: Sequence[Path], config: EvalConfig | ReclConfig) -> list[Path]:
     """The plots that can be written; none, with a warning, if the default folder is read-only. Raises `OSError` if a
     folder given by a flag cannot be written to."""
     for path in paths:

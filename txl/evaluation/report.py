@@ -4,11 +4,11 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.evaluation.config import EvalConfig
+from txl.evaluation.config import Lengths
 from txl.evaluation.rows import Row
 from txl.files import errors_naming, require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
@@ -93,26 +93,17 @@ def print_table(rows: Sequence[Row]) -> None:
         print_line(f"{row.split}: {row.note_of_unknown}")
 
 
-def write_results(
-    rows: Sequence[Row], config: EvalConfig, *, checkpoint: str, texts: Mapping[str, str] | None = None
-) -> None:
-    """Write the JSON file if requested.
-
-    Args:
-        texts: digests of the splits by name.
-    """
+def write_results(rows: Sequence[Row], config: Lengths, **how: Any) -> None:
+    """Write the JSON file if requested; `how`: what was scored, and how."""
     if config.json:
-        how = {"convention": config.convention, "reset": config.reset, "texts": texts}
-        how = {"text": config.text} if config.text else how
-        results = {"checkpoint": checkpoint, **how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
+        results = {**how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
         write_json(Path(config.json), results)
 
 
-def require_outputs(config: EvalConfig) -> None:
+def require_outputs(*paths: str | None) -> None:
     """Raise `OSError` if an output file cannot be written; called before the evaluation starts."""
-    per_token = None if config.per_token == "-" else config.per_token
-    for path in (config.json, per_token):
-        if path:
+    for path in paths:
+        if path and path != "-":
             require_writable(Path(path))
 
 

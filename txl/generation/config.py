@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from txl.config import LENGTH, SEED, ModelUse, option, require
+from txl.config import LENGTH, SEED, OneModel, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 
@@ -10,9 +10,12 @@ _LONGEST_SESSION = 2**16  # memory for tokens that may come; a text of known len
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(Rule, ModelUse):
+class GenerateConfig(Rule, OneModel):
     """What to generate and how to sample."""
 
+    dataset: TextKind | None = option(
+        None, "kind of the text that a checkpoint of another program was trained on (not given: wt103)"
+    )
     prompt: str | None = option(None, "text to continue (-: standard input; default: start a new line)", section="text")
     prompt_file: str | None = option(None, "file of the text to continue")
     prompts: str | None = option(None, "file of texts to continue, one a line, each as it would be alone")

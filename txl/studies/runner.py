@@ -12,11 +12,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from txl.cli import build, read_flags
-from txl.commands import eval as evaluate
-from txl.commands import train
-from txl.config import UsageError
-from txl.evaluation.config import EvalConfig
+from txl.cli import read_flags
+from txl.config import Context, ModelConfig, UsageError, build
+from txl.data_utils.config import DataConfig
+from txl.evaluation.config import EVAL, SCORE, EvalConfig, ScoreConfig
 from txl.evaluation.report import write_json
 from txl.records import read_json
 from txl.runtime.lock import Lock
@@ -34,10 +33,11 @@ class TaskError(Exception):
 
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
-    lines = [(f"runs: {name}", flags, train.CONFIGS, TrainConfig) for name, flags in study.variants.items()]
-    lines += [
-        (f"evaluations: {name}", flags, evaluate.CONFIGS, EvalConfig) for name, flags in study.evaluations.items()
-    ]
+    training = (DataConfig, TrainConfig, ModelConfig, Context)
+    lines: list[Any] = [(f"runs: {name}", flags, training, TrainConfig) for name, flags in study.variants.items()]
+    for name, flags in study.evaluations.items():
+        program, checked = (SCORE, ScoreConfig) if "text" in flags else (EVAL, EvalConfig)
+        lines.append((f"evaluations: {name}", flags, (*program, DataConfig), checked))
     for name, flags, configs, checked in lines:
         try:
             build(checked, read_flags(words(flags, Path("run")), *configs, description=""))

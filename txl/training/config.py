@@ -20,8 +20,13 @@ class TrainConfig(Checked):
     )
     init_from: str | None = option(
         None,
-        "start from the weights, vocabulary and lengths of this trained model (a run, a checkpoint of it, or one that "
-        "txl.convert reads), with a new optimizer and schedule",
+        "start from the weights, vocabulary and lengths of this trained model (whatever eval.py takes as --work_dir), "
+        "with a new optimizer and schedule",
+    )
+    vocabulary: str | None = option(
+        None,
+        "file of the words of another program's checkpoint, where they are not beside the weights",
+        when=("init_from",),
     )
     overwrite: bool = option(False, "start over in a directory that holds a run; its checkpoints are deleted")
     seed: int = option(1111, "random seed", **SEED)
@@ -52,11 +57,11 @@ class TrainConfig(Checked):
         "adam", "muon: for the weight matrices of the layers, and adamw for the rest", section="optimizer"
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
-    mom: float = option(0.0, "momentum", needs=("optim", "sgd"), minimum=0, below=1)
-    beta1: float = option(0.9, "decay of the average of gradients", needs=ADAMS, minimum=0, below=1)
-    beta2: float = option(0.999, "decay of the average of squared gradients", needs=ADAMS, minimum=0, below=1)
+    mom: float = option(0.0, "momentum", when=("optim", "sgd"), minimum=0, below=1)
+    beta1: float = option(0.9, "decay of the average of gradients", when=ADAMS, minimum=0, below=1)
+    beta2: float = option(0.999, "decay of the average of squared gradients", when=ADAMS, minimum=0, below=1)
     epsilon: float | None = option(
-        None, "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)", needs=ADAMS, above=0
+        None, "added to the denominator of the update (not given: 1e-8; lamb: 1e-6)", when=ADAMS, above=0
     )
     weight_decay: float = option(0.0, "weight decay", minimum=0)
     ema: float = option(
@@ -69,7 +74,7 @@ class TrainConfig(Checked):
     clip: float = option(0.25, "largest norm of the gradient (0 or inf: no clipping)", minimum=0, finite=False)
     on_nonfinite: Literal["stop", "skip"] = option("stop", "what to do when a gradient is not finite")
     max_nonfinite: int = option(
-        10, "largest number of consecutive updates to skip", needs=("on_nonfinite", "skip"), minimum=1
+        10, "largest number of consecutive updates to skip", when=("on_nonfinite", "skip"), minimum=1
     )
     scheduler: Literal["cosine", "inv_sqrt", "dev_perf", "constant"] = option(
         "cosine", "dev_perf: lower the rate when validation stops improving", section="learning rate schedule"
@@ -81,18 +86,18 @@ class TrainConfig(Checked):
     warmup_convention: Literal["txl", "original"] = option(
         "txl", "txl: update k of the warmup uses lr k/warmup_step; original: the first update uses lr, later ones lag"
     )
-    eta_min: float = option(0.0, "the final learning rate", needs=("scheduler", "cosine"), minimum=0)
+    eta_min: float = option(0.0, "the final learning rate", when=("scheduler", "cosine"), minimum=0)
     decay_rate: float = option(
         0.5,
         "the learning rate is multiplied by this when validation stops improving",
-        needs=("scheduler", "dev_perf"),
+        when=("scheduler", "dev_perf"),
         above=0,
         maximum=1,
     )
     patience: int = option(
-        0, "evaluations without improvement before the rate is lowered", needs=("scheduler", "dev_perf"), minimum=0
+        0, "evaluations without improvement before the rate is lowered", when=("scheduler", "dev_perf"), minimum=0
     )
-    lr_min: float = option(0.0, "the lowest learning rate", needs=("scheduler", "dev_perf"), minimum=0)
+    lr_min: float = option(0.0, "the lowest learning rate", when=("scheduler", "dev_perf"), minimum=0)
     dropout: float = option(
         0.0,
         "dropout of embeddings, positions, sub-layer outputs and the last hidden states",
@@ -132,8 +137,8 @@ class TrainConfig(Checked):
     init: Literal["normal", "uniform"] = option(
         "normal", "distribution the weights are drawn from", section="initialization"
     )
-    init_range: float = option(0.1, "weights are from U(-init_range, init_range)", needs=("init", "uniform"), minimum=0)
-    init_std: float = option(0.02, "weights are from N(0, init_std)", needs=("init", "normal"), minimum=0)
+    init_range: float = option(0.1, "weights are from U(-init_range, init_range)", when=("init", "uniform"), minimum=0)
+    init_std: float = option(0.02, "weights are from N(0, init_std)", when=("init", "normal"), minimum=0)
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
     device: str = option("auto", DEVICE_HELP, section="speed and memory")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
@@ -146,7 +151,7 @@ class TrainConfig(Checked):
         KEEP_MIB,
         "fused attention on a GPU: MiB for the gradients of the logits, which the backward pass then computes once "
         "instead of three times, as many sequences at a time as fit (0: never)",
-        needs=("attn_impl", "auto", "fused"),
+        when=("attn_impl", "auto", "fused"),
         minimum=0,
     )
     shard: bool = option(False, "keep weights, gradients and optimizer state in shards over the processes (FSDP2)")

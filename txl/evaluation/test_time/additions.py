@@ -1,12 +1,9 @@
 """The test-time methods that the flags ask for."""
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 from txl.config import Context, require
-from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
-
-_SWITCHES = {"dynamic": "--dynamic sgd or --dynamic rms", "cache": "--cache_size", "knn": "--knn_store"}
+from txl.evaluation.config import CacheConfig, DynamicConfig, KnnConfig
 
 
 class Additions(NamedTuple):
@@ -23,7 +20,7 @@ class Additions(NamedTuple):
 
     @property
     def _active(self) -> list[str]:
-        """The active methods, by the beginning of their flags."""
+        """The active methods."""
         active = {
             "dynamic": self.dynamic.dynamic != "off",
             "cache": self.cache.cache_size > 0,
@@ -31,30 +28,18 @@ class Additions(NamedTuple):
         }
         return [name for name, is_active in active.items() if is_active]
 
-    def check(self, typed: Collection[str], config: EvalConfig, world: int) -> None:
-        """Raise `UsageError` on flags without effect and on combinations that do not work.
-
-        Args:
-            typed: the flags on the command line.
-            world: number of processes.
-        """
-        for name in sorted(set(typed) - {"dynamic", "cache_size", "cache_dir"}):
-            method = name.partition("_")[0]
-            require(
-                method not in _SWITCHES or method in self._active,
-                f"--{name} has no effect without {_SWITCHES.get(method)}; give it, or leave this flag out",
-            )
-        self.dynamic.require_effect(typed)
+    def check(self, dtype: str, world: int, convention: str = "txl") -> None:
+        """Raise `UsageError` on combinations that do not work; `world`: number of processes."""
         require(
-            not self.name or config.convention == "txl",
-            f"--convention {config.convention}: reproduces figures of plain models; drop it, or the test-time method: "
+            not self.name or convention == "txl",
+            f"--convention {convention}: reproduces figures of plain models; drop it, or the test-time method: "
             f"{self.name}",
         )
         if self.dynamic.dynamic == "off":
             return
         require(
-            config.dtype == "float32",
-            f"--dtype {config.dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights, which would "
+            dtype == "float32",
+            f"--dtype {dtype} and --dynamic {self.dynamic.dynamic}: autocast caches the weights, which would "
             f"not adapt; drop one of the two",
         )
         require(

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl.checkpoint import Checkpoint
 from txl.config import Context
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import Predictor, ScoredRows, warmup_segments, within
@@ -27,20 +26,21 @@ class TrainingText(NamedTuple):
 
     Attributes:
         ids: token ids, (N,).
-        names: fingerprints that identify it, JSON-ready.
+        names: fingerprints that identify the model and its text, JSON-ready.
         cut: makes a stream of ids that scores each token but the first once; takes batch_size, tgt_len, ext_len and
             n_warmup, the warm-up segments of each parallel row.
+        context: of the training.
     """
 
     ids: np.ndarray
     names: dict[str, str]
     cut: Callable[..., ScoredRows]
+    context: Context
 
 
 def prepared(
     additions: Additions,
     model: TransformerXL,
-    checkpoint: Checkpoint,
     text: TrainingText | None,
     context: Context,
     *,
@@ -50,7 +50,6 @@ def prepared(
     """The model with its test-time methods, prepared from the training text where needed.
 
     Args:
-        checkpoint: the model's.
         text: needed if `additions.read_training_text`.
         context: of the evaluation.
         batch_size: number of parallel streams.
@@ -59,9 +58,7 @@ def prepared(
     """
     sources: list[Source] = [ContinuousCache(model, additions.cache)] if additions.cache.cache_size else []
     if text is not None and additions.knn.knn_store is not None:
-        store = ranks.main_first(
-            lambda: stored(additions.knn, model, checkpoint, text, batch_size=batch_size, shown=ranks.is_main)
-        )
+        store = ranks.main_first(lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main))
         sources.append(NearestNeighbours(store, additions.knn, device=model.device))
     if additions.dynamic.dynamic == "off":
         return Mixture(model, sources)
@@ -74,9 +71,7 @@ def prepared(
     return Mixture(DynamicEvaluation(model, additions.dynamic, mean_square), sources)
 
 
-def stored(
-    config: KnnConfig, model: TransformerXL, checkpoint: Checkpoint, text: TrainingText, *, batch_size: int, shown: bool
-) -> Store:
+def stored(config: KnnConfig, model: TransformerXL, text: TrainingText, *, batch_size: int, shown: bool) -> Store:
     """The store of the training text at the context of training, opened or built.
 
     Args:
@@ -85,8 +80,8 @@ def stored(
         UsageError: see `open_store` and `build_store`.
     """
     ids = text.ids[: None if config.knn_tokens is None else config.knn_tokens + 1]
-    source = {"checkpoint": checkpoint.fingerprint(), **text.names, "number_of_tokens": len(ids) - 1}
-    folder, seen = Path(config.knn_store or ""), within(checkpoint.context, len(ids))
+    source = {**text.names, "number_of_tokens": len(ids) - 1}
+    folder, seen = Path(config.knn_store or ""), within(text.context, len(ids))
     if not folder.exists():
         n_warmup = warmup_segments(model.config.n_layer, seen)
         stream = text.cut(ids, batch_size=batch_size, tgt_len=seen.tgt_len, ext_len=seen.ext_len, n_warmup=n_warmup)

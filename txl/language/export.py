@@ -1,4 +1,4 @@
-"""Writing a trained model as the files of another program."""
+"""Writing a trained model, as a run or as the files of another program."""
 
 import json
 from pathlib import Path
@@ -7,46 +7,75 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from txl.commands.pretrained import Pretrained, known_data
+from txl.checkpoint import CheckpointWriter, Snapshot
 from txl.config import UsageError, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
 from txl.data_utils.tokenizers.base import EOS, UNK
 from txl.data_utils.tokenizers.words import Vocab
+from txl.files import folder_written_whole
+from txl.language.model_card import model_card
+from txl.language.trained import TrainedModel
 from txl.records import require_fields
+from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 
 
-def write_huggingface(found: Pretrained, folder: Path) -> None:
+def write_folder(found: TrainedModel, folder: Path, to: str, licence: str | None) -> None:
+    """Write a model with its card, or nothing. Raises `UsageError` if the program `to` has no such model.
+
+    Args:
+        to: a key of `WRITERS`.
+    """
+    with folder_written_whole(folder) as temporary:
+        WRITERS[to](found, temporary)
+        card = model_card(found, to, folder.name, licence)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+
+
+def write_run(found: TrainedModel, folder: Path) -> None:
+    """A run folder with one checkpoint, without the state of a training."""
+    record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
+    record["rates"] = rates(found)  # for further exports
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.tokenizer.files())
+    nats = found.record.get("valid_nats_per_token")
+    writer.save(found.model, Snapshot({"step": 0}, {}, None, {}), step=0, best=True, valid_nats=nats)
+
+
+def write_huggingface(found: TrainedModel, folder: Path) -> None:
     """The folder that TransfoXL's `from_pretrained` reads, in transformers 4 and with `txl.hf`. Raises `UsageError` if
     Hugging Face has no such model."""
     dataset = found.record.get("data", {}).get("dataset")
     only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
-    require(type(found.vocab) is Vocab, f"--dataset {dataset}: {only}")
+    require(type(found.tokenizer) is Vocab, f"--dataset {dataset}: {only}")
     double = second_names(found.model.config)
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.vocab.index[EOS]}
+    config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.tokenizer.index[EOS]}
     _write_json(folder / "config.json", config | rates(found) | _data_of(found))
-    (folder / "vocab.txt").write_text(found.vocab.files()["vocab.txt"], encoding="utf-8")
-    if UNK in found.vocab:  # its tokenizer works with no other vocabulary
-        formula = ["<formula>"] if "<formula>" in found.vocab else []
+    (folder / "vocab.txt").write_text(found.tokenizer.files()["vocab.txt"], encoding="utf-8")
+    if UNK in found.tokenizer:  # its tokenizer works with no other vocabulary
+        formula = ["<formula>"] if "<formula>" in found.tokenizer else []
         names = {"tokenizer_class": "TransfoXLTokenizer", "eos_token": EOS, "unk_token": UNK}
         _write_json(folder / "tokenizer_config.json", names | {"additional_special_tokens": formula})
 
 
-def write_original(found: Pretrained, folder: Path) -> None:
+def write_original(found: TrainedModel, folder: Path) -> None:
     """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`. Raises
     `UsageError` if the 2019 code has no such model."""
     weights = to_kimiyoung(found.model)
     arguments = arguments_for_kimiyoung(found.model, found.context) | rates(found)
     torch.save({"arguments": arguments, "state_dict": weights, **_data_of(found)}, folder / "model.pt")
-    for name, content in found.vocab.files().items():
+    for name, content in found.tokenizer.files().items():
         (folder / name).write_text(content, encoding="utf-8")
 
 
-def rates(found: Pretrained) -> dict[str, float]:
+WRITERS = {"txl": write_run, "huggingface": write_huggingface, "original": write_original}
+
+
+def rates(found: TrainedModel) -> dict[str, float]:
     """The rates of dropout of the training: as the run notes them, else those of the other program's model. Raises
     `UsageError` if the note is damaged."""
     record = found.record
@@ -60,9 +89,9 @@ def rates(found: Pretrained) -> dict[str, float]:
     return {name: getattr(config, name) for name in RATES}
 
 
-def _data_of(found: Pretrained) -> dict[str, Any]:
+def _data_of(found: TrainedModel) -> dict[str, Any]:
     """How the text of the training was read, from which the kind of vocabulary follows."""
-    known = known_data(found.record)
+    known = found.known_data
     return {DATA: known | {"cache_dir": None}} if known else {}
 
 

@@ -1,34 +1,35 @@
-"""A trained model with its vocabulary as one object:
+"""A trained model as one object:
 
 import txl
 lm = txl.load("runs/mine")
 lm.generate("Once upon a time")
 """
 
-import errno
 import math
-import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from types import MappingProxyType
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from txl.commands.pretrained import read_pretrained
-from txl.commands.text_generation import TextGenerator
-from txl.config import Context, UsageError, require
-from txl.data_utils.datasets import is_tokenised
+from txl.config import Context, ModelUse, require
+from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.language.sources import located, read_source
+from txl.language.text_generation import TextGenerator
+from txl.language.texts import open_corpus, resolved_data
+from txl.language.trained import TrainedModel
+from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
@@ -58,26 +59,72 @@ class TextScore:
 
 
 @dataclass(frozen=True)
-class LanguageModel:
-    """A model, how far it looks back, and its words. `dataclasses.replace(lm, context=...)` looks back further.
+class LanguageModel(TrainedModel):
+    """A trained model, which scores, generates, gives hidden states and opens its text. `dataclasses.replace(lm,
+    context=...)` looks back further.
 
     Texts are read as the splits were: words between white space, or WikiText's tokens where `is_tokenised`; a line
     break is `<eos>`, and an unknown word is `<unk>`.
     """
 
-    model: TransformerXL
-    context: Context
-    vocab: Tokenizer
-    is_tokenised: bool = True
-    """Running text is split as WikiText is; else at white space only."""
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        *,
+        vocabulary: str | Path | None = None,
+        dataset: str | None = None,
+        device: str | torch.device = "auto",
+    ) -> Self:
+        """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or of Hugging Face's
+        TransfoXL, or a model of the Hugging Face hub by its name (`pip install huggingface_hub`).
+
+        Args:
+            vocabulary: the words of a checkpoint of another program, where they are not beside the weights.
+            dataset: kind of the text of its training, where it does not say so itself.
+            device: auto, cpu, cuda, cuda:1 or mps.
+        Raises:
+            UsageError: if there is no such thing, it is damaged, or has no vocabulary.
+        """
+        found = read_source(located(source), Path(vocabulary) if vocabulary else None, dataset)
+        found.model.to(device_of(device) if isinstance(device, str) else device).eval()
+        return cls(**vars(found))
+
+    @contextmanager
+    def used_as(self, use: ModelUse, device: torch.device) -> Iterator[TransformerXL]:
+        """The model on a device, with the attention implementation and autocast that `use` asks for."""
+        self.model.to(device).use_attention(use.attn_impl)
+        with autocast(self.model.device, dtype_for(self.model, use.dtype)):
+            yield self.model
+
+    def data_config(self, asked: Mapping[str, Any] = MappingProxyType({})) -> DataConfig:
+        """How the text of the training was read, with the fields that are `asked` for in place of those. Raises
+        `UsageError` if nobody knows, or the text is not there any more."""
+        return resolved_data(self.record, self.folder, asked, n_word=len(self.tokenizer))
+
+    def corpus(self, config: DataConfig | None = None) -> Corpus:
+        """The text of the training in the model's tokens, or that of `config`. Raises `UsageError` if it is not there,
+        or defines another vocabulary."""
+        return open_corpus(self.record, self.folder, self.tokenizer, config or self.data_config())
+
+    def write(self, folder: Path, to: str = "txl", *, licence: str | None = None) -> None:
+        """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the 2019 code loads
+        (`original`); with a model card. Raises `UsageError` if the other program has no such model.
+
+        Args:
+            licence: of the model, for its card.
+        """
+        from txl.language.export import write_folder  # few programs write
+
+        write_folder(self, folder, to, licence)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `UsageError` if it is empty."""
-        return encode_text(text, self.vocab, name="text", running=self.is_tokenised).ids
+        return encode_text(text, self.tokenizer, name="text", running=self.is_tokenised).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, in natural spelling."""
-        return "".join(map(decoder(self.vocab, tokenised=self.is_tokenised), ids))
+        return "".join(map(decoder(self.tokenizer, tokenised=self.is_tokenised), ids))
 
     def stream(self, prompt: str = "", **settings: Any) -> Iterator[str]:
         """The text that continues the prompt, in pieces, mostly a word with the space before it, as they are sampled.
@@ -115,7 +162,7 @@ class LanguageModel:
         return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
-        return self.encode(prompt) if self.vocab.prompt(prompt) else []
+        return self.encode(prompt) if self.tokenizer.prompt(prompt) else []
 
     def _generator(
         self,
@@ -136,7 +183,7 @@ class LanguageModel:
         return TextGenerator(
             model=self.model,
             context=self.context,
-            vocab=self.vocab,
+            tokenizer=self.tokenizer,
             tokenised=self.is_tokenised and not raw,
             ending=Ending(length=length, lines=lines, stop=(stop,) if isinstance(stop, str) else stop),
             rule=Rule(**sampling),
@@ -149,10 +196,10 @@ class LanguageModel:
     def score(self, text: str, context: str = "") -> TextScore:
         """The nats of each token of a text, which begins a line or continues `context`. Raises `UsageError` if the text
         is empty."""
-        before = [self.vocab.eos_id, *self._prompt_ids(context)]
+        before = [self.tokenizer.eos_id, *self._prompt_ids(context)]
         ids = self.encode(text)
         nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
-        return TextScore([self.vocab.words[i] for i in ids], nll_N.tolist())
+        return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
 
     def loglikelihood(self, context: str, continuation: str) -> float:
         """The log-likelihood of `continuation` after `context`, in nats."""
@@ -161,7 +208,7 @@ class LanguageModel:
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
-        ids_1N = torch.tensor([[self.vocab.eos_id, *self.encode(text)]])
+        ids_1N = torch.tensor([[self.tokenizer.eos_id, *self.encode(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         for segment_1T in ids_1N.split(context.tgt_len, dim=1):
             hidden_1TD, memory = self.model(segment_1T, memory, context)
@@ -172,39 +219,4 @@ class LanguageModel:
         return within(self.context.overlaid(ext_len=0), n_token)
 
 
-def load(source: str | Path, *, device: str = "auto", vocabulary: str | Path | None = None) -> LanguageModel:
-    """A trained model: a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or of Hugging
-    Face's TransfoXL, or the name of a model on the Hugging Face hub (`pip install huggingface_hub`).
-
-    Args:
-        device: auto, cpu, cuda, cuda:1 or mps.
-        vocabulary: the words of a checkpoint of another program, where they are not beside the weights.
-    Raises:
-        UsageError: if there is no such thing, it is damaged, or has no vocabulary.
-    """
-    path = Path(os.path.expanduser(source))
-    if not path.exists():
-        name = str(source)
-        is_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
-        require(is_name, f"{name}: no such file or folder, and no name on the hub (owner/name)")
-        path = _downloaded(name)
-    found = read_pretrained(path, Path(vocabulary) if vocabulary else None, vocabulary_by="vocabulary=")
-    model = found.model.to(device_of(device)).eval()
-    return LanguageModel(model, found.context, found.vocab, is_tokenised(found.record))
-
-
-def _downloaded(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports] (an extra)
-    except ImportError:
-        raise UsageError(f"{name}: no such folder; for models of the hub, pip install huggingface_hub") from None
-    patterns = ["*.json", "*.safetensors", "*.bin", "vocab.*"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"]))
-    except Exception as error:  # those of the hub and of the network below it have no class in common
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise
-        why = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        is_unknown = type(error).__name__ == "RepositoryNotFoundError"
-        hub = "has no such model, or it is private" if is_unknown else f"could not be asked ({why})"
-        raise UsageError(f"{name}: no such folder, and the hub {hub}; check the name") from None
+load = LanguageModel.open

@@ -29,7 +29,7 @@ class TextGenerator:
 
     model: TransformerXL
     context: Context
-    vocab: Tokenizer
+    tokenizer: Tokenizer
     tokenised: bool
     ending: Ending
     rule: Rule = dataclasses.field(default_factory=Rule)
@@ -41,7 +41,7 @@ class TextGenerator:
     @property
     def banned(self) -> list[int]:
         """Ids that are never written."""
-        return [] if self.allow_unknown or UNK not in self.vocab else [self.vocab.index[UNK]]
+        return [] if self.allow_unknown or UNK not in self.tokenizer else [self.tokenizer.index[UNK]]
 
     def stream(self, prompt: Sequence[int]) -> Iterator[str]:
         """The text that continues a prompt, in pieces as soon as they are certain."""
@@ -75,14 +75,14 @@ class TextGenerator:
 
     def _most_likely(self, prompt: Sequence[int]) -> str:
         def written(ids: Sequence[int]) -> tuple[str, bool]:
-            spell = decoder(self.vocab, tokenised=self.tokenised)
-            before = "".join([spell(token) for token in (self.vocab.eos_id, *prompt)][1:])
+            spell = decoder(self.tokenizer, tokenised=self.tokenised)
+            before = "".join([spell(token) for token in (self.tokenizer.eos_id, *prompt)][1:])
             text = GrowingText(self.ending, before.rpartition("\n")[2])
             return "".join(text.add(spell(token)) for token in ids), text.has_ended
 
         found = beam_search(
             self.model,
-            [self.vocab.eos_id, *prompt],
+            [self.tokenizer.eos_id, *prompt],
             self._context_for([prompt]),
             num_beams=self.num_beams,
             length=self.ending.longest,
@@ -107,9 +107,9 @@ class Session:
     """
 
     def __init__(self, how: TextGenerator, seeds: Sequence[int] = (0,)) -> None:
-        vocab, self._ending = how.vocab, how.ending
-        self._eos = vocab.eos_id
-        self._decoders = [decoder(vocab, tokenised=how.tokenised) for _ in seeds]
+        tokenizer, self._ending = how.tokenizer, how.ending
+        self._eos = tokenizer.eos_id
+        self._decoders = [decoder(tokenizer, tokenised=how.tokenised) for _ in seeds]
         self._lines = [""] * len(seeds)  # the last of each text
         self._is_empty = [True] * len(seeds)
         self._rows = Rows(

@@ -5,9 +5,9 @@ import math
 import shlex
 from typing import Any
 
-from txl.commands.pretrained import Pretrained, known_data
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
+from txl.language.trained import TrainedModel
 from txl.model.settings import chosen_by, is_read
 from txl.training.config import TrainConfig
 
@@ -33,19 +33,19 @@ model.load_state_dict(held["state_dict"])""",
 _DATA = {"data": "`{}`", "dataset": "(`--dataset {}`)"}
 
 
-def model_card(found: Pretrained, kind: str, name: str, licence: str | None) -> str:
+def model_card(found: TrainedModel, kind: str, name: str, licence: str | None) -> str:
     """What the model is, what it was trained on and how, its figures, how it is used: for a folder of this `name` in
     the format of this `kind`. `licence`: as the hub names it."""
     config, record = found.model.config, found.record
     n_weight = sum(p.numel() for p in found.model.parameters())
-    data = known_data(record)
+    data = found.known_data
     library = "transformers" if kind == "huggingface" else "txl"
     lines = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n"
         + (f"license: {licence}\n---" if licence else "---"),
         f"# {name}",
         f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
-        f"{n_weight:,} parameters, a vocabulary of {len(found.vocab):,} words. It was trained with segments of "
+        f"{n_weight:,} parameters, a vocabulary of {len(found.tokenizer):,} words. It was trained with segments of "
         f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
         f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}.",
     ]

@@ -1,0 +1,58 @@
+"""The text that a model was trained on, or another, in its tokens."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from txl.checkpoint import damaged
+from txl.config import build, require
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.sources import home_of
+from txl.data_utils.tokenizers.base import Tokenizer
+from txl.records import require_fields
+
+
+def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
+    """The fields of `DataConfig` that a record says a model was trained with, without the cache folder. Raises
+    `UsageError` if the record does not hold them, or the folder of the text is gone and `data` is not `asked` for.
+
+    Args:
+        folder: of the checkpoint.
+    """
+    try:
+        saved: dict[str, Any] = {**require_fields(record["data"], DataConfig), "cache_dir": None}
+        config = DataConfig(**saved)
+    except (KeyError, ValueError) as error:
+        raise damaged(folder / "config.json", error) from None
+    there = "data" in asked or home_of(config.data).is_dir()
+    require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
+    return saved
+
+
+def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int) -> DataConfig:
+    """The settings of the training, over which those that are `asked` for win. Raises `UsageError` as `data_settings`,
+    or if they limit the vocabulary."""
+    max_size = asked.get("max_size")
+    require(
+        (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
+        f"--max_size {max_size}: limits a vocabulary, and that of the model has {n_word} words; leave it out; splits "
+        f"are read whole, so for fewer batches (NVIDIA's flag of this name) shorten their files",
+    )
+    as_trained = dataclasses.asdict(DataConfig(**data_settings(record, folder, asked)))
+    if asked.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
+        as_trained = {"data": as_trained["data"]}
+    return build(DataConfig, asked, **as_trained)
+
+
+def open_corpus(record: Mapping[str, Any], folder: Path, tokenizer: Tokenizer, config: DataConfig) -> Corpus:
+    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary."""
+    corpus = Corpus(config, tokenizer)
+    if corpus.defines_vocabulary and not record.get("train", {}).get("init_from"):
+        own = Corpus(corpus.config).vocab
+        require(
+            own.fingerprint() == tokenizer.fingerprint(),
+            f"{corpus.folder}: its vocabulary ({len(own):,} words) is not the one {folder} was trained with "
+            f"({len(tokenizer):,}); give the --data and --dataset of the training run, or only valid.txt and test.txt",
+        )
+    return corpus
