@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.cli.conftest import Trained
 from tests.forks import console
 from txl.data_utils.detokenise import Detokeniser
 from txl.positions import POSITION_ENCODINGS
@@ -870,3 +871,16 @@ def test_a_position_encoding_goes_on_with_the_run(call: Call, training: list[str
     again = call("train", *training, "--resume", "--max_step", 4, "--position", "alibi")
     assert "--position alibi: the run in" in again.err
     assert "was started with learned_per_layer" in again.err
+
+
+def test_scores_and_context_lengths_have_programs_of_their_own(call: Call, trained: Trained) -> None:
+    """eval.py --text and --recl are other names of them."""
+    text, run = trained.text / "test.txt", ("--work_dir", trained.run, "--per_token", "-")
+    assert call("score", text, *run).out == call("eval", *run, "--text", text).out != ""
+    flags = "--split test --recl_step 10 --recl_longest 20 --recl_every 5".split()
+    assert call("recl", trained.run, *flags).out == call("eval", *flags, "--recl", trained.run).out != ""
+    assert "name the file of the text" in call("score", *run).complaints[0]
+    assert "name the runs" in call("recl", *flags).complaints[0]
+    for program, flag in {"score": "--per_token", "recl": "--recl_every"}.items():
+        assert flag in call(program, "--help").out
+        assert flag not in call("eval", "--help").out

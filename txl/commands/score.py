@@ -47,9 +47,9 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig | No
     lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
     data = lm.data_config(typed) if additions.read_training_text else None
     refuse_idle_flags(typed, config, *additions, lm.model_config)
-    of_text = {f.name for f in fields(DataConfig)} - ({"dataset"} if lm.run is None else set())
-    for name in () if data else of_text & typed.keys():
-        require(False, f"--{name} has no effect with --text, which is one stream of its own; leave it out")
+    of_text = [f.name for f in fields(DataConfig) if f.name != "dataset" or lm.run is not None]
+    idle = ", ".join(f"--{name}" for name in of_text if name in typed and data is None)
+    require(not idle, f"{idle}: no effect with --text, which is one stream of its own; leave it out")
     return lm, data, config, additions
 
 
