@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import os
 import re
 import shutil
@@ -71,20 +70,6 @@ def test_a_missing_split_is_named_before_evaluating(refused: Refused, run_folder
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_an_empty_split_is_named_before_training(refused: Refused, training: list[str], text: Path, split: str) -> None:
-    (text / f"{split}.txt").write_bytes(b"")
-    line = refused("train", *training)
-    assert f"{text / split}.txt: is empty" in line
-    assert "needs some text" in line
-
-
-def test_an_empty_split_is_named_before_evaluating(refused: Refused, run_folder: Path, text: Path) -> None:
-    (text / "test.txt").write_bytes(b"")
-    line = refused("eval", "--work_dir", run_folder, "--data", text)
-    assert f"{text / 'test.txt'}: is empty" in line
-
-
-@pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_split_of_white_space_is_named(refused: Refused, training: list[str], text: Path, split: str) -> None:
     (text / f"{split}.txt").write_text(" \t \n")
     line = refused("train", *training)
@@ -102,11 +87,6 @@ def test_bytes_that_are_not_utf8_are_named_by_file_and_line(
     line = refused("train", *training)
     assert f"{text / split}.txt, line 3: not UTF-8" in line
     assert "iconv -f latin1 -t utf-8" in line
-
-
-def test_a_character_cut_at_the_end_of_the_file_is_not_utf8(refused: Refused, training: list[str], text: Path) -> None:
-    (text / "valid.txt").write_bytes("bab\ndek\ncafé".encode()[:-1])
-    assert f"{text / 'valid.txt'}, line 3: not UTF-8" in refused("train", *training)
 
 
 def test_no_token_file_is_made_of_text_that_is_not_utf8(refused: Refused, training: list[str], text: Path) -> None:
@@ -298,26 +278,17 @@ def test_weights_that_may_not_be_read_are_not_called_damaged(
     assert f"{path}: Permission denied; change its permissions" in refused("generate", "--work_dir", run_folder)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("keep", [None, 0.0, 0.99])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
-@pytest.mark.parametrize("entry", ["eval", "generate"])
-def test_a_truncated_checkpoint_is_named(
-    refused: Refused, run_folder: Path, text: Path, entry: str, name: str, keep: float
+def test_a_missing_or_truncated_file_of_a_checkpoint_is_named(
+    refused: Refused, run_folder: Path, name: str, keep: float | None
 ) -> None:
-    checkpoint = run_folder / (run_folder / "best").read_text().strip()
-    cut(checkpoint / name, keep=keep)
-    line = refused(entry, "--work_dir", run_folder, *(["--data", text] if entry == "eval" else []))
-    assert str(checkpoint / name) in line
-    assert "use another checkpoint" in line
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
-def test_a_checkpoint_with_a_missing_file_is_named(refused: Refused, run_folder: Path, name: str) -> None:
-    checkpoint = run_folder / (run_folder / "best").read_text().strip()
-    (checkpoint / name).unlink()
-    line = refused("generate", "--work_dir", run_folder)
-    assert str(checkpoint / name) in line
-    assert "use another checkpoint" in line
+    path = run_folder / (run_folder / "best").read_text().strip() / name
+    path.unlink() if keep is None else cut(path, keep=keep)
+    for entry in ("eval", "generate"):
+        line = refused(entry, "--work_dir", run_folder)
+        assert str(path) in line
+        assert "use another checkpoint" in line
 
 
 @pytest.mark.parametrize(
@@ -333,13 +304,10 @@ def test_a_checkpoint_that_does_not_say_what_text_it_was_trained_on_is_named(
     assert str(path) in refused("eval", "--work_dir", run_folder)
 
 
-@pytest.mark.parametrize("content", [b"step_00000099\n", b"\xff\xfe", b""])
-@pytest.mark.parametrize("pointer", ["best", "latest"])
-def test_a_pointer_to_no_checkpoint_is_passed_over(
-    call: Callable[..., Any], run_folder: Path, pointer: str, content: bytes
-) -> None:
-    (run_folder / pointer).write_bytes(content)
-    assert call("generate", "--work_dir", run_folder, "--length", 1).status == 0
+def test_a_pointer_to_no_checkpoint_is_passed_over(call: Callable[..., Any], run_folder: Path) -> None:
+    for pointer, content in (("best", b"step_00000099\n"), ("best", b"\xff\xfe"), ("latest", b"")):
+        (run_folder / pointer).write_bytes(content)
+        assert call("generate", "--work_dir", run_folder, "--length", 1).status == 0
 
 
 def test_weights_that_are_not_numbers_are_named(refused: Refused, run_folder: Path) -> None:
@@ -407,11 +375,8 @@ def test_a_vocabulary_that_has_changed_since_the_run_to_go_on_with_is_named(
     assert "bring the text back, or start a new run" in line
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5])
-@pytest.mark.parametrize(
-    "name",
-    [*("config.json", "model.safetensors", "vocab.txt"), *("optimizer.safetensors", "progress.json", "streams_*")],
-)
+@pytest.mark.parametrize("keep", [0.5])
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "progress.json", "streams_*"])
 def test_a_truncated_checkpoint_to_go_on_from_is_named(
     refused: Refused, training: list[str], run_folder: Path, name: str, keep: float
 ) -> None:
@@ -432,12 +397,6 @@ def below_a_file(tmp_path: Path) -> Path:
     return tmp_path / "file" / "folder"
 
 
-def test_an_unwritable_run_folder_is_named(refused: Refused, training: list[str], below_a_file: Path) -> None:
-    line = refused("train", *training, "--work_dir", below_a_file)
-    assert str(below_a_file) in line
-    assert "name a folder that can be written" in line
-
-
 def test_an_unwritable_run_folder_is_found_before_the_text_is_read(
     refused: Refused, training: list[str], below_a_file: Path, tmp_path: Path
 ) -> None:
@@ -456,16 +415,6 @@ def test_an_unwritable_json_is_named(refused: Refused, run_folder: Path, text: P
     line = refused("eval", "--work_dir", run_folder, "--data", text, "--json", below_a_file / "result.json")
     assert str(below_a_file) in line
     assert "name a folder that can be written" in line
-
-
-def test_a_full_disk_is_named_by_the_vocabulary_it_stopped(
-    refused: Refused, training: list[str], text: Path, full_disk: FullDisk
-) -> None:
-    shutil.rmtree(text / "txl-cache")
-    with full_disk(512):
-        line = refused("train", *training)
-    assert str(text / "txl-cache") in line
-    assert "make room" in line
 
 
 def test_a_full_disk_is_named_by_the_store_it_stopped(
@@ -565,25 +514,12 @@ def test_a_full_disk_leaves_an_older_picture_as_it_was(
 # token files
 
 
-def test_a_text_that_was_changed_is_what_is_scored(
-    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path
-) -> None:
-    (text / "valid.txt").write_text("bab bad\n")
-    call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--json", tmp_path / "result.json")
-    assert [row["tokens"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]] == [2]
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.1, 0.9])
-def test_a_truncated_store_is_made_anew(call: Callable[..., Any], training: list[str], text: Path, keep: float) -> None:
+def test_a_truncated_store_is_made_anew(call: Callable[..., Any], training: list[str], text: Path) -> None:
     (ids,) = (text / "txl-cache").glob("text-train-*/ids.bin")
     whole = ids.read_bytes()
-    cut(ids, keep=keep)
+    cut(ids, keep=0.9)
     assert call("train", *training).status == 0
     assert ids.read_bytes() == whole
-
-
-def test_a_store_that_is_there_gets_no_notice(call: Callable[..., Any], training: list[str]) -> None:
-    assert call("train", *training, "--max_step", 1).err == ""
 
 
 # Ctrl-C
