@@ -19,6 +19,7 @@ from examples.seq2seq.__main__ import Lesson, share_right
 from examples.seq2seq.decoding import beam_search, greedy, length_penalty
 from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
 from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
+from tests.conftest import long_test
 from txl.config import ModelConfig, UsageError
 from txl.model.attention import Attention
 
@@ -317,7 +318,7 @@ def test_bad_input_is_one_line_and_status_2(call: Call, flags: str, complaint: s
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.slow
+@long_test
 def test_it_learns_to_reverse() -> None:
     task = "reverse"
     sizes = {"n_word": 5, "batch_size": 64, "min_len": 1, "max_len": 4}

@@ -118,10 +118,10 @@ def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_
 @pytest.mark.slow
 def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor) -> None:
     skip_unless_relative(model)
-    for mem_len in (1, 5, 9):
+    for mem_len in (1, 5):
         context = Context(mem_len=mem_len, same_length=True)
         whole = read(model, token_BT, [24], context)[0]
-        for sizes in ([1] * 24, [17, 7]):
+        for sizes in ([17, 5, 1, 1],):
             torch.testing.assert_close(read(model, token_BT, sizes, context)[0], whole)
 
 

@@ -65,7 +65,7 @@ def test_recomputation_computes_each_layer_twice(recompute: bool, n_forward: int
     ("changes", "backend"),
     [
         ({}, "aot_eager"),
-        ({"pre_lnorm": True, "reversible": True}, "aot_eager"),
+        pytest.param({"pre_lnorm": True, "reversible": True}, "aot_eager", marks=long_test),
         pytest.param({}, "inductor", marks=long_test),
     ],
     ids=str,
