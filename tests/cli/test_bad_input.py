@@ -63,20 +63,6 @@ def test_a_missing_split_is_named_before_the_others_are_tokenised(
     assert not (text / "txl-cache").exists()
 
 
-def test_a_missing_split_is_named_before_evaluating(refused: Refused, run_folder: Path, text: Path) -> None:
-    (text / "test.txt").unlink()
-    line = refused("eval", "--work_dir", run_folder, "--data", text)
-    assert f"{text / 'test.txt'}: no such file" in line
-
-
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_split_of_white_space_is_named(refused: Refused, training: list[str], text: Path, split: str) -> None:
-    (text / f"{split}.txt").write_text(" \t \n")
-    line = refused("train", *training)
-    assert f"{text / split}.txt" in line
-    assert "needs" in line
-
-
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_bytes_that_are_not_utf8_are_named_by_file_and_line(
     refused: Refused, training: list[str], text: Path, split: str
@@ -87,13 +73,6 @@ def test_bytes_that_are_not_utf8_are_named_by_file_and_line(
     line = refused("train", *training)
     assert f"{text / split}.txt, line 3: not UTF-8" in line
     assert "iconv -f latin1 -t utf-8" in line
-
-
-def test_no_token_file_is_made_of_text_that_is_not_utf8(refused: Refused, training: list[str], text: Path) -> None:
-    shutil.rmtree(text / "txl-cache")
-    (text / "train.txt").write_bytes(b"bab \xff\n")
-    refused("train", *training)
-    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"checked.json"}
 
 
 def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
@@ -110,10 +89,6 @@ def test_more_streams_than_text_are_refused_with_the_number_that_fits(refused: R
     line = refused("train", *training, "--batch_size", n_token)
     assert f"--batch_size {n_token}: the text of {n_token} tokens is too short" in line
     assert f"use at most {n_token // 2}" in line
-
-
-def test_the_number_of_streams_that_fits_does_fit(call: Callable[..., Any], training: list[str]) -> None:
-    assert call("train", *training, "--batch_size", (800 + 80) // 2, "--max_step", 1).status == 0
 
 
 # sizes and other values
@@ -165,15 +140,6 @@ def test_a_text_that_cannot_be_scored_is_named(
     files = {"--text": tmp_path / "good.txt", place: tmp_path / "bad.txt"}
     line = refused("eval", "--work_dir", run_folder, *itertools.chain(*files.items()))
     assert f"{tmp_path / 'bad.txt'}: {complaint}" in line
-
-
-def test_an_unknown_word_of_a_text_is_named_where_there_is_no_unk(
-    refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
-) -> None:
-    call("train", *training, "--dataset", "wt103", "--max_step", 1)
-    (tmp_path / "my.txt").write_text("bab unread\n")
-    line = refused("eval", "--work_dir", tmp_path / "new_run", "--text", tmp_path / "my.txt")
-    assert f"{tmp_path / 'my.txt'}: the word 'unread' is not in the vocabulary, which has no <unk>" in line
 
 
 @pytest.mark.parametrize("flag", ["--json", "--per_token"])
@@ -427,24 +393,6 @@ def test_a_full_disk_is_named_by_the_store_it_stopped(
     assert "make room" in line
 
 
-def test_a_full_disk_leaves_no_store(
-    call: Callable[..., Any], training: list[str], text: Path, full_disk: FullDisk
-) -> None:
-    shutil.rmtree(text / "txl-cache")
-    with full_disk(1024):
-        call("train", *training)
-    assert {path.name for path in (text / "txl-cache").iterdir()} <= {"checked.json"}
-
-
-def test_a_full_disk_is_named_by_the_checkpoint_it_stopped(
-    refused: Refused, training: list[str], tmp_path: Path, full_disk: FullDisk
-) -> None:
-    with full_disk(10_000):
-        line = refused("train", *training)
-    assert str(tmp_path / "new_run") in line
-    assert "make room" in line
-
-
 def test_a_disk_that_fills_up_while_flushing_is_named_by_the_checkpoint_it_stopped(
     refused: Refused, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,14 +506,6 @@ def test_ctrl_c_saves_the_last_whole_update_and_says_where(
     saved = tmp_path / "new_run" / "step_00000003"
     said = f"train.py: interrupted after step 3; saved in {saved}; continue with --resume\n"
     assert (outcome.status, outcome.err) == (130, said)
-
-
-def test_what_ctrl_c_saved_can_be_evaluated(
-    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
-) -> None:
-    press_at_call(2, "txl.training.loop.train_line")
-    call("train", *training, "--log_interval", 1, "--eval_interval", 100)
-    assert call("eval", "--work_dir", tmp_path / "new_run").status == 0
 
 
 def test_a_second_ctrl_c_does_not_stop_the_saving(

@@ -454,11 +454,6 @@ def test_a_context_is_read_and_not_scored(score_text: ScoreText, tmp_path: Path)
         assert part[0]["nats"] != pytest.approx(score_text("bad bab\n")[0]["nats"], rel=1e-3)
 
 
-@pytest.mark.parametrize("text", ["bab", "\n", "bab bad"])
-def test_a_text_may_be_shorter_than_a_segment(score_text: ScoreText, text: str) -> None:
-    assert len(score_text(text)) == len(text.split()) + text.count("\n")
-
-
 def test_running_text_is_written_as_wikitext_is(score_text: ScoreText, call: Call) -> None:
     assert [t["unk"] for t in score_text("bab, bad.", "--tokenise")] == [False, True, False, True]
     assert [t["unk"] for t in score_text("bab, bad.")] == [True, True]
@@ -582,10 +577,6 @@ def test_a_memory_longer_than_any_text_is_no_burden(write: Write) -> None:
 def test_one_seed_writes_one_text_and_another_another(write: Write) -> None:
     one, again, other = (write("--seed", seed, "--length", 30) for seed in (5, 5, 6))
     assert one == again != other
-
-
-def test_the_prompt_is_printed_first(write: Write) -> None:
-    assert write("--prompt", "bab  ded bab", "--length", 5).startswith("bab  ded bab")
 
 
 def test_as_many_tokens_are_written_as_asked_for_also_after_a_prompt(write: Write) -> None:

@@ -58,7 +58,6 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["never", "document"])
 @pytest.mark.parametrize(
     "context",

@@ -181,13 +181,6 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
         assert math.isclose(ours, score, abs_tol=1e-9)
 
 
-def test_a_wider_beam_finds_no_worse_sentences_on_the_whole() -> None:
-    model = small_model()
-    source_BS, _ = next(pairs("copy", n_word=N_WORD, batch_size=30, min_len=1, max_len=5, seed=1))
-    means = [float(beam_search(model, source_BS, max_len=6, width=w, alpha=0.0)[1].mean()) for w in (1, 4, 16)]
-    assert means[0] < means[1] <= means[2]
-
-
 def test_decoding_happens_where_the_model_is() -> None:
     model, source_BS = small_model().to("meta"), some_pairs()[0]
     for source in (source_BS.to("meta"), source_BS):
@@ -288,14 +281,6 @@ def test_the_example_of_the_readme_runs() -> None:
     names: dict[str, Any] = {}
     exec(example, names)
     assert len(names["token_BT"]) == len(names["score_B"]) == 2
-
-
-def test_help_tells_what_each_flag_is(call: Call) -> None:
-    status, out, _ = call("--help")
-    assert status == 0
-    assert "python -m examples.seq2seq --task reverse" in out
-    for flag in "task n_word max_len n_update warmup_step smoothing width seed".split():
-        assert re.search(rf"--{flag} \S+\s+\w.*\[\S+\]", out), flag
 
 
 @pytest.mark.parametrize(
