@@ -31,17 +31,7 @@ def cut(path: Path, *, keep: float) -> None:
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
 
 
-def weights_of(run: Path) -> list[tuple[str, bytes]]:
-    return sorted((str(path), path.read_bytes()) for path in run.rglob("model.safetensors"))
-
-
 # text
-
-
-def test_a_missing_folder_of_text_is_named(refused: Refused, training: list[str], tmp_path: Path) -> None:
-    line = refused("train", *training, "--data", tmp_path / "nowhere")
-    assert f"{tmp_path / 'nowhere'}: no such folder" in line
-    assert "give the folder of the text files with --data" in line
 
 
 @pytest.mark.parametrize(("split", "dataset"), [("train", "text"), ("valid", "wt103")])
@@ -84,13 +74,6 @@ def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
     assert "use --dataset text" in line
 
 
-def test_more_streams_than_text_are_refused_with_the_number_that_fits(refused: Refused, training: list[str]) -> None:
-    n_token = 800 + 80  # words and ends of lines
-    line = refused("train", *training, "--batch_size", n_token)
-    assert f"--batch_size {n_token}: the text of {n_token} tokens is too short" in line
-    assert f"use at most {n_token // 2}" in line
-
-
 # sizes and other values
 
 
@@ -99,15 +82,6 @@ def test_a_vocabulary_too_small_for_clusters_is_blamed_on_the_flag_that_was_type
 ) -> None:
     small = write_text(tmp_path / "small", words=["only", "four", "words", "here"])
     assert "--adaptive" in refused("train", *training, "--data", small, "--adaptive")
-
-
-def test_a_number_of_batches_as_nvidia_names_it_changes_no_vocabulary(
-    refused: Refused, run_folder: Path, text: Path
-) -> None:
-    before = {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
-    line = refused("eval", "--work_dir", run_folder, "--data", text, "--max_size", 3)
-    assert "--max_size 3: limits a vocabulary, and that of the model has 66 words; leave it out" in line
-    assert {path: path.read_bytes() for path in text.rglob("*") if path.is_file()} == before
 
 
 def test_a_text_from_a_closed_standard_input_is_refused(
@@ -192,20 +166,6 @@ def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
 
 
 # the run's folder
-
-
-@pytest.mark.parametrize("entry", ["eval", "generate"])
-def test_a_missing_run_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
-    line = refused(entry, "--work_dir", tmp_path / "nowhere")
-    assert f"--work_dir {tmp_path / 'nowhere'}: no such folder" in line
-    assert "give the folder of a run" in line
-
-
-@pytest.mark.parametrize("entry", ["eval", "generate"])
-def test_a_folder_without_checkpoint_is_named(refused: Refused, tmp_path: Path, entry: str) -> None:
-    line = refused(entry, "--work_dir", tmp_path)
-    assert f"--work_dir {tmp_path}: holds no checkpoint" in line
-    assert "train first" in line
 
 
 @pytest.mark.parametrize("name", ["model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin"])
@@ -297,30 +257,6 @@ def test_a_text_with_another_vocabulary_is_refused(
     line = refused("eval", "--work_dir", run_folder, "--data", other)
     assert f"{other}: its vocabulary (6 words) is not the one" in line
     assert "give the --data and --dataset of the training run" in line
-
-
-def test_a_run_is_not_written_over(refused: Refused, training: list[str], run_folder: Path) -> None:
-    line = refused("train", *training, "--work_dir", run_folder)
-    assert f"--work_dir {run_folder}: already holds the checkpoints of a run" in line
-    assert "continue with --resume, name another folder, or delete them with --overwrite" in line
-
-
-@pytest.mark.parametrize("mistake", ["--data nowhere", "--d_model 17", "--cutoffs 99999", "--batch_size 99999"])
-def test_a_run_outlives_a_mistake_in_the_command_that_was_to_replace_it(
-    refused: Refused, training: list[str], run_folder: Path, mistake: str
-) -> None:
-    before = weights_of(run_folder)
-    refused("train", *training, "--work_dir", run_folder, "--overwrite", *mistake.split())
-    assert weights_of(run_folder) == before
-
-
-@pytest.mark.parametrize(("flag", "was"), [("--d_model 32", "16"), ("--tgt_len 4", "8"), ("--lr 0.1", "0.00025")])
-def test_a_flag_that_contradicts_the_run_to_go_on_with_is_named(
-    refused: Refused, training: list[str], run_folder: Path, flag: str, was: str
-) -> None:
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", *flag.split())
-    assert f"{flag}: the run in {run_folder} was started with {was}" in line
-    assert "drop the flag, or start a new run" in line
 
 
 def test_a_text_that_has_changed_since_the_run_to_go_on_with_is_named(

@@ -241,19 +241,3 @@ def test_faiss_finds_the_same_in_a_small_store(tmp_path: Path, model: Transforme
         scores.append(evaluate(model, stream(TEXT), CONTEXT, predictor=Mixture(model, [source])).nats)
     assert scores[1:] == pytest.approx([scores[0]] * 2, rel=1e-9)
     assert (opened.folder / "index.faiss").is_file()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"knn_k": 0}, "--knn_k 0: must be at least 1"),
-        ({"knn_tokens": 0}, "--knn_tokens 0: must be at least 1"),
-        ({"knn_lambda": 1.0}, "--knn_lambda 1.0: must be above 0 and below 1"),
-        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be at least 1e-30"),
-        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be at least 1e-30 and finite"),
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        KnnConfig(**values)
-    assert str(error.value).startswith(message)

@@ -160,7 +160,7 @@ def test_shards_whole_weights_and_one_process_go_on_from_each_other(tmp_path: Pa
     folder = tmp_path / "run"
     on_ranks(2, part, folder, 2, {"shard": True, "optim": optim})
     part(ALONE, folder, 3, {"optim": optim})
-    on_ranks(3, part, folder, 5, {"shard": True, "optim": optim})
+    on_ranks(4, part, folder, 5, {"shard": True, "optim": optim})
     last = Run(config(optim=optim), dtype=torch.float64, folder=folder).resume()
     last.train()
     ended = last.weights()
