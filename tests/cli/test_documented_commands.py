@@ -30,6 +30,7 @@ import torch
 
 from tests.cli.conftest import TINY, WORDS
 from tests.cli.test_flags import read
+from tests.conftest import long_test
 from txl import ModelConfig, TransformerXL
 from txl.commands.convert import main as convert_main
 from txl.convert import to_kimiyoung
@@ -134,8 +135,24 @@ def test_a_command_finds_the_environment_of_the_demo(after_the_demo: tuple[Path,
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_the_readme_says_how_to_enter_that_environment() -> None:
+@long_test
+def test_every_command_starts_in_the_environment_of_the_demo(after_the_demo: tuple[Path, Path]) -> None:
+    """Entered as the README says, without what only `pip install` brings: `txl` itself, lm-evaluation-harness."""
     assert ". .venv/bin/activate" in PAGES[0].read_text()
+    clone, bare = after_the_demo
+    for folder in ("benchmarks", "examples", "scripts", "studies", "tests"):
+        (clone / folder).symlink_to(ROOT / folder)
+    environment = {**os.environ, "PATH": f"{clone / '.venv' / 'bin'}:{bare.parent}:{os.environ['PATH']}"}
+    starts = {m[0] for line in COMMANDS.values() if (m := re.match(r"python (-m )?\S+", line))}
+    missing = {line for line in COMMANDS.values() if line.startswith("txl ") and len(line.split()) > 2}
+    assert len(starts) > 10
+    for start in sorted(starts):
+        done = subprocess.run(
+            [*start.split(), "--help"], cwd=clone, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            missing.add(f"{start}: {done.stderr}")
+    assert {reason for reason in missing if "pip install" not in reason} == set()
 
 
 @pytest.fixture(scope="module")
