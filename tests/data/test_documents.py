@@ -354,3 +354,11 @@ def test_pieces_end_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_formats, "LONGEST", 10)
     text = "\u6771" * 9
     assert text.encode()[: file_formats.cut(text.encode())].decode() == text[:3]
+
+
+def test_an_archive_of_several_files_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.txt.zip", "w") as archive:
+        for name in ("one.txt", "two.txt"):
+            archive.writestr(name, blank())
+    with pytest.raises(DataError, match=r"a\.txt\.zip: holds 2 files; unpack it"):
+        open_any(tmp_path / "a.txt.zip")
