@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.formulation import flex, time_first
@@ -110,9 +109,13 @@ def ways(case: Case, args: list[Tensor], folder: str | None) -> dict[str, Callab
         return Way(lambda: time_first(*first, scale=scale).permute(1, 2, 0, 3), first)
 
     def sdpa(*, causal: bool) -> Way:
-        bias = causal_lower_right(T, S) if causal else None
-        if device.type == "cpu" and causal:
+        bias = None
+        if causal and device.type == "cpu":
             bias = torch.ones(T, S, dtype=torch.bool).tril(M)
+        elif causal:
+            from torch.nn.attention.bias import causal_lower_right  # imports all of torch._dynamo
+
+            bias = causal_lower_right(T, S)
 
         def call() -> Tensor:
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if device.type == "cuda" else nullcontext():

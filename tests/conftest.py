@@ -6,11 +6,17 @@ compared with another device's numbers. What only a GPU can show is asked by `py
 
 import functools
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 by --dtype auto, whatever the processor
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="txl-tests-")  # of processes that tests start too
 
 import pytest
 import torch
@@ -36,5 +42,14 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_test_leaves_a_file_in_the_temporary_folder() -> Iterator[None]:
+    """Caches of torch.compile and logs of torchrun are PyTorch's."""
+    yield
+    left = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
+    assert {name for name in left if not name.startswith(("torchinductor_", "torchelastic_"))} == set()
+
+
 def pytest_unconfigure() -> None:
     forks.start.close()
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)

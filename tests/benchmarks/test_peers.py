@@ -8,6 +8,7 @@ import pytest
 from benchmarks import tokenise
 from benchmarks.peers import Peer, compare, ratio, rows
 from benchmarks.shapes import READING, Shape
+from tests.conftest import long_test
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def shape() -> Shape:
     return dataclasses.replace(READING["wt103-base"], **sizes, tgt_len=4, mem_len=6)
 
 
-@pytest.mark.slow
+@long_test
 def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) -> None:
     ours, broken = Peer("txl", shape.to_json()), Peer("txl", dataclasses.replace(shape, attn_impl="fused").to_json())
     try:

@@ -31,7 +31,7 @@ N_WORD = {"train": 800, "valid": 120, "test": 90}
 # weights so large that memory and batch boundaries show in the loss
 TINY = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
-    "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2 --sample_length 5"
+    "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2 --sample_length 1"
 ).split()
 
 

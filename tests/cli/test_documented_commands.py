@@ -118,13 +118,9 @@ def after_the_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     return clone, bare / "bin" / "python"
 
 
-STARTS = sorted({m[1] for line in COMMANDS.values() if (m := re.match(r"python (\w+\.py) ", line))})
-
-
-@pytest.mark.parametrize("program", [*STARTS, "-m txl estimate"])
+@pytest.mark.parametrize("program", ["generate.py", "-m txl estimate"])
 def test_a_command_finds_the_environment_of_the_demo(after_the_demo: tuple[Path, Path], program: str) -> None:
     """Whatever `python` is; without that environment one line says what is missing."""
-    assert {"train.py", "eval.py", "generate.py"} == set(STARTS)
     clone, bare = after_the_demo
     own, elsewhere = clone / ".venv", clone / "elsewhere"
     command = [str(bare), *program.split(), "--help"]

@@ -13,8 +13,7 @@ from tests.cli.conftest import TINY, Outcome
     "flags",
     [
         "--attention performer --position rotary --n_feature 16 --redraw_interval 2 --dtype bfloat16",
-        "--attention lsh --position rotary --lsh_round 2 --lsh_bucket 4 --lsh_reach 4 --dtype bfloat16",
-        "--attention lsh --position sinusoid_input --reversible --pre_lnorm --batch_chunk 2 --swap_mem",
+        "--attention lsh --position sinusoid_input --lsh_round 2 --lsh_bucket 4 --batch_chunk 2 --swap_mem",
         "--reversible --pre_lnorm --ff_chunk 3 --activation swiglu --dtype bfloat16 --dropout 0.1",
         "--recurrence same --label_smoothing 0.1 --d_embed 8",
     ],

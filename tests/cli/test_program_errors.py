@@ -13,6 +13,7 @@ import torch
 
 from tests.checkpoints import change_record
 from txl.cli import run
+from txl.runtime.log import in_one_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,3 +167,9 @@ def test_a_model_that_is_larger_than_the_machine_is_refused_before_it_is_built(
 
 def test_a_memory_longer_than_any_text_is_no_burden_in_training(call: Call, training: list[str]) -> None:
     assert call("train", *training, "--mem_len", 2_000_000_000, "--max_step", 1).status == 0
+
+
+def test_a_message_is_one_line_that_keeps_its_beginning_and_its_end() -> None:
+    line = in_one_line("the thing:\n" + "x" * 9000 + " do this")
+    assert len(line) == 500
+    assert (line[:10], line[-7:]) == ("the thing:", "do this")

@@ -47,15 +47,6 @@ def long_run(call: Call, training: list[str], tmp_path: Path) -> Path:
 # what is removed
 
 
-@pytest.mark.parametrize("flag", ["lr", "max_hours", "target_perplexity", "lr_min", "weight_decay"])
-def test_a_value_that_json_cannot_hold_costs_no_run(
-    refused: Refused, training: list[str], run_folder: Path, flag: str
-) -> None:
-    before = contents(run_folder)
-    assert f"--{flag} inf" in refused("train", *training, "--work_dir", run_folder, "--overwrite", f"--{flag}", "inf")
-    assert contents(run_folder) == before
-
-
 def test_no_clipping_is_said_with_0_or_infinity(call: Call, training: list[str], tmp_path: Path) -> None:
     weights = []
     for i, clip in enumerate(("0", "inf", "1e9")):
@@ -82,14 +73,6 @@ def test_files_of_others_are_never_removed(call: Call, refused: Refused, trainin
     (run / "metrics.jsonl").write_text('{"loss": 1}\n')
     assert f"{run / 'metrics.jsonl'}: not written by txl" in refused("train", *training, "--overwrite")
     assert (run / "metrics.jsonl").read_text() == '{"loss": 1}\n'
-
-
-def test_nobody_trains_inside_a_checkpoint(refused: Refused, training: list[str], run_folder: Path) -> None:
-    before = contents(run_folder)
-    for flags in ((), ("--resume",), ("--overwrite",)):
-        line = refused("train", *training, "--work_dir", run_folder / "step_00000004", *flags)
-        assert "is a checkpoint; name the folder of its run" in line
-    assert contents(run_folder) == before
 
 
 def test_a_pointer_leads_out_of_no_run(call: Call, long_run: Path, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_pictures_that_are_not_asked_for_are_not_drawn(study: Study, run_folder:
 
 
 def test_attention_by_distance_is_drawn_and_written(study: Study, tmp_path: Path) -> None:
-    rows = study("--attention_by_distance", "--mem_len", 0, 5, 6, 7)["rows"]
+    rows = study("--attention_by_distance", "--mem_len", 0, 5)["rows"]
     assert max(imread(tmp_path / "attention.png").shape) <= 2400
     for row in rows:
         shown = row["attention_by_distance"]

@@ -51,11 +51,6 @@ def test_unknown_words_become_unk_with_a_notice(folder: Path, caplog: pytest.Log
     assert "1 of 5 words are not in the vocabulary" in caplog.text
 
 
-def test_min_freq_and_max_size_shape_the_vocabulary(folder: Path) -> None:
-    assert open_text(folder, min_freq=2, cache_dir=str(folder / "1")).vocab.words == ["<eos>", "<unk>", "a", "b"]
-    assert open_text(folder, max_size=1, cache_dir=str(folder / "2")).vocab.words == ["<eos>", "<unk>", "a"]
-
-
 def test_token_files_are_narrow_for_small_and_wide_for_large_vocabularies(folder: Path) -> None:
     assert open_text(folder).split("train").dtype == np.uint16
     (folder / "train.txt").write_text(" ".join(f"w{i}" for i in range(2**16)))

@@ -234,7 +234,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             open_any(tmp_path / name)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=8))
 def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     """Also: documents begin where the corpus says, and decode gives the tokens of the text."""
@@ -354,3 +354,11 @@ def test_pieces_end_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_formats, "LONGEST", 10)
     text = "\u6771" * 9
     assert text.encode()[: file_formats.cut(text.encode())].decode() == text[:3]
+
+
+def test_an_archive_of_several_files_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.txt.zip", "w") as archive:
+        for name in ("one.txt", "two.txt"):
+            archive.writestr(name, blank())
+    with pytest.raises(DataError, match=r"a\.txt\.zip: holds 2 files; unpack it"):
+        open_any(tmp_path / "a.txt.zip")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-N_TOKEN = 16 << 20
+N_TOKEN = 8 << 20
 READER = """
 import re, sys
 import numpy as np
@@ -32,7 +32,7 @@ def test_processes_share_the_pages_of_ids(tmp_path: Path) -> None:
     np.arange(N_TOKEN, dtype=np.uint16).tofile(path)
     command = [sys.executable, "-c", READER, str(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    readers = [subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) for _ in range(4)]
+    readers = [subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes) for _ in range(2)]
     try:
         grown = [int(reader.stdout.readline()) for reader in readers]
         share = [shares(reader.pid, path) for reader in readers]

@@ -12,15 +12,6 @@ from txl.data_utils.rows import scoring_stream, window_streams
 from txl.data_utils.stream import SegmentStream
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_columns_go_on_where_they_ended(batch_size: int) -> None:
-    segments = list(SegmentStream(np.arange(103), batch_size=batch_size, tgt_len=7))
-    for before, after in itertools.pairwise(segments):
-        assert torch.equal(after.input_BT[:, 0], before.target_BT[:, -1])
-    for segment in segments:
-        assert torch.equal(segment.target_BT, segment.input_BT + 1)
-
-
 def test_a_stream_can_be_read_again() -> None:
     stream = SegmentStream(np.arange(50), batch_size=2, tgt_len=7)
     assert all(torch.equal(a.input_BT, b.input_BT) for a, b in zip(stream, stream, strict=True))
@@ -30,16 +21,6 @@ def test_too_many_streams_are_refused_with_the_largest_number() -> None:
     with pytest.raises(DataError, match=r"--batch_size 6: the text of 10 tokens.*at most 5"):
         SegmentStream(np.arange(10), batch_size=6, tgt_len=7)
     assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
-
-
-@pytest.mark.parametrize("settings", [{}, {"varlen": True, "roll": True}], ids=str)
-def test_an_epoch_can_be_gone_on_with_from_any_segment(settings: dict[str, bool]) -> None:
-    stream = SegmentStream(np.arange(200), batch_size=4, tgt_len=9, seed=3, **settings)
-    whole = list(stream.epoch(2))
-    for first in range(len(whole) + 1):
-        rest = list(stream.epoch(2, first=first))
-        assert len(rest) == len(whole) - first
-        assert all(torch.equal(a.input_BT, b.input_BT) for a, b in zip(rest, whole[first:], strict=True))
 
 
 def rolled(epoch: int, columns: slice | None = None) -> np.ndarray:

@@ -188,21 +188,6 @@ def test_huggingface_gives_the_figures_of_its_code() -> None:
     assert ours.nats == pytest.approx(golden["nll"].sum(), rel=1e-10)
 
 
-def test_huggingface_without_memory_is_the_original() -> None:
-    model, context = build("plain"), Context(tgt_len=4, mem_len=0)
-    assert score("huggingface", model, context, 3).nats == pytest.approx(score("original", model, context, 3).nats)
-
-
-@pytest.mark.parametrize("convention", ["original", "nvidia", "huggingface"])
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_ranks_share_the_streams_out(convention: str, world: int) -> None:
-    """Also when there are fewer streams than ranks, or they do not divide evenly."""
-    model, context = build("plain", n_layer=2), Context(tgt_len=4, mem_len=6)
-    alone, together = (score(convention, model, context, 4, world=n) for n in (1, world))
-    assert together.tokens == alone.tokens
-    assert together.nats == pytest.approx(alone.nats, rel=1e-12)
-
-
 def test_streams_shorter_than_their_warmup_are_refused() -> None:
     with pytest.raises(DataError, match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens"):
         equal_streams(IDS, batch_size=10, tgt_len=4, n_warmup=5)

@@ -6,7 +6,6 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.data_utils.files import DataError
 from txl.data_utils.rows import document_streams
 from txl.evaluation.score import Score, evaluate
 
@@ -54,14 +53,6 @@ def test_documents_are_scored_as_if_each_were_alone(context: Context) -> None:
         assert ours.nats == pytest.approx(nats, rel=1e-9)
 
 
-@pytest.mark.parametrize("world", [2, 3, 9])
-def test_ranks_share_the_documents_out(world: int) -> None:
-    model = build("plain", n_layer=2)
-    alone, together = (score(model, CONTEXT, 3, n) for n in (1, world))
-    assert together.tokens == alone.tokens
-    assert together.nats == pytest.approx(alone.nats, rel=1e-9)
-
-
 def test_another_document_does_not_matter_but_for_its_last_token() -> None:
     model = build("plain", n_layer=2)
     before = [nats_of_last_document(model, IDS)]
@@ -96,8 +87,3 @@ def test_documents_of_like_length_are_read_together() -> None:
     streams = document_streams(IDS, STARTS, batch_size=2, tgt_len=4)
     lengths = [(stream.last_B - stream.first_B).tolist() for stream in streams]
     assert lengths == [[57, 52], [29, 8], [1, 1], [1, 1]]
-
-
-def test_a_text_of_one_token_has_nothing_to_predict() -> None:
-    with pytest.raises(DataError, match="nothing to predict"):
-        document_streams(IDS[:1], np.array([0]), batch_size=1, tgt_len=4)

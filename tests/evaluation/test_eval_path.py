@@ -58,7 +58,6 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["never", "document"])
 @pytest.mark.parametrize(
     "context",
@@ -76,11 +75,10 @@ def test_nats_and_counts_do_not_depend_on_the_batch_size_or_the_ranks(context: C
     assert one.tokens == one.words + one.lines == len(IDS) - 1
     assert one.unknown == (IDS[1:] == 1).sum()
     assert (one.words, one.characters) == (len(IDS) - 1, IDS[1:].sum())
-    for batch_size in (2, 7, 16):
-        for world in (1, 2):
-            other = score(context, world, reset=reset, batch_size=batch_size)
-            assert other.nats == pytest.approx(one.nats, rel=1e-9)
-            assert (other.tokens, other.bytes, other.unknown) == (one.tokens, one.bytes, one.unknown)
+    for batch_size, world in ((2, 1), (7, 2), (16, 1)):
+        other = score(context, world, reset=reset, batch_size=batch_size)
+        assert other.nats == pytest.approx(one.nats, rel=1e-9)
+        assert (other.tokens, other.bytes, other.unknown) == (one.tokens, one.bytes, one.unknown)
 
 
 @pytest.mark.parametrize("reset", ["never", "document"])

@@ -12,6 +12,7 @@ from examples.classification.__main__ import main
 from examples.classification.classifier import Classifier, batches, padded
 from examples.classification.texts import docstrings, is_held_out, read_tsv
 from tests.cli.conftest import Trained
+from tests.conftest import long_test
 from txl.config import UsageError
 
 
@@ -68,7 +69,7 @@ def test_a_bad_line_is_named(content: str, tmp_path: Path) -> None:
         read_tsv(tmp_path / "t.tsv")
 
 
-@pytest.mark.slow
+@long_test
 def test_docstrings_have_labels_of_several_packages() -> None:
     found = docstrings()
     assert len(found) > 500

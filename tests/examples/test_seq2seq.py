@@ -19,6 +19,7 @@ from examples.seq2seq.__main__ import Lesson, share_right
 from examples.seq2seq.decoding import beam_search, greedy, length_penalty
 from examples.seq2seq.learning import noam_rate, pairs, smoothed_nats, train
 from examples.seq2seq.model import BEGIN, END, PAD, Seen, Seq2Seq, causal
+from tests.conftest import long_test
 from txl.config import ModelConfig, UsageError
 from txl.model.attention import Attention
 
@@ -180,13 +181,6 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
         assert math.isclose(ours, score, abs_tol=1e-9)
 
 
-def test_a_wider_beam_finds_no_worse_sentences_on_the_whole() -> None:
-    model = small_model()
-    source_BS, _ = next(pairs("copy", n_word=N_WORD, batch_size=30, min_len=1, max_len=5, seed=1))
-    means = [float(beam_search(model, source_BS, max_len=6, width=w, alpha=0.0)[1].mean()) for w in (1, 4, 16)]
-    assert means[0] < means[1] <= means[2]
-
-
 def test_decoding_happens_where_the_model_is() -> None:
     model, source_BS = small_model().to("meta"), some_pairs()[0]
     for source in (source_BS.to("meta"), source_BS):
@@ -289,14 +283,6 @@ def test_the_example_of_the_readme_runs() -> None:
     assert len(names["token_BT"]) == len(names["score_B"]) == 2
 
 
-def test_help_tells_what_each_flag_is(call: Call) -> None:
-    status, out, _ = call("--help")
-    assert status == 0
-    assert "python -m examples.seq2seq --task reverse" in out
-    for flag in "task n_word max_len n_update warmup_step smoothing width seed".split():
-        assert re.search(rf"--{flag} \S+\s+\w.*\[\S+\]", out), flag
-
-
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -317,7 +303,7 @@ def test_bad_input_is_one_line_and_status_2(call: Call, flags: str, complaint: s
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.slow
+@long_test
 def test_it_learns_to_reverse() -> None:
     task = "reverse"
     sizes = {"n_word": 5, "batch_size": 64, "min_len": 1, "max_len": 4}

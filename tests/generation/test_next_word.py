@@ -65,8 +65,9 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("banned", sorted(BANNED))
-@pytest.mark.parametrize("cut", ["one_word_clusters", "narrowing"])
+@pytest.mark.parametrize(
+    ("cut", "banned"), [("narrowing", "none"), ("one_word_clusters", "some"), ("narrowing", "a_cluster")]
+)
 def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned: str) -> None:
     softmax, hidden_D = softmax_of(**CUTS[cut]), torch.randn(6).double()
     for rule in RULES:
@@ -78,7 +79,7 @@ def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_so_it_is_for_many_models_and_rules(seed: int) -> None:
     torch.manual_seed(seed)
     draws = random.Random(seed)

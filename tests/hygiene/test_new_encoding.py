@@ -18,12 +18,7 @@ from txl.cli import read_flags, refuse_idle_flags
 from txl.commands import train
 from txl.config import UsageError
 from txl.convert.kimiyoung_names import ATTN_TYPES
-from txl.evaluation.score import evaluate
-from txl.generation.sampling import generate
-from txl.memory import KeyValueMemory
 from txl.positions import POSITION_ENCODINGS
-from txl.training.config import TrainConfig
-from txl.training.init import init_weights
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,28 +47,6 @@ def test_what_it_declares_makes_help_and_refusals_name_it(capsys: pytest.Capture
     model = TransformerXL(ModelConfig(n_token=5, n_layer=1, position="rotary"))
     with pytest.raises(UsageError, match=r"--clamp_len 3: .* or toy$"):
         model(torch.zeros(1, 1, dtype=torch.long), None, Context(clamp_len=3))
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_trains_evaluates_with_a_memory_and_writes() -> None:
-    sizes = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
-    model = TransformerXL(ModelConfig(**sizes, position="toy")).double()
-    init_weights(model, TrainConfig(init_std=0.2))
-    text_BT, context = torch.randint(0, 9, (2, 25)), Context(tgt_len=8, mem_len=8)
-    segments = [(text_BT[:, i : i + 8], text_BT[:, i + 1 : i + 9], None) for i in (0, 8, 16)]
-
-    optimizer, memory, before = torch.optim.SGD(model.parameters(), lr=0.1), None, evaluate(model, segments, context)
-    for input_BT, target_BT, _ in segments:
-        nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
-        optimizer.zero_grad()
-        nll_BT.mean().backward()
-        assert all(p.grad is not None for p in model.parameters())
-        optimizer.step()
-    after = evaluate(model, segments, context)
-    assert after.nats < before.nats
-    assert isinstance(model.fresh_memory(1), KeyValueMemory)
-    assert evaluate(model, segments, Context(tgt_len=8, mem_len=24)).nats != after.nats
-    assert len(list(generate(model, [1, 2, 3], context, length=5, seed=0))) == 5
 
 
 TINY = (

@@ -87,54 +87,23 @@ def test_every_rule_is_tried_here() -> None:
 @pytest.mark.slow
 def test_segments_equal_one_pass(model: TransformerXL, token_BT: Tensor) -> None:
     whole = read(model, token_BT, [24], FAR)[0]
-    for sizes in ([1, 23], [7, 5, 12], [1] * 24):
+    for sizes in ([1, 23], [7, 5, 1, 11]):
         torch.testing.assert_close(read(model, token_BT, sizes, FAR)[0], whole)
-
-
-def test_the_future_is_invisible(model: TransformerXL, token_BT: Tensor) -> None:
-    other_BT = token_BT.clone()
-    other_BT[:, 10:] = (other_BT[:, 10:] + 7) % 50
-    before, after = (read(model, text, [8, 16], FAR)[0] for text in (token_BT, other_BT))
-    torch.testing.assert_close(before[:, :10], after[:, :10])
-    assert not torch.allclose(before[:, 10:], after[:, 10:])
-
-
-def test_what_is_remembered_matters(model: TransformerXL, token_BT: Tensor) -> None:
-    remembered = read(model, token_BT, [8, 16], FAR)[0][:, 8:]
-    assert not torch.allclose(remembered, model(token_BT[:, 8:], None, FAR).hidden_BTD)
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_remembered_keys_and_values_equal_remembered_hidden_states(model: TransformerXL, token_BT: Tensor) -> None:
     for context, sizes in (
-        (FAR, [8, 8, 8]),
-        (FAR, [1] * 24),
+        (FAR, [8, 15, 1]),
         (Context(tgt_len=8, mem_len=5), [3, 16, 5]),
-        (Context(mem_len=6, same_length=True), [8, 8, 8]),
-        (Context(mem_len=6, same_length=True), [1] * 24),
+        (Context(mem_len=6, same_length=True), [8, 1, 1, 14]),
     ):
         hidden, cached = None, model.fresh_memory(2)
         for segment_BT in token_BT.split(sizes, dim=1):
             one, hidden = model(segment_BT, hidden, context)
             two, cached = model(segment_BT, cached, context)
             torch.testing.assert_close(two, one)
-
-
-def test_memory_is_detached_bounded_and_never_written_to(model: TransformerXL, token_BT: Tensor) -> None:
-    memory = model.train()(token_BT[:, :8], None, Context(mem_len=5)).memory
-    assert memory.length == 5
-    assert not any(layer.requires_grad for layer in memory.layers)
-    before = [layer.clone() for layer in memory.layers]
-    model(token_BT[:, 8:], memory, FAR).hidden_BTD.sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(before, memory.layers, strict=True))
-
-
-def test_every_parameter_gets_a_gradient(model: TransformerXL, token_BT: Tensor) -> None:
-    memory = model(token_BT[:, :8], None, FAR).memory
-    nll_BT, _ = model.train().nll(token_BT[:, 8:16], token_BT[:, 9:17], memory, FAR)
-    nll_BT.mean().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
 def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_BT: Tensor) -> None:
@@ -149,17 +118,11 @@ def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_
 @pytest.mark.slow
 def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: Tensor) -> None:
     skip_unless_relative(model)
-    for mem_len in (1, 5, 9):
+    for mem_len in (1, 5):
         context = Context(mem_len=mem_len, same_length=True)
         whole = read(model, token_BT, [24], context)[0]
-        for sizes in ([1] * 24, [17, 7]):
+        for sizes in ([17, 5, 1, 1],):
             torch.testing.assert_close(read(model, token_BT, sizes, context)[0], whole)
-
-
-def test_rows_of_a_batch_do_not_mix(model: TransformerXL, token_BT: Tensor) -> None:
-    together = read(model, token_BT, [8, 16], FAR)[0]
-    for row in range(2):
-        torch.testing.assert_close(read(model, token_BT[row : row + 1], [8, 16], FAR)[0][0], together[row])
 
 
 def test_what_is_drawn_is_the_same_in_every_call_until_it_is_drawn_anew(model: TransformerXL, token_BT: Tensor) -> None:

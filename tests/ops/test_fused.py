@@ -72,14 +72,11 @@ SHAPES = [
     (2, 1, 1, 37, 8, -1, 1),
     (2, 2, 7, 19, 8, 5, 1),
     (1, 2, 37, 53, 41, -1, 1),
-    (2, 1, 23, 61, 16, 7, 1),
-    (1, 1, 31, 31, 64, -1, 1),
-    (2, 2, 17, 67, 128, 29, 1),
+    (2, 1, 17, 67, 128, 29, 1),
     (1, 1, 1, 1, 8, -1, 0),
-    (2, 2, 7, 19, 8, 5, 0),
-    (1, 2, 37, 53, 41, -1, 0),
     (2, 2, 16, 48, 16, 32, 0),
-    (1, 1, 43, 101, 40, 100, 0),
+    (1, 1, 31, 31, 41, -1, 0),
+    (1, 1, 23, 61, 8, 60, 0),
 ]
 
 
@@ -101,16 +98,17 @@ def test_clamped_distances_are_distances_like_others(keep_mib: int) -> None:
     assert_close(with_gradients(by_name, args, dout), expected, TOLERANCE[torch.float32])
 
 
+@pytest.mark.slow
 def test_tiles_as_large_as_on_a_gpu_change_nothing(keep_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 64 turn in halves."""
     monkeypatch.setattr(launch, "TILES", {key: Tile(64, 4, 2) for key in launch.TILES})
-    args, dout = inputs(1, 2, 131, 197, 24), torch.randn(1, 2, 131, 24)
-    expected = with_gradients(naive, in_float64(args), dout.double(), window=149)
-    found = with_gradients(fused, args, dout, window=149, keep_mib=keep_mib)
+    args, dout = inputs(1, 1, 67, 131, 24), torch.randn(1, 1, 67, 24)
+    expected = with_gradients(naive, in_float64(args), dout.double(), window=97)
+    found = with_gradients(fused, args, dout, window=97, keep_mib=keep_mib)
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("sides", [(16, 32, 64), (32, 16, 32), (64, 32, 16)])
+@pytest.mark.parametrize("sides", [(16, 32, 64), (64, 32, 16)])
 def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel may read a tile that another, with smaller ones, has written only in part."""
     of = dict(zip(("kept_keys", "kept_queries", "kept_places"), sides, strict=True))
@@ -156,7 +154,7 @@ def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch
 
 def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(keep_mib: int) -> None:
     dtype = torch.float16
-    args, dout = inputs(2, 2, 19, 41, 24, dtype), torch.randn(2, 2, 19, 24).to(dtype)
+    args, dout = inputs(2, 1, 17, 23, 24, dtype), torch.randn(2, 1, 17, 24).to(dtype)
     found = with_gradients(fused, args, dout, keep_mib=keep_mib)
     assert_close(found, with_gradients(naive, in_float64(args), dout.double()), TOLERANCE[dtype])
     assert [x.dtype for x in found] == [dtype] * 5 + [torch.float32] * 2
@@ -181,7 +179,7 @@ def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded(ke
 @pytest.mark.slow
 def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
     """With values that are the rows of the identity, the output is the matrix of probabilities itself."""
-    B, N, T, S, H = 2, 2, 61, 64, 64
+    B, N, T, S, H = 2, 1, 29, 48, 48
     args = inputs(B, N, T, S, H)
     args[2] = torch.eye(S).expand(B, N, S, H)
     prob, dropped, again, other = (
@@ -196,7 +194,7 @@ def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [-1, 11])
+@pytest.mark.parametrize(("window", "keep_mib"), [(-1, 1), (11, 0)])
 def test_the_gradients_pass_through_the_dropout_of_the_forward(
     window: int, keep_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +204,7 @@ def test_the_gradients_pass_through_the_dropout_of_the_forward(
     """
     sides = {"queries": 32, "places": 32, "kept_keys": 32}
     monkeypatch.setattr(launch, "TILES", {key: Tile(sides.get(key[0], 16), 4, 2) for key in launch.TILES})
-    B, N, T, S, H = 2, 2, 19, 32, 32
+    B, N, T, S, H = 1, 2, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
     eye = torch.eye(S).expand(B, N, S, H)
@@ -264,9 +262,7 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest
 @pytest.mark.slow
 def test_the_operator_keeps_the_promises_of_pytorch() -> None:
     """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
-    for H in (8, 5):
-        args = inputs(1, 2, 5, 7, H)
-        torch.library.opcheck(operator.custom_op, (*args, None, 0.5, -1, 0.0, 1))
+    torch.library.opcheck(operator.custom_op, (*inputs(1, 2, 5, 7, 5), None, 0.5, -1, 0.0, 1))
 
 
 def test_a_layer_compiles_into_one_graph() -> None:

@@ -91,6 +91,7 @@ def test_a_run_killed_at_10_drawn_places_beside_writing_in_the_background_ends_w
     assert trained_steps(run) == list(range(1, N_STEP + 1))
 
 
+@long_test
 def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_killed(text: Path, tmp_path: Path) -> None:
     """Both ranks at once, or one, of which the other hears; every other time written in the background."""
     dice = random.Random(30)

@@ -3,7 +3,10 @@
 import csv
 import json
 import math
+import os
+import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -13,9 +16,11 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from tests.conftest import long_test
+from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
-from txl.studies import runner
+from txl.studies import picture, report, runner
 from txl.studies.__main__ import main
 from txl.studies.plan import Task, read_study
 from txl.studies.results import RunFigures, tokens_until
@@ -96,6 +101,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             Path(line[4]).write_text(json.dumps({"rows": [{**row, "mem_len": mem_len} for mem_len in (0, 8)]}))
 
     monkeypatch.setattr(runner, "_program", program)
+    monkeypatch.setattr(report, "write_pictures", lambda *_: [])  # each of them takes a second
     return called
 
 
@@ -103,7 +109,10 @@ def rows_of_csv(path: Path) -> list[list[str]]:
     return list(csv.reader(path.read_text().splitlines()))
 
 
-def test_the_tables_hold_every_figure(study: Path, tmp_path: Path, programs: list[str]) -> None:
+def test_the_tables_hold_every_figure(
+    study: Path, tmp_path: Path, programs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
     out = tmp_path / "out"
     assert main([str(study), "--folder", str(out)]) == 0
     assert len(programs) == 12
@@ -237,3 +246,37 @@ def test_a_training_that_was_stopped_is_gone_on_with(
     assert run_study(read_study(path), tmp_path, jobs=1) == {}
     (records,) = tmp_path.rglob("metrics.jsonl")
     assert resumed_from(records.parent) == [None, 10]
+
+
+TRAPPED = """
+import json, os, sys
+if sys.orig_argv[1:4] == ["-m", "txl", "train"]:
+    from tests.resume.traps import lay
+    lay(**json.loads(os.environ["TRAP"]))
+"""
+"""Python runs a module of the name sitecustomize at every start: here it traps trainings alone."""
+
+
+@long_test
+@pytest.mark.parametrize("to", ["group", "parent"])
+def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(
+    to: str, write_text: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With its training, or without it: that goes on alone, and the next runner waits for its lock."""
+    (tmp_path / "sitecustomize.py").write_text(TRAPPED)
+    path, log = tmp_path / "s.toml", tmp_path / "log"
+    path.write_text(TINY.replace("TEXT", str(write_text(tmp_path / "text"))).replace("[runs.b]\nd_model = 8", ""))
+    trap = {"at": ["step", 15], "send": signal.SIGKILL, "to": to, "once": str(tmp_path / "killed")}
+    own = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "TRAP": json.dumps(trap)}
+    words = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / "out")]
+    statuses = []
+    for _ in range(2):
+        with log.open("ab") as out:
+            runner = subprocess.Popen(
+                words, cwd=tmp_path, env=ENVIRONMENT | own, stdout=out, stderr=out, process_group=0
+            )
+        statuses.append(runner.wait(timeout=LIMIT_S))
+    assert statuses == [-signal.SIGKILL, 0], log.read_text()
+    (records,) = tmp_path.rglob("metrics.jsonl")
+    assert resumed_from(records.parent) == ([None, 10] if to == "group" else [None, 40])
+    assert "test" in json.loads(next(tmp_path.rglob("done.json")).read_text())["evaluations"]

@@ -5,7 +5,6 @@ import random
 
 import pytest
 from matplotlib.container import ErrorbarContainer
-from scipy.stats import ttest_rel
 
 from txl.studies.picture import draw
 from txl.studies.plan import Study
@@ -25,6 +24,8 @@ def row(name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), so
 
 
 def test_intervals_and_p_values_are_those_of_scipy() -> None:
+    from scipy.stats import ttest_rel  # here: it takes a second to import
+
     dice = random.Random(3)
     ours, theirs = ([dice.gauss(5, 0.1) for _ in range(5)] for _ in range(2))
     found = paired("x", "a", [a - b for a, b in zip(ours, theirs, strict=True)])

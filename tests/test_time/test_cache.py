@@ -2,19 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
-from txl.config import UsageError
-from txl.data_utils.rows import scoring_stream
 from txl.evaluation.config import CacheConfig
-from txl.evaluation.reading import warmup_segments
-from txl.evaluation.score import Score, evaluate
-from txl.evaluation.test_time import Additions, ContinuousCache, Mixture
+from txl.evaluation.test_time import ContinuousCache, Mixture
 
 CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)
 CONTEXT = Context(tgt_len=4, mem_len=6)
@@ -108,43 +103,8 @@ def test_tokens_that_are_read_again_are_kept_once() -> None:
     torch.testing.assert_close(nats(model, CONFIG, text_BL, context), whole)
 
 
-def test_nats_do_not_depend_on_the_batch_size() -> None:
-    """Streams are warmed up on as much text as the model sees, and the cache on top."""
-    model = build("pre_lnorm_adaptive", n_layer=2)
-    ids = np.random.default_rng(0).integers(0, 9, 200)
-
-    def score(batch_size: int) -> Score:
-        additions = Additions(cache=CONFIG)
-        n_warmup = warmup_segments(2, CONTEXT) + additions.warmup_segments(CONTEXT)
-        stream = scoring_stream(ids, batch_size=batch_size, tgt_len=CONTEXT.tgt_len, n_warmup=n_warmup)
-        assert len(stream.first_B) == batch_size
-        return evaluate(model, stream, CONTEXT, predictor=Mixture(model, [ContinuousCache(model, CONFIG)]))
-
-    one = score(1)
-    for batch_size in (2, 5):
-        other = score(batch_size)
-        assert other.tokens == one.tokens == len(ids) - 1
-        assert other.nats == pytest.approx(one.nats, rel=1e-9)
-
-
 def test_it_helps_where_words_come_again() -> None:
     model = build("plain")
     text_BL = torch.arange(6).repeat(20)[None]
     plain = nats(model, CacheConfig(cache_size=50, cache_lambda=1e-9), text_BL).sum()
     assert nats(model, CacheConfig(cache_size=50, cache_theta=1.0, cache_lambda=0.5), text_BL).sum() < 0.7 * plain
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"cache_size": -1}, "--cache_size -1: must be at least 0"),
-        ({"cache_theta": -0.1}, "--cache_theta -0.1: must be at least 0 and at most 1e+30"),
-        ({"cache_theta": math.inf}, "--cache_theta inf: must be at least 0 and at most 1e+30 and finite"),
-        ({"cache_lambda": 1.0}, "--cache_lambda 1.0: must be above 0 and below 1"),
-        ({"cache_lambda": 0.0}, "--cache_lambda 0.0: must be above 0 and below 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        CacheConfig(**values)
-    assert str(error.value).startswith(message)

@@ -1,7 +1,5 @@
 """Dynamic evaluation against the papers' equations, and what it may never do."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -81,7 +79,7 @@ def test_gradient_statistics_are_the_mean_of_squares_over_segments(kind: str) ->
 )
 @pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
 def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: int) -> None:
-    """The update rules of Krause et al. 2018, weight by weight, on a second model that is really changed."""
+    """The update rules of Krause et al. 2018 on a second model that is really changed."""
     shape, changes = KINDS[kind]
     model, other, text_BL = build(shape, **changes), build(shape, **changes), text(batch_size)
     other.load_state_dict(model.state_dict())
@@ -95,15 +93,12 @@ def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: i
         gradients, nll_BT, memory = gradients_by_hand(other, segment, memory)
         expected.append(nll_BT)
         for name, p in other.named_parameters():
-            flat, g, start, r = (t.detach().view(-1) for t in (p, gradients[name], trained[name], rms[name]))
-            for i in range(flat.numel()):
-                if config.dynamic == "sgd":
-                    step, pull = float(g[i]), config.dynamic_decay
-                else:
-                    step = float(g[i]) / (float(r[i]) + config.dynamic_epsilon)
-                    pull = min(config.dynamic_decay * float(r[i]) / mean_rms, 1)
-                    clipped += pull == 1
-                flat[i] += -config.lr * step + pull * float(start[i] - flat[i])
+            step, pull = gradients[name], torch.full_like(p, config.dynamic_decay)
+            if config.dynamic == "rms":
+                step = step / (rms[name] + config.dynamic_epsilon)
+                pull = (config.dynamic_decay * rms[name] / mean_rms).clamp(max=1)
+                clipped += int((pull == 1).sum())
+            p.data += -config.lr * step + pull * (trained[name] - p.data)
     assert clipped or config.dynamic == "sgd"
     for ours, theirs in zip(nats_of(model, config, text_BL), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -248,19 +243,3 @@ def test_weights_that_run_away_are_an_error_in_one_line() -> None:
 def test_the_rule_rms_needs_statistics() -> None:
     with pytest.raises(ValueError, match="mean squares"):
         DynamicEvaluation(build("plain"), RMS)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dynamic_lr": 0.0}, "--dynamic_lr 0.0: must be above 0"),
-        ({"dynamic_lr": math.nan}, "--dynamic_lr nan: must be above 0 and finite"),
-        ({"dynamic_decay": 1.5}, "--dynamic_decay 1.5: must be at least 0 and at most 1"),
-        ({"dynamic_epsilon": 0.0}, "--dynamic_epsilon 0.0: must be above 0"),
-        ({"dynamic_segments": 0}, "--dynamic_segments 0: must be at least 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        DynamicConfig(dynamic="rms", **values)
-    assert str(error.value).startswith(message)

@@ -18,7 +18,7 @@ from txl.config import UsageError
 from txl.data_utils.rows import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
-from txl.evaluation.score import Score, evaluate
+from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, store
 from txl.evaluation.test_time.store import Store, build_store, open_store
 
@@ -106,16 +106,6 @@ def test_the_search_by_blocks_finds_what_a_search_by_hand_finds(
         pairs = sorted((float(((query_D - key) ** 2).sum()), i) for i, key in enumerate(keys_ND.double()))[:k]
         assert sorted(place_K.tolist()) == sorted(i for _, i in pairs)
         assert sorted(distance_K.tolist()) == pytest.approx([d for d, _ in pairs], rel=1e-9)
-
-
-def test_nats_do_not_depend_on_the_batch_size(tmp_path: Path, model: TransformerXL) -> None:
-    opened = made(tmp_path / "store", model)
-
-    def score(batch_size: int) -> Score:
-        source = NearestNeighbours(opened, KnnConfig(knn_k=7), device=torch.device("cpu"))
-        return evaluate(model, stream(TEXT, batch_size), CONTEXT, predictor=Mixture(model, [source]))
-
-    assert score(3).nats == pytest.approx(score(1).nats, rel=1e-9)
 
 
 def test_a_later_token_changes_no_earlier_nats(tmp_path: Path, model: TransformerXL) -> None:
@@ -251,19 +241,3 @@ def test_faiss_finds_the_same_in_a_small_store(tmp_path: Path, model: Transforme
         scores.append(evaluate(model, stream(TEXT), CONTEXT, predictor=Mixture(model, [source])).nats)
     assert scores[1:] == pytest.approx([scores[0]] * 2, rel=1e-9)
     assert (opened.folder / "index.faiss").is_file()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"knn_k": 0}, "--knn_k 0: must be at least 1"),
-        ({"knn_tokens": 0}, "--knn_tokens 0: must be at least 1"),
-        ({"knn_lambda": 1.0}, "--knn_lambda 1.0: must be above 0 and below 1"),
-        ({"knn_temperature": 0.0}, "--knn_temperature 0.0: must be at least 1e-30"),
-        ({"knn_temperature": math.nan}, "--knn_temperature nan: must be at least 1e-30 and finite"),
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        KnnConfig(**values)
-    assert str(error.value).startswith(message)
