@@ -54,7 +54,6 @@ def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
     n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
     decided["tie_projs"] = (False,) + (dataset != "lm1b",) * n_cluster  # as published
     config = build(ModelConfig, typed, **decided)
-    config.require_effect(typed)
     if 0 in config.cluster_widths:
         widths = " ".join(map(str, config.cluster_widths))
         raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
