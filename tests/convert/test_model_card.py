@@ -47,7 +47,7 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
     one, typed = Ranks(0, 1, torch.device("cpu")), read("train", *flags.split())
 
     def record(typed: dict[str, Any]) -> dict[str, Any]:
-        config, context = settings(typed, one, None, None)
+        config, context, _ = settings(typed, one, None, None)
         data = build(DataConfig, typed)
         parts = {"train": config, "context": context, "data": data, "model": shape_of_model(typed, 90, data.dataset)}
         return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
