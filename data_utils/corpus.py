@@ -14,6 +14,7 @@ from .checks import Checks
 from .config import DataConfig
 from .datasets import DATA_SETS
 from .files import DataError, one_at_a_time
+from .remote import with_copies
 from .sizes import MEASURES
 from .sources import CACHE, home_of
 from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
@@ -33,13 +34,14 @@ class Corpus:
 
     def __init__(self, config: DataConfig, vocab: Tokenizer | None = None, *, needed: Sequence[str] = ()) -> None:
         self.config, self.kind = config, DATA_SETS[config.dataset]
-        self._home = home_of(config.data)
+        here = with_copies(config)
+        self._home = home_of(here.data)
         self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
         self._checks = Checks(self.cache)
         self._stores: dict[str, Store] = {}
         self._noticed: list[str] = []
         with self._writing():
-            self.texts = self.kind.texts(config, self._checks)
+            self.texts = self.kind.texts(here, self._checks)
             self.require_splits(*self.kind.counted if vocab is None else (), *needed)
             if vocab is not None and type(vocab) is not self.kind.tokenizer:
                 what = "the model's vocabulary is another; give that of its training"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
 from .files import DataError, reading
+from .remote import place_of
 from .uncompressed import COMPRESSED
 
 CACHE = "txl-cache"
@@ -159,7 +160,7 @@ def _split_below(root: str, path: Path | str) -> str:
 
 def home_of(data: tuple[str, ...] | str) -> Path:
     """The folder that --data names or whose files it names."""
-    first = data if isinstance(data, str) else data[0]
+    first = str(place_of(data if isinstance(data, str) else data[0]))
     if Path(first).is_dir():
         return Path(first)
     files = _named(first).files

@@ -63,9 +63,9 @@ def test_a_start_loads_no_library_before_it_is_needed() -> None:
 def test_requirements_are_within_the_ranges_of_the_project() -> None:
     pinned = dict(re.findall(r"^(\w+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     found = re.findall(r'"(\w+)>=([\d.]+)(?:,<([\d.]+))?', (ROOT / "pyproject.toml").read_text())
-    ranges = {name: (lowest, beyond or "999") for name, lowest, beyond in found}
+    ranges = {name: (lowest, beyond or "9999") for name, lowest, beyond in found}
     assert pinned.keys() <= ranges.keys()
-    assert ranges["torch"][1] != "999"
+    assert ranges["torch"][1] != "9999"
     for name, version in pinned.items():
         lowest, own, beyond = ([*map(int, v.split("."))] for v in (ranges[name][0], version, ranges[name][1]))
         assert lowest <= own < beyond

@@ -1,0 +1,87 @@
+"""Text that is elsewhere: --data of https://, hf://, s3:// and whatever else fsspec opens, copied once."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+
+from txl.files import written_whole
+
+from .config import DataConfig
+from .file_formats import kind_of
+from .files import DataError, one_at_a_time
+from .transfer import Remote, load
+
+HERE = Path("data")
+"""The folder of the copies: `https://host/a.txt` is `data/https/host/a.txt`."""
+
+
+def with_copies(config: DataConfig) -> DataConfig:
+    """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is there already is
+    not asked for again. Raises `DataError` if it cannot be copied."""
+    names = (config.data,) if isinstance(config.data, str) else config.data
+    if not any(map(is_remote, names)):
+        return config
+    here = tuple(_copied(name) if is_remote(name) else name for name in names)
+    return replace(config, data=here[0] if isinstance(config.data, str) else here)
+
+
+def is_remote(name: str) -> bool:
+    """True for names such as hf://datasets/owner/name."""
+    return "://" in name
+
+
+def place_of(name: str) -> Path:
+    """Where the copy of what is elsewhere has its place, or a path itself."""
+    protocol, _, rest = name.partition("://")
+    return HERE / protocol / rest.strip("/") if is_remote(name) else Path(name)
+
+
+def _copied(name: str) -> str:
+    place = place_of(name)
+    if ".." in place.parts:
+        raise DataError(f"--data {name}: goes up by '..'; name it by its own address")
+    if name.startswith(("http://", "https://")):  # with our own transfer, which goes on where it was cut
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(place.parent):
+            if not place.is_file():
+                load(Remote(place.name, [name]), place.parent)
+    else:
+        _copy_below(name)
+    return str(place)
+
+
+def _copy_below(name: str) -> None:
+    """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
+    from fsspec.callbacks import TqdmCallback
+    from fsspec.core import url_to_fs
+
+    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+    with _asking(name):
+        system, top = url_to_fs(fixed)
+        found = system.find(top) if fixed == name else sorted(system.glob(url_to_fs(name)[1]))
+    files = [file for file in found if file == top or kind_of(Path(file))]
+    if not files:
+        raise DataError(f"--data {name}: no files of text there; give a folder, a file or a glob")
+    for file in files:
+        target = place_of(fixed) / os.path.relpath(file, top) if file != top else place_of(fixed)
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(target.parent), written_whole(target) as temporary, _asking(name):
+                shown = {"desc": target.name, "unit": "B", "unit_scale": True, "disable": None}
+                system.get_file(file, str(temporary), callback=TqdmCallback(tqdm_kwargs=shown))
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """Errors of fsspec and of the libraries below it, which have no class in common, as a `DataError`."""
+    try:
+        yield
+    except ImportError as error:
+        raise DataError(f"--data {name}: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise DataError(f"--data {name}: cannot be copied ({why[:200]}); check the address") from error
