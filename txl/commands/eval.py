@@ -29,7 +29,7 @@ from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_row, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
-from txl.memory import is_bounded, require_works
+from txl.memory import require_works, unbounded
 from txl.model.settings import chosen_by, require_read
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
@@ -89,10 +89,9 @@ def default_streams(config: EvalConfig, additions: Additions, checkpoint: Checkp
     least one per process."""
     if config.convention != "txl":
         return config.batch_size
-    shape = checkpoint.model_config
-    if not is_bounded(shape) and config.reset == "never":
+    what = unbounded(checkpoint.model_config)
+    if what and config.reset == "never":
         if ranks.is_main:
-            what = f"--recurrence {shape.recurrence} with --memory {shape.memory}"
             print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
         return 1
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)

@@ -23,7 +23,7 @@ from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
-from txl.memory import is_bounded, require_works
+from txl.memory import require_works, unbounded
 from txl.model.settings import AXES, require_read
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
@@ -216,8 +216,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(describe(model, state.ranks, n_segment))
     path = model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)
     print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
-    if not is_bounded(model.config) and config.eval_batch_size is None and config.reset == "never":
-        what = f"--recurrence {model.config.recurrence}, --memory {model.config.memory}"
+    what = unbounded(model.config)
+    if what and config.eval_batch_size is None and config.reset == "never":
         print_line(f"| {what}: evaluations read one stream, on whose number the result depends")
     if config.shard and not model.is_sharded:
         print_line("| --shard: one process has nothing to share out; start several with torchrun")
