@@ -21,7 +21,7 @@ from txl.evaluation.reading import Predictor
 from txl.evaluation.report import print_row, print_table, require_outputs, write_results
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
-from txl.memory import is_bounded, require_works
+from txl.memory import require_works, unbounded
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.metrics import show_pictures
@@ -63,10 +63,9 @@ def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel,
     least one per process."""
     if config.convention != "txl":
         return config.batch_size
-    shape = lm.model_config
-    if not is_bounded(shape) and config.reset == "never":
+    what = unbounded(lm.model_config)
+    if what and config.reset == "never":
         if ranks.is_main:
-            what = f"--recurrence {shape.recurrence} with --memory {shape.memory}"
             print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
         return 1
     return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)

@@ -24,7 +24,7 @@ from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in
 from txl.language.texts import data_settings
-from txl.memory import is_bounded, require_works
+from txl.memory import require_works, unbounded
 from txl.model.settings import AXES
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
@@ -215,8 +215,8 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     print_line(describe(model, state.ranks, n_segment))
     path = model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)
     print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
-    if not is_bounded(model.config) and config.eval_batch_size is None and config.reset == "never":
-        what = f"--recurrence {model.config.recurrence}, --memory {model.config.memory}"
+    what = unbounded(model.config)
+    if what and config.eval_batch_size is None and config.reset == "never":
         print_line(f"| {what}: evaluations read one stream, on whose number the result depends")
     if config.shard and not model.is_sharded:
         print_line("| --shard: one process has nothing to share out; start several with torchrun")

@@ -19,6 +19,7 @@ __all__ = [
     "build_memory_rule",
     "is_bounded",
     "require_works",
+    "unbounded",
 ]
 
 _CLASSES = {
@@ -41,7 +42,14 @@ def build_memory_rule(config: ModelConfig) -> MemoryRule:
 
 def is_bounded(config: ModelConfig) -> bool:
     """True if what a token sees depends on n_layer * mem_len tokens before it only."""
-    return config.recurrence == "below" and MEMORIES[config.memory].is_bounded
+    return not unbounded(config)
+
+
+def unbounded(config: ModelConfig) -> str:
+    """The flag for which a token sees more than that; empty: there is none."""
+    if config.recurrence == "same":
+        return "--recurrence same"
+    return "" if MEMORIES[config.memory].is_bounded else f"--memory {config.memory}"
 
 
 def require_works(memory: str, settings: Any) -> None:
