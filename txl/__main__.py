@@ -16,7 +16,7 @@ def main() -> None:
         for title, program in PROGRAMS.items():
             print(f"  {title:<9} {program.does:<68} {program.same}")
         sys.exit(0)
-    print(f"txl: {name or 'no program'}: not one of {', '.join(PROGRAMS)}; see txl --help", file=sys.stderr)
+    print(f"txl: {name or 'no program'}: none of {', '.join(PROGRAMS)}; see txl --help", file=sys.stderr)
     sys.exit(2)
 
 

@@ -121,7 +121,7 @@ def reversible_errors(shape: Shape) -> Errors:
     """A reversible model with dropout, against the same one with stored activations."""
     model = varied(shape, reversible=True, pre_lnorm=True).to(shape.device)
     found = loss_and_gradients(model, shape)
-    with mock.patch("txl.model.transformer.reversible_layers", _keeping):
+    with mock.patch("txl.model.body.reversible_layers", _keeping):
         expected = loss_and_gradients(model, shape)
     return {name: error(found[name], expected[name]) for name in expected}
 

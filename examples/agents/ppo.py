@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from examples.agents.environments import make
 from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
-from txl.cli import build, read_flags, run
-from txl.config import SEED, SIZE, Checked, option, require
+from txl.cli import read_flags, run
+from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
 
 

@@ -76,7 +76,8 @@ def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in started} - {"txl"}
     same = {program.same for program in PROGRAMS.values()}
     scripts = {path.name for path in ROOT.glob("*.py")}
-    assert same - {"python -m txl estimate"} == {f"python -m {m}" for m in modules} | {f"python {s}" for s in scripts}
+    aliases = {"python -m txl estimate", "python eval.py --text", "python eval.py --recl"}
+    assert same - aliases == {f"python -m {m}" for m in modules} | {f"python {s}" for s in scripts}
     assert all(find_spec(program.module.removesuffix(".__main__")) for program in PROGRAMS.values())
 
 

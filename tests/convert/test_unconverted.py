@@ -83,7 +83,7 @@ def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(
     assert call(*asked, "--vocabulary", words).status == 0
     flags = ["--data", text, "--dataset", "text", "--work_dir", tmp_path / "run", "--max_step", 1, "--batch_size", 2]
     flags += ["--tgt_len", 4, "--sample_length", 0, "--vocabulary", words]
-    assert "--vocabulary: is read with --init_from only" in call("train", *flags).complaints[0]
+    assert "--vocabulary has no effect without --init_from" in call("train", *flags).complaints[0]
     assert call("train", *flags, "--init_from", source).status == 0
     assert txl.load(tmp_path / "run").tokenizer.words == WORDS
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txl.cli import refuse_idle_flags
 from txl.config import UsageError
 from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -287,7 +288,7 @@ REFUSED = {
 @pytest.mark.parametrize(("message", "flags"), REFUSED.items(), ids=REFUSED)
 def test_flags_without_effect_are_refused(message: str, flags: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=message):
-        DataConfig(**flags)
+        refuse_idle_flags(flags, DataConfig(**flags))
 
 
 def test_a_saved_configuration_is_read_again() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import txl.model.transformer
+import txl.model.body
 from tests.checkpoints import as_of_0_2
 from tests.laws.test_block_laws import stored
 from tests.training.runs import SHAPE, Run, config, on_ranks, same_weights
@@ -109,7 +109,7 @@ def test_reversible_layers_train_as_if_activations_were_kept(
             keep(before, x2)
         return x1, x2
 
-    monkeypatch.setattr(txl.model.transformer, "reversible_layers", kept)
+    monkeypatch.setattr(txl.model.body, "reversible_layers", kept)
     plain = Run(config(**settings), dtype=torch.float64, shape=REVERSIBLE).begin()
     plain.train()
     torch.testing.assert_close(reversible.weights(), plain.weights(), rtol=0, atol=1e-9)
