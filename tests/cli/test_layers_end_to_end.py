@@ -15,7 +15,7 @@ from tests.cli.conftest import TINY, Outcome
         "--attention performer --position rotary --n_feature 16 --redraw_interval 2 --dtype bfloat16",
         "--attention lsh --position sinusoid_input --lsh_round 2 --lsh_bucket 4 --batch_chunk 2 --swap_mem",
         "--reversible --pre_lnorm --ff_chunk 3 --activation swiglu --dtype bfloat16 --dropout 0.1",
-        "--recurrence same --label_smoothing 0.1 --d_embed 8",
+        "--recurrence same --label_smoothing 0.1 --d_embed 8 --pre_lnorm --gate gru --gate_bias 1",
     ],
 )
 def test_a_run_goes_all_the_way(call: Callable[..., Outcome], text: Path, tmp_path: Path, flags: str) -> None:
