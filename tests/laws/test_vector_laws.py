@@ -124,6 +124,21 @@ def test_rows_that_never_started_anew_stack_with_others(x_BTD: Tensor, reset_BT:
     torch.testing.assert_close(body(x_BTD[:, 9:], together, CONTEXT, reset_BT[:, 9:])[0], wanted[:, 9:])
 
 
+@torch.no_grad()
+def test_compressed_states_belong_to_an_episode_that_never_started_anew(x_BTD: Tensor) -> None:
+    """Resets of other rows change nothing for it."""
+    body = body_of(memory="compressive", compress_rate=2)
+    context = Context(tgt_len=4, mem_len=4, compressed_len=3)
+    memory = None
+    for x in x_BTD.split(4, dim=1)[:-1]:
+        _, memory = body(x, memory, context)
+    assert memory is not None
+    reset_BT = torch.tensor([[True], [False], [False]])
+    with_resets, without = (body(x_BTD[:, -1:], memory, context, reset)[0] for reset in (reset_BT, None))
+    torch.testing.assert_close(with_resets[1:], without[1:], rtol=0, atol=1e-12)
+    assert not torch.allclose(with_resets[0], without[0])
+
+
 def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Tensor) -> None:
     body, other = body_of(), body_of(d_model=12)
     with torch.no_grad():

@@ -12,6 +12,10 @@ from txl.model.body import AnyMemory, Body
 from txl.positions import PositionEncoding
 
 
+_EVER = 2**30
+"""An age beyond every memory, which kernels can hold in 32 bits."""
+
+
 @dataclass(frozen=True, eq=False)
 class AgentMemory:
     """What `MemoryTransformer` remembers: plain tensors with one row an environment. Immutable.
@@ -65,12 +69,12 @@ class AgentMemory:
 
     @property
     def ages_B(self) -> Tensor:
-        """`age_B`; where no row has started anew, all that is remembered belongs to its episode."""
+        """`age_B`; where no row has started anew, all that is remembered belongs to its episode: older than any."""
         if self.age_B is not None:
             return self.age_B
         layer = self.memory.layers[0]
         device = layer.device if isinstance(layer, Tensor) else layer.k_BNMH.device
-        return torch.full((self.memory.batch_size,), self.memory.length, device=device)
+        return torch.full((self.memory.batch_size,), _EVER, device=device)
 
 
 class MemoryTransformer(Body):
@@ -109,7 +113,8 @@ class MemoryTransformer(Body):
         """
         self._require_fit(x_BTD, memory, reset_BT)
         if memory is None:
-            memory = AgentMemory(self.empty_memory(len(x_BTD), like=x_BTD))
+            ages_B = None if reset_BT is None else torch.zeros(len(x_BTD), dtype=torch.int64, device=x_BTD.device)
+            memory = AgentMemory(self.empty_memory(len(x_BTD), like=x_BTD), ages_B)
         since_BT = None
         if reset_BT is not None or memory.age_B is not None:
             since_BT = _since(memory.ages_B, reset_BT, n_new=x_BTD.shape[1])
