@@ -11,7 +11,6 @@ from txl.memory import KeyValueMemory, Memory
 from txl.model.body import AnyMemory, Body
 from txl.positions import PositionEncoding
 
-
 _EVER = 2**30
 """An age beyond every memory, which kernels can hold in 32 bits."""
 
