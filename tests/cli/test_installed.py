@@ -55,7 +55,7 @@ def test_the_console_command_trains_evaluates_and_generates_elsewhere(
     assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
     refused = command("eval", "--work_dir", "nowhere")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("txl eval: --work_dir nowhere: no such folder")
+    assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")
 
 
 @pytest.mark.parametrize(("name", "status"), [("--help", 0), ("", 2), ("dance", 2)])
