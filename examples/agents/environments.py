@@ -28,9 +28,8 @@ class TMaze(VectorEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.place, self.age, self.goal = np.zeros((3, self.num_envs), dtype=np.int64)
-        self.over = np.ones(self.num_envs, dtype=bool)
-        self._begin()
-        self.over[:] = False
+        self.over = np.zeros(self.num_envs, dtype=bool)
+        self._begin(~self.over)
         return self._seen(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
@@ -39,14 +38,13 @@ class TMaze(VectorEnv):
         self.place = np.minimum(self.place + ~turns, self.length)
         self.age += 1
         ended, late = turns & at_end & ~begins, (self.age >= 2 * self.length) & ~begins
-        self.over = begins
-        self._begin()
+        self._begin(begins)
         self.over = ended | late
         return self._seen(), reward, ended, late & ~ended, {}
 
-    def _begin(self) -> None:
-        self.place[self.over] = self.age[self.over] = 0
-        self.goal[self.over] = self.np_random.integers(1, 3, self.over.sum())
+    def _begin(self, rows: np.ndarray) -> None:
+        self.place[rows] = self.age[rows] = 0
+        self.goal[rows] = self.np_random.integers(1, 3, rows.sum())
 
     def _seen(self) -> np.ndarray:
         first = self.age == 0

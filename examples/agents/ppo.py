@@ -196,7 +196,7 @@ class Training:
             self.curve.append(
                 {"update": update + 1, "steps": steps, "return": mean, "seconds": time.perf_counter() - begun}
             )
-            bar.set_postfix_str(f"return {mean or math.nan:.2f}")
+            bar.set_postfix_str(f"return {math.nan if mean is None else mean:.2f}")
             if (update + 1) % 10 == 0 or update + 1 == last:
                 self.save()
 
@@ -240,9 +240,11 @@ def returns_of(agent: Agent, config: PPOConfig, n_episode: int, *, other_row: bo
     total_B, next_B = torch.zeros(n_episode), torch.arange(n_episode).roll(1)
     while not done.all():
         seen, begins, _ = actor.now()
-        acts_by = memory.rows(next_B) if other_row and memory is not None else memory
-        log_p, _, _ = agent(seen[:, None], acts_by, begins[:, None])
-        memory = agent(seen[:, None], memory, begins[:, None])[2]
+        now = begins[:, None]
+        log_p, _, own = agent(seen[:, None], memory, now)
+        if other_row and memory is not None:
+            log_p, _, _ = agent(seen[:, None], memory.rows(next_B), now)
+        memory = own
         reward, _ = actor.act(log_p[:, 0].argmax(-1))
         total_B += reward * ~done
         done |= torch.as_tensor(actor.idle)

@@ -45,7 +45,8 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
         return LanguageModel.open(run, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device="cpu")
 
     first = opened(config.recl[0])
-    shapes = [require_same_vocabulary(opened(run), first) for run in config.recl]  # one model in RAM at a time
+    others = (opened(run) for run in config.recl[1:])  # one of them in RAM at a time
+    shapes = [first.model_config, *(require_same_vocabulary(lm, first) for lm in others)]
     data = first.data_config(typed)
     refuse_idle_flags(typed, config, data, *shapes)
     corpus = ranks.main_first(lambda: first.corpus(data))

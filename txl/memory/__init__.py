@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from txl.config import ModelConfig, require
+from txl.config import ModelConfig, UsageError, require
 from txl.memory.base import Memory, MemoryRule, State
 from txl.memory.key_values import KeyValue, KeyValueMemory
 from txl.memory.span import Span
@@ -58,9 +58,10 @@ def require_works(memory: str, settings: Any) -> None:
     require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
     for name, allowed in MEMORIES[memory].only.items():
         value = getattr(settings, name, None)
-        value = allowed[0] if value is None else value
+        if value is None or value in allowed:
+            continue
         given = f"--{name}" if value is True else f"--{name} {value}"
         others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
         works = "does not work with it" if value is True else f"works with {' or '.join(map(str, allowed))} only"
         change = f"leave it out, or use --memory {' or '.join(others)}"
-        require(value in allowed, f"{given}: --memory {memory} {works}; {change}")
+        raise UsageError(f"{given}: --memory {memory} {works}; {change}")

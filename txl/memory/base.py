@@ -24,6 +24,11 @@ class State(NamedTuple):
     more: Mapping[str, Tensor] = {}
     loss: Tensor | None = None
 
+    @property
+    def length(self) -> int:
+        """Remembered tokens whose hidden states are there."""
+        return self.hidden_BMD.shape[1]
+
 
 class MemoryRule(nn.Module):
     """What a layer remembers of earlier segments: the interface, and what most rules share.
@@ -61,7 +66,7 @@ class MemoryRule(nn.Module):
 
     def span(self, state: Any, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
         """The positions of what is read and of the segment."""
-        return Span.of(context, n_mem=state.hidden_BMD.shape[1], n_new=n_new, since_BT=since_BT)
+        return Span.of(context, n_mem=state.length, n_new=n_new, since_BT=since_BT)
 
     def read(self, state: State) -> Tensor:
         """The hidden states before the segment, (B, M, D), at consecutive positions, which attention reads."""

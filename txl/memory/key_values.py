@@ -87,9 +87,6 @@ class KeyValues(MemoryRule):
     def __init__(self) -> None:
         nn.Module.__init__(self)
 
-    def span(self, state: KeyValue, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
-        return Span.of(context, n_mem=state.length, n_new=n_new, since_BT=since_BT)
-
     def through(
         self,
         layer: Any,

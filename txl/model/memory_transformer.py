@@ -33,7 +33,14 @@ class AgentMemory:
 
     def to(self, device: torch.device | str) -> "AgentMemory":
         """A copy on a device."""
-        return AgentMemory.of({name: tensor.to(device) for name, tensor in self.tensors().items()})
+        return AgentMemory(self.hidden.to(torch.device(device)), None if self.age_B is None else self.age_B.to(device))
+
+    @property
+    def hidden(self) -> Memory:
+        """The memory of hidden states. Raises `ValueError` if it is projected, see `MemoryTransformer.projected`."""
+        if isinstance(self.memory, KeyValueMemory):
+            raise ValueError("projected keys and values serve one rollout; keep the memory that it began with")
+        return self.memory
 
     def tensors(self) -> dict[str, Tensor]:
         """All that it is, by name, for a file or a buffer; `of` makes it again.
@@ -41,9 +48,7 @@ class AgentMemory:
         Raises:
             ValueError: if it is projected, see `MemoryTransformer.projected`.
         """
-        if isinstance(self.memory, KeyValueMemory):
-            raise ValueError("projected keys and values serve one rollout; keep the memory that it began with")
-        return self.memory.named() | ({} if self.age_B is None else {"age": self.age_B})
+        return self.hidden.named() | ({} if self.age_B is None else {"age": self.age_B})
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "AgentMemory":
@@ -61,10 +66,9 @@ class AgentMemory:
         lengths = sorted({part.memory.length for part in parts})
         if len(lengths) != 1:
             raise ValueError(f"memories of {' and '.join(map(str, lengths))} steps: give memories of one length")
-        if any(part.age_B is not None for part in parts):
-            parts = [AgentMemory(part.memory, part.ages_B) for part in parts]
-        named = [part.tensors() for part in parts]
-        return cls.of({name: torch.cat([one[name] for one in named]) for name in named[0]})
+        is_aged = any(part.age_B is not None for part in parts)
+        ages_B = torch.cat([part.ages_B for part in parts]) if is_aged else None
+        return cls(Memory.joined([part.hidden for part in parts]), ages_B)
 
     @property
     def ages_B(self) -> Tensor:
