@@ -196,6 +196,9 @@ class ModelConfig(Checked):
         "what the convolution learns to keep: what the layer attends to, or the states themselves",
         when=("compression", "conv"),
     )
+    infini_update: Literal["linear", "delta"] = option(
+        "linear", "what is added to the matrix; delta: values less those that it already gives for the keys"
+    )
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:

@@ -26,6 +26,7 @@ _CLASSES = {
     "fifo": "Fifo",
     "none": "NoMemory",
     "compressive": "Compressive",
+    "infini": "Infini",
 }
 """The class of each memory, in the file of the memory's name."""
 
