@@ -10,6 +10,16 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.span import Span
 
+BESIDE: Mapping[str, tuple[Any, ...]] = {
+    "recurrence": ("below",),
+    "reversible": (False,),
+    "same_length": (False,),
+    "shard": (False,),
+    "convention": ("txl",),
+    "attention_by_distance": (False,),
+}
+"""What works with rules that keep what has left the window in another form; see `MemoryRule.only`."""
+
 
 class State(NamedTuple):
     """What a layer remembers, in plain tensors with one row a stream.
@@ -54,6 +64,14 @@ class MemoryRule(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.keeps_output = config.recurrence == "same"
+
+    @classmethod
+    def of_layer(cls, config: ModelConfig, layer: int) -> "MemoryRule":
+        """The rule of a layer, counted from 0. Raises `UsageError` if the configuration names a layer that is none."""
+        return cls(config)
+
+    def reset_parameters(self) -> None:
+        """Initialise weights of its own that are not drawn as others are."""
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import MemoryRule, State, beyond_window, same_document
+from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
 from txl.memory.span import Span
 
 
@@ -27,20 +27,17 @@ class Infini(MemoryRule):
     """
 
     settings = ("infini_update",)
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "recurrence": ("below",),
-        "reversible": (False,),
-        "same_length": (False,),
-        "shard": (False,),
-        "convention": ("txl",),
-        "attention_by_distance": (False,),
-    }
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
     is_bounded = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.has_delta = config.infini_update == "delta"
-        self.gate_N = nn.Parameter(torch.zeros(config.n_head))
+        self.gate_N = nn.Parameter(torch.empty(config.n_head))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.gate_N)
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:

@@ -22,11 +22,13 @@ class Layer(nn.Module):
     With `reversible` the state holds two streams, concatenated as (B, T, 2D); see `txl.model.reversible`.
     """
 
-    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
+    def __init__(
+        self, config: ModelConfig, pos: PositionEncoding, *, index: int = 0, dropout: float, dropatt: float
+    ) -> None:
         super().__init__()
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
-        self.memory = build_memory_rule(config)
+        self.memory = build_memory_rule(config, index)
         self.attn_drop = Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)
