@@ -207,7 +207,7 @@ def derivative(pos: Any, time: float, z: Tensor) -> Tensor:
 
 
 def floater(c: ModelConfig, pos: Any, span: Span) -> Formula:
-    """Liu et al. 2020: as learned_absolute with P_i = S_i + z(0.1 i); z by the three-eighths rule of Runge and Kutta."""
+    """Liu et al. 2020: as learned_absolute with P_i = S_i + z(0.1 i); z by the 3/8 rule of Runge and Kutta."""
     path, h = [pos.z0_D], 0.1
     for i in range(span.n_key - 1):
         t, z = h * i, path[i]
