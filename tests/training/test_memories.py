@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.test_memory_rules import NAMES, SETTINGS, ToyMemory, context_of
+from tests.hygiene.toy_memory import ToyMemory
+from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
 from tests.training.runs import ADAPTIVE, SHAPE, Run, config, on_ranks, same_weights
 from txl.memory import MEMORIES
 from txl.runtime.distributed import Ranks
 from txl.training.meter import Meter
+
+NAMES = list(MEMORY_MODELS)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(name: str, folder: Path | None = None, settings: dict[str, Any] | None = None, **more: Any) -> Run:
-    shape = SHAPE | ADAPTIVE | {"memory": name} | SETTINGS.get(name, {})
+    shape = SHAPE | ADAPTIVE | shape_of(name)
     given = {"memory_parts": 2, "max_step": 7, "max_step_scheduler": 7} | (settings or {})
     return Run(config(**given), shape=shape, context=context_of(name), folder=folder, **more)
 

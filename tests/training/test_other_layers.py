@@ -11,7 +11,7 @@ from torch import Tensor
 
 import txl.model.body
 from tests.checkpoints import as_of_0_2
-from tests.laws.test_block_laws import stored
+from tests.laws.test_blocks import stored
 from tests.training.runs import SHAPE, Run, config, on_ranks, same_weights
 from txl import Context
 from txl.checkpoint import last_checkpoint, load_model
