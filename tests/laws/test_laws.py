@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.laws.conftest import (
     FAR,
+    MEMORY_MODELS,
     MODELS,
     N_TOKEN,
     SIZES,
@@ -32,12 +33,12 @@ from txl.training.nats import Nats
 
 CUT = [5, 7]
 WINDOW = Context(mem_len=4, same_length=True)
-FLOWS = {"toy"}
+FLOWS = {"toy", "infini_delta", "neural", "neural_two_layers"}
 """Through what they remember a gradient flows from part to part of a step."""
 
 
 def masks_documents(c: ModelConfig) -> bool:
-    return c.attention == "softmax" and c.memory in ("fifo", "compressive")
+    return c.attention == "softmax" and c.memory not in ("none", "toy")
 
 
 def test_every_encoding_rule_and_memory_has_a_model() -> None:
@@ -172,8 +173,8 @@ def test_gradients_equal_finite_differences(model: TransformerXL) -> None:
 @pytest.mark.parametrize("compress", ["conv", "mean"])
 def test_a_step_in_parts_is_its_parts_one_after_the_other(compress: str, token_BT: Tensor) -> None:
     """With the gradient of what was remembered of the parts before, where the memory has one."""
-    for name in ("fifo", "no_memory", "compressive", "toy"):
-        model, context = build(name, **SMALL, compression=compress).train(), context_of(name)
+    for name in MEMORY_MODELS:
+        model, context = build(name, **SMALL | {"compression": compress}).train(), context_of(name)
         target_BT = other(token_BT, slice(None))
         loss_BT, nll_BT, _ = Nats(model, 0.0, 3)(token_BT, target_BT, None, context)
         embedded = [model.word_emb(part).detach().requires_grad_() for part in token_BT.split(4, dim=1)]

@@ -38,8 +38,8 @@ MEMORIES: dict[str, type[MemoryRule]] = {
 
 
 def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
-    """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does not
-    work with the model."""
+    """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
+    not work with the model."""
     require_works(config.memory, config)
     return MEMORIES[config.memory].of_layer(config, layer)
 

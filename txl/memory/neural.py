@@ -69,7 +69,8 @@ class Neural(MemoryRule):
         if span.first_BT is not None:  # nothing of another document
             unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
             read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH)
-        share_N11 = self.gate_N.sigmoid()[:, None, None]
+        unread = 0 * sum(p.sum() for p in self.rates.parameters())  # until the next part: a gradient in each step
+        share_N11 = (self.gate_N + unread).sigmoid()[:, None, None]
         return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
