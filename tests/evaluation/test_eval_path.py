@@ -127,3 +127,12 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
             s for r in zip(asked, ranks, strict=True) for s in scoring.streams_of(split, Context(), *r, n_warmup=0)
         ]
         assert sum(len(share.first_B) for share in shares) == expected
+
+
+def test_lengths_default_to_those_of_the_training() -> None:
+    """Each --tgt_len with each --mem_len; other settings once for all."""
+    trained = Context(tgt_len=8, mem_len=9, clamp_len=5)
+    assert EvalConfig().look_backs(trained) == [trained]
+    asked = EvalConfig(tgt_len=(2, 4), mem_len=(0, 6), clamp_len=3, ext_len=1).look_backs(trained)
+    lengths = [(2, 0), (2, 6), (4, 0), (4, 6)]
+    assert asked == [Context(tgt_len=t, mem_len=m, clamp_len=3, ext_len=1) for t, m in lengths]
