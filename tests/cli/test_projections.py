@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from txl import TransformerXL
-from txl.commands.shape import shape_of_model
+from txl.commands.shape import shape_of
+from txl.config import Context
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_the_tail_clusters_share_their_projection_and_the_shortlist_does_not(
 ) -> None:
     """As in the original; the tables are shared unless --not_tied."""
     sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 8, "d_embed": 4, "d_inner": 4}
-    model = TransformerXL(shape_of_model(sizes | flags, 50, "text"))
+    model = TransformerXL(shape_of(sizes | flags, Context()).of_words(50, "text"))
     words_in, words_out = model.word_emb, model.softmax
     theirs = [words_in.projs[0 if len(words_in.projs) == 1 else i] for i in range(len(shared))]
     assert [ours is their for ours, their in zip(words_out.projs, theirs, strict=True)] == shared

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from txl import TransformerXL
-from txl.commands import train
+from txl.commands import settings
 from txl.runtime.distributed import Ranks
 from txl.training import loop
 
@@ -78,8 +78,7 @@ def test_the_batch_is_that_of_a_process_times_the_processes(call: Call, training
     assert records(tmp_path / "new_run", "start")[0]["train"]["batch_size"] == 3
     assert records(tmp_path / "new_run", "train")[0]["tokens"] == 3 * 8
     typed, second = {"local_batch_size": 3}, Ranks(1, 2, torch.device("cpu"))
-    train.set_batch_size(typed, second)
-    assert typed["batch_size"] == 6
+    assert settings.with_batch_size(typed, second)["batch_size"] == 6
     assert second.columns(6) == slice(3, 6)
 
 
@@ -99,10 +98,10 @@ def test_settings_that_are_typed_are_those_of_the_run(
     assert call("train", *training, *unread, *flags, "--max_step", 2).status == 0
     assert budgets == [8]
     (start,) = records(tmp_path / "new_run", "start")
-    settings = {**start["train"], **start["model"], **start["data"]}
+    has = {**start["train"], **start["model"], **start["data"]}
     words = " ".join(flags).removeprefix("--").split(" --")
     typed = {name: value.split() for name, _, value in (word.partition(" ") for word in words)}
-    asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
+    asked = {name: [*map(str, one)] if isinstance(one := has[name], list) else [str(one)] for name in typed}
     same = {name: value or ["True"] for name, value in typed.items()}
     assert asked == same | {"epsilon": ["1e-06"], "lr_min": ["1e-05"]}
 

@@ -13,10 +13,9 @@ import torch
 from tests.cli.test_flags import read
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.commands.shape import shape_of_model
-from txl.commands.train import settings
-from txl.config import as_dict, build
-from txl.data_utils.corpus import DataConfig
+from txl.commands.settings import new_settings
+from txl.commands.shape import Shape
+from txl.config import as_dict
 from txl.language.model_card import training_command
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks
@@ -47,9 +46,9 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
     one, typed = Ranks(0, 1, torch.device("cpu")), read("train", *flags.split())
 
     def record(typed: dict[str, Any]) -> dict[str, Any]:
-        config, context, _ = settings(typed, one, None, None)
-        data = build(DataConfig, typed)
-        parts = {"train": config, "context": context, "data": data, "model": shape_of_model(typed, 90, data.dataset)}
+        config, context, data, shape, *_ = new_settings(typed, one)
+        assert isinstance(shape, Shape)
+        parts = {"train": config, "context": context, "data": data, "model": shape.of_words(90, data.dataset)}
         return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
 
     command = training_command(record(typed))
