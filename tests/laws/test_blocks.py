@@ -216,8 +216,11 @@ def test_each_place_of_dropout_acts_alone(changes: dict[str, Any]) -> None:
         return model(token_BT, None, Context(mem_len=8)).hidden_BTD.detach()
 
     quiet = states(None)
+    places = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for place in places:
+        place.p = 0.5
     torch.testing.assert_close(model.eval()(token_BT, None, FAR).hidden_BTD, quiet)
-    places = [module for module in model.train().modules() if isinstance(module, nn.Dropout)]
+    model.train()
     assert len(places) == 6  # words and last hidden states, R, probabilities, after attention, two in the feed-forward
     assert not any(torch.equal(states(place), quiet) for place in places)
     kept = states(model.drop) != 0  # the last hidden states too
