@@ -140,7 +140,7 @@ def _import_all() -> None:
 
     import txl.commands.eval
     import txl.commands.generate
-    import txl.commands.train
+    import txl.commands.train  # noqa: F401
     from txl.training import meter
 
     meter.measured_peak_flops = peak_flops
