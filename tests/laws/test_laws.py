@@ -1,6 +1,8 @@
 """Laws 1 to 6, 10 and 13 of docs/architecture.md, each for all models of the list in conftest.py that claim it."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +48,18 @@ def test_every_encoding_rule_and_memory_has_a_model() -> None:
     assert {c.position for c in found} == set(POSITION_ENCODINGS)
     assert {c.attention for c in found} == set(ATTENTION_RULES)
     assert {c.memory for c in found} == set(MEMORIES)
+
+
+def test_each_law_of_the_page_is_found_by_its_name() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    laws = re.findall(r"^\d+\. .*", page.partition("## Laws")[2].partition("\n## ")[0], re.MULTILINE)
+    tests = "".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    assert len(laws) == 13
+    for law in laws:
+        names = re.findall(r"`(test_\w+)`", law)
+        assert [tests.count(f"def {name}(") for name in names] == [1] * len(names), law
+        assert names
 
 
 @for_models(is_cut_anywhere)
