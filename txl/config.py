@@ -73,7 +73,7 @@ def refusal(value: float, limits: Limits) -> str:
 
 
 def _number(bound: Any) -> str:
-    return f"2^{log2(bound):.0f}" if bound > 2**20 and log2(bound).is_integer() else f"{bound:g}"
+    return f"2^{log2(bound):.0f}" if bound >= 2**20 and log2(bound).is_integer() else f"{bound:g}"
 
 
 def option(

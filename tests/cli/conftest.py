@@ -1,10 +1,12 @@
-"""A tiny text, a tiny trained model, and the entry points called in this process."""
+"""A tiny text, a tiny trained model, and the programs, called in this process by their command lines."""
 
 import contextlib
 import importlib
 import io
+import json
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -33,6 +35,16 @@ TINY = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8 --mem_len 8 "
     "--eval_tgt_len 8 --max_step 4 --eval_interval 1 --log_interval 2 --init_std 0.2 --sample_length 1"
 ).split()
+FEW = "--split test --recl_step 10 --recl_longest 40 --recl_every 5".split()
+BEFORE = {
+    "train": ["--data", "text", "--work_dir", "new", *TINY],
+    "eval": ["--work_dir", "run", "--data", "text"],
+    "eval --text": ["--work_dir", "run"],
+    "eval --recl": ["--data", "text", *FEW],
+    "generate": ["--work_dir", "run"],
+    "estimate": "--n_layer 2 --d_model 16 --n_head 2 --d_head 8 --d_inner 32".split(),
+}
+"""Flags that stand before those of a line, with which the program would succeed."""
 
 
 def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -40,6 +52,24 @@ def change_weights(run: Path, change: Callable[[torch.Tensor], torch.Tensor]) ->
     for path in run.glob("step_*/model.safetensors"):
         save_file({name: change(weight) for name, weight in load_file(path).items()}, path)
         sign(path.parent)
+
+
+def pointed(run: Path, pointer: str = "latest") -> Path:
+    return run / (run / pointer).read_text().strip()
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    """What the newest checkpoint of a run says of itself."""
+    return json.loads((pointed(run) / "config.json").read_text())
+
+
+def records(run: Path, kind: str = "") -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in lines if kind in ("", record["kind"])]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @dataclass(frozen=True)
@@ -66,6 +96,47 @@ class Trained:
     run: Path
     text: Path
     out: str
+
+
+@dataclass(frozen=True)
+class Here:
+    """The current folder: copies of the trained run and of its text lie in it as run and text, and `train` makes new.
+
+    Programs are called by their command lines, behind `BEFORE`.
+    """
+
+    call: Callable[..., Outcome]
+
+    def __call__(self, line: str, *, status: int = 0) -> Outcome:
+        entry, *words = shlex.split(line)
+        flag = next((flag for flag in ("--recl", "--text") if flag in words), "") if entry == "eval" else ""
+        outcome = self.call(entry, *BEFORE.get(f"{entry} {flag}".strip(), []), *words)
+        assert outcome.status == status, outcome
+        return outcome
+
+    def result(self, line: str) -> dict[str, Any]:
+        """What an evaluation writes, and what it prints under "out"."""
+        outcome = self(f"{line} --json result.json")
+        return json.loads(Path("result.json").read_text()) | {"out": outcome.out}
+
+    def rows(self, line: str) -> list[dict[str, Any]]:
+        return self.result(line)["rows"]
+
+    def row(self, line: str) -> dict[str, Any]:
+        (row,) = self.rows(line)
+        return row
+
+    def refused(self, line: str) -> str:
+        """The line in which a program says why it refuses a command line."""
+        outcome = self(line, status=2)
+        assert len(outcome.complaints) == 1, outcome.err
+        assert len(outcome.complaints[0]) <= 500
+        assert half_written(Path()) == []
+        return outcome.complaints[0]
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name.startswith(".")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,16 +177,19 @@ def write_text() -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture(scope="session")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Path], entry_points: dict[str, ModuleType]
-) -> Trained:
-    folder = tmp_path_factory.mktemp("trained")
-    text = write_text(folder / "text")
-    out = io.StringIO()
+def train_here(folder: Path, flags: str = "") -> Trained:
+    """Train on the text of a folder, without a test that looks on."""
+    out, train = io.StringIO(), importlib.import_module("txl.commands.train")
     with contextlib.redirect_stdout(out):
-        entry_points["train"].main(["--data", str(text), "--work_dir", str(folder / "run"), *TINY])
-    return Trained(folder / "run", text, out.getvalue())
+        train.main(["--data", str(folder / "text"), "--work_dir", str(folder / "run"), *TINY, *flags.split()])
+    return Trained(folder / "run", folder / "text", out.getvalue())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Path]) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    write_text(folder / "text")
+    return train_here(folder)
 
 
 @pytest.fixture
@@ -153,25 +227,18 @@ def call(
 
 
 @pytest.fixture
-def refused(call: Callable[..., Outcome], tmp_path: Path) -> Callable[..., str]:
-    """Calls an entry point that must refuse, and returns the line it says why in."""
-
-    def refused(entry: str, *flags: object) -> str:
-        outcome = call(entry, *flags)
-        assert outcome.status == 2, outcome
-        assert len(outcome.complaints) == 1, outcome.err
-        assert "Traceback" not in outcome.err
-        assert len(outcome.complaints[0]) <= 500
-        assert half_written(tmp_path) == []
-        return outcome.complaints[0]
-
-    return refused
+def here(
+    call: Callable[..., Outcome], run_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Here:
+    monkeypatch.chdir(tmp_path)
+    return Here(call)
 
 
 @pytest.fixture
-def leftovers(tmp_path: Path) -> Callable[[], list[Path]]:
-    """Lists what a program that was stopped has left half written."""
-    return lambda: half_written(tmp_path)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pictures, which take a second each; tests/evaluation/test_plots.py looks at them."""
+    for program in ("eval", "recl"):
+        monkeypatch.setattr(f"txl.commands.{program}.drawable", lambda *_: [])
 
 
 @pytest.fixture
@@ -196,7 +263,3 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
-
-
-def half_written(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name.startswith(".")]

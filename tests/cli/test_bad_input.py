@@ -1,193 +1,317 @@
-"""Bad input: one line that names the thing and the remedy, exit status 2, no traceback, nothing half written."""
+"""Bad input: one line that names the thing and the remedy, exit status 2, no traceback, nothing half written.
+
+What needs no arrangement is in refusals.txt.
+"""
 
 import errno
 import itertools
 import os
-import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import change_record
-from tests.cli.conftest import change_weights
-from tests.forks import console
+from tests.checkpoints import as_of_0_2, change_record, sign
+from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
+from tests.forks import ROOT
 from txl.config import ModelConfig, UsageError
 
-ROOT = Path(__file__).parents[2]
-
-Refused = Callable[..., str]
-STRETCHED = ("--max_step_scheduler", 8)
+SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 FullDisk = Callable[[int], AbstractContextManager[None]]
 
 
-def cut(path: Path, *, keep: float) -> None:
+def cut(path: Path, keep: float = 0.5) -> None:
     """Truncate a file to a share of its size."""
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
 
 
-# text
+# texts
 
 
-@pytest.mark.parametrize(("split", "dataset"), [("train", "text"), ("valid", "wt103")])
-def test_a_missing_split_is_named_before_training(
-    refused: Refused, training: list[str], text: Path, split: str, dataset: str
-) -> None:
-    (text / f"{split}.txt").unlink()
-    line = refused("train", *training, "--dataset", dataset)
-    assert f"{text / split}.txt: no such file" in line
-    assert "needs train.txt, valid.txt and test.txt" in line
+def sentences(old: str = "", new: str = "") -> None:
+    shutil.copytree(SENTENCES, "lm1b")
+    path = Path("lm1b/1b_word_vocab.txt")
+    path.write_text(path.read_text().replace(old, new)) if old else path.unlink()
 
 
-def test_a_missing_split_is_named_before_the_others_are_tokenised(
-    refused: Refused, training: list[str], text: Path
-) -> None:
-    shutil.rmtree(text / "txl-cache")
-    (text / "valid.txt").unlink()
-    refused("train", *training, "--dataset", "wt103")
-    assert not (text / "txl-cache").exists()
+def zipped(*names: str, keep: float = 1) -> None:
+    with zipfile.ZipFile("enwik8.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, b"some bytes\n" * 500)
+    cut(Path("enwik8.zip"), keep)
 
 
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_bytes_that_are_not_utf8_are_named_by_file_and_line(
-    refused: Refused, training: list[str], text: Path, split: str
-) -> None:
-    lines = (text / f"{split}.txt").read_bytes().splitlines(keepends=True)
+def latin1(split: str) -> None:
+    lines = Path(f"text/{split}.txt").read_bytes().splitlines(keepends=True)
     lines[2] = " caf\xe9 \n".encode("latin1")
-    (text / f"{split}.txt").write_bytes(b"".join(lines))
-    line = refused("train", *training)
-    assert f"{text / split}.txt, line 3: not UTF-8" in line
-    assert "iconv -f latin1 -t utf-8" in line
+    Path(f"text/{split}.txt").write_bytes(b"".join(lines))
 
 
-def test_an_unknown_word_is_named_by_file_and_line_where_there_is_no_unk(
-    refused: Refused, training: list[str], text: Path
+def archive_of_numpy() -> None:
+    for split in ("train", "valid"):
+        with Path(f"text/{split}.npy").open("wb") as file:
+            np.savez(file, np.arange(500) % 7)
+
+
+def closed_folder() -> None:
+    """A folder that nobody can make, root included."""
+    Path("file").write_text("")
+
+
+Table = dict[str, tuple[Callable[[], object], str, str]]
+TEXTS: Table = {
+    "no train split": (lambda: Path("text/train.txt").unlink(), "train", "text/train.txt: no such file"),
+    "no valid split": (
+        lambda: Path("text/valid.txt").unlink(),
+        "train --dataset wt103",
+        "text/valid.txt: no such file; a folder of text needs train.txt, valid.txt and test.txt",
+    ),
+    "no test split": (lambda: Path("text/test.txt").unlink(), "train --eval_test", "text/test.txt"),
+    "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
+    "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
+    "no <unk>": (
+        lambda: Path("text/valid.txt").write_text("bab ded\nbab unread\n"),
+        "train --dataset wt103",
+        "text/valid.txt, line 2: the word 'unread' is not in the vocabulary",
+    ),
+    "too few words for clusters": (
+        lambda: [Path(f"text/{split}.txt").write_text("only four words here\n" * 30) for split in ("train", "valid")],
+        "train --adaptive",
+        "--adaptive: a vocabulary of 6 words",
+    ),
+    "an archive of numpy": (archive_of_numpy, "train --dataset ids", "train.npy: no array of numpy"),
+    "lm1b is shuffled": (
+        lambda: sentences("zofe", "zofe"),
+        "train --data lm1b --dataset lm1b --varlen",
+        "--varlen: the sentences of lm1b are shuffled already",
+    ),
+    "a blank line": (
+        lambda: sentences("</S> 155\n", "\n"),
+        "train --data lm1b --dataset lm1b",
+        "lm1b/1b_word_vocab.txt, line 2: is blank",
+    ),
+    "no <UNK>": (
+        lambda: sentences("<UNK>", "<UNKNOWN>"),
+        "train --data lm1b --dataset lm1b",
+        "lm1b/1b_word_vocab.txt: has no <UNK>",
+    ),
+    "no vocabulary": (
+        sentences,
+        "train --data lm1b --dataset lm1b",
+        "load it with: python -m data_utils.download lm1b",
+    ),
+    "no documents": (
+        lambda: zipped("enwik8"),
+        "train --data . --dataset enwik8 --prefix --reset document",
+        "enwik8 is one text without documents",
+    ),
+    "two files": (
+        lambda: zipped("enwik8", "other"),
+        "train --data . --dataset enwik8 --prefix",
+        "enwik8.zip: holds 2 files",
+    ),
+    "half an archive": (
+        lambda: zipped("enwik8", keep=0.5),
+        "train --data . --dataset enwik8 --prefix",
+        "enwik8.zip: damaged (File is not a zip file)",
+    ),
+    "no archive": (
+        closed_folder,
+        "train --data . --dataset enwik8 --prefix",
+        "enwik8: no such file; put enwik8 or enwik8.zip there",
+    ),
+    "too short": (
+        lambda: Path("enwik8").write_bytes(b"short"),
+        "train --data . --dataset enwik8 --prefix",
+        "too short for a valid split",
+    ),
+    "words for bytes": (
+        lambda: Path("text/train.txt").write_text("32 97 300 \n 32"),
+        "train --dataset enwik8 --prefix",
+        "has something else than numbers of bytes",
+    ),
+    "a folder that cannot be made": (
+        closed_folder,
+        "train --work_dir file/new --data nowhere",
+        "file/new",
+    ),
+    "a cache that cannot be made": (
+        closed_folder,
+        "train --cache_dir file/cache",
+        "name another folder with --cache_dir",
+    ),
+    "a result that cannot be written": (closed_folder, "eval --json file/r.json", "name a folder that can be written"),
+    "tokens that cannot be written": (
+        closed_folder,
+        "eval --text text/test.txt --per_token file/t.tsv",
+        "file: File exists",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrange", "line", "said"), TEXTS.values(), ids=TEXTS)
+def test_a_text_or_folder_that_cannot_be_used_is_named(
+    here: Here, arrange: Callable[[], object], line: str, said: str
 ) -> None:
-    (text / "valid.txt").write_text("bab ded\nbab unread\n")
-    line = refused("train", *training, "--dataset", "wt103")
-    assert f"{text / 'valid.txt'}, line 2: the word 'unread' is not in the vocabulary" in line
-    assert "use --dataset text" in line
+    arrange()
+    shutil.rmtree("text/txl-cache")
+    assert said in here.refused(line)
+    if said.startswith("text/valid.txt: no such"):
+        assert not Path("text/txl-cache").exists()  # no other split has been read
 
 
-# sizes and other values
+def test_a_text_with_another_vocabulary_is_refused(here: Here, write_text: Callable[..., Path]) -> None:
+    write_text(Path("other"), words=["other", "words", "than", "those"])
+    line = here.refused("eval --data other")
+    assert "other: its vocabulary (6 words) is not the one" in line
+    assert "give the --data and --dataset of the training run" in line
+    here("train --data other --max_step 1")
+    line = here.refused("eval --recl run new")
+    assert "--recl new/step_00000001: its vocabulary is not that of run/step_00000004; leave out one" in line
 
 
-def test_a_vocabulary_too_small_for_clusters_is_blamed_on_the_flag_that_was_typed(
-    refused: Refused, training: list[str], tmp_path: Path, write_text: Callable[..., Path]
-) -> None:
-    small = write_text(tmp_path / "small", words=["only", "four", "words", "here"])
-    assert "--adaptive" in refused("train", *training, "--data", small, "--adaptive")
-
-
-def test_a_text_from_a_closed_standard_input_is_refused(
-    refused: Refused, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_standard_input_is_no_text(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert "standard input is closed" in refused("eval", "--work_dir", run_folder, "--text", "-")
-    assert "standard input is closed" in refused("generate", "--work_dir", run_folder, "--prompt", "-")
-    assert "standard input is closed" in refused("generate", "--work_dir", run_folder, "--interactive")
+    for line in ("eval --text -", "generate --prompt -", "generate --interactive"):
+        assert "standard input is closed" in here.refused(line)
 
 
-def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(
-    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path
+# checkpoints
+
+FOREIGN = ("model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin")
+RESUME = "train --work_dir run --resume --max_step 8 --max_step_scheduler 8"
+
+
+def each(change: Callable[[Path], object]) -> None:
+    for folder in Path("run").glob("step_*"):
+        change(folder)
+
+
+def flip(path: Path) -> None:
+    """Another last bit."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def set_record(part: str, **values: Any) -> Callable[[], None]:
+    return lambda: each(lambda folder: change_record(folder, lambda record: record[part].update(values)))
+
+
+def words(change: Callable[[list[str]], list[str]]) -> Callable[[], None]:
+    def of(folder: Path) -> None:
+        path = folder / "vocab.txt"
+        path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+        sign(folder)
+
+    return lambda: each(of)
+
+
+def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+    return lambda: change_weights(Path("run"), change)
+
+
+def without_checksums(name: str) -> Callable[[], None]:
+    def of(folder: Path) -> None:
+        as_of_0_2(folder, digests=False)
+        next(folder.glob(name)).unlink()
+
+    return lambda: each(of)
+
+
+CHECKPOINTS: Table = {
+    **{
+        f"{how} {name}": (
+            lambda name=name, keep=keep: each(
+                lambda folder: (folder / name).unlink() if keep is None else cut(folder / name, keep)
+            ),
+            "eval",
+            f"{name}: missing, truncated or damaged",
+        )
+        for name in ("config.json", "model.safetensors", "vocab.txt")
+        for how, keep in {"no": None, "empty": 0.0, "cut": 0.99}.items()
+    },
+    **{
+        f"half of {name}": (lambda name=name: cut(next(Path("run/step_00000004").glob(name))), RESUME, name.rstrip("*"))
+        for name in ("optimizer.safetensors", "progress.json", "streams_*")
+    },
+    "a flipped bit": (lambda: flip(Path("run/step_00000004/optimizer.safetensors")), RESUME, "optimizer.safetensors"),
+    "no streams, without checksums": (without_checksums("streams_*"), RESUME, "streams"),
+    "no data set": (
+        lambda: each(lambda folder: change_record(folder, lambda record: record.pop("data"))),
+        "eval",
+        "config.json",
+    ),
+    "an unknown data set": (set_record("data", dataset="?"), "eval", "config.json"),
+    "no weights but nan": (weights(lambda weight: torch.full_like(weight, torch.nan)), "generate", "run/step_00000004"),
+    "weights of whole numbers": (weights(lambda weight: weight.int()), "generate", "not floating-point"),
+    "weights of another shape": (
+        set_record("model", n_layer=3),
+        "generate",
+        "run/step_00000004/model.safetensors: the weights do not fit",
+    ),
+    "weights in float64": (
+        weights(lambda weight: weight.double()),
+        "generate --dtype bfloat16",
+        "--dtype bfloat16: the weights are in float64",
+    ),
+    "no head": (set_record("model", n_head=0), "generate", "config.json: n_head 0: must be at least 1"),
+    "a dropout of 7": (set_record("train", dropout=7.0), RESUME, "config.json: dropout 7.0: must be at least 0"),
+    "a setting of tomorrow": (set_record("train", tomorrow=1), RESUME, "the field 'tomorrow' is not known"),
+    "a word twice": (words(lambda lines: [*lines[:-1], lines[-2]]), "generate", "vocab.txt"),
+    "a word too few": (words(lambda lines: lines[:-1]), "generate", "vocab.txt"),
+    "no <eos>": (words(lambda lines: ["x", *lines[1:]]), "generate", "vocab.txt"),
+    "another text": (
+        lambda: Path("text/valid.txt").write_text("bab bad\n"),
+        RESUME,
+        "valid.txt has changed since run/step_00000004 was saved; bring the text back, or start a new run",
+    ),
+    "another vocabulary": (
+        lambda: Path("text/train.txt").write_text(Path("text/train.txt").read_text().replace("bab", "new")),
+        RESUME,
+        "text: its vocabulary is no longer the one",
+    ),
+    "a text that only the checkpoint names": (
+        set_record("data", data="x", dataset="pydoc"),
+        "score text/test.txt --work_dir run --knn_store store",
+        "the text of the training is not there",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrange", "line", "said"), CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_checkpoint_that_cannot_be_used_is_named(
+    here: Here, arrange: Callable[[], object], line: str, said: str
 ) -> None:
-    (run_folder / ".context.png.writable").mkdir()
-    flags = ["--work_dir", run_folder, "--data", text, "--split", "test", "--mem_len", 0, 8]
-    outcome = call("eval", *flags)
-    assert (outcome.status, "no picture is drawn" in outcome.err) == (0, True)
-    assert call("eval", *flags, "--pictures", tmp_path / "elsewhere").status == 0
-    assert (tmp_path / "elsewhere" / "context.png").is_file()
+    arrange()
+    before = contents(Path("run"))
+    assert said in here.refused(line)
+    assert contents(Path("run")) == before
+    assert not Path("x").exists()
 
 
-@pytest.mark.parametrize("place", ["--text", "--context"])
-@pytest.mark.parametrize(("content", "complaint"), [(b"", "is empty"), (b"  ", "is empty"), (b"bab \xe9", "not UTF-8")])
-def test_a_text_that_cannot_be_scored_is_named(
-    refused: Refused, run_folder: Path, tmp_path: Path, place: str, content: bytes, complaint: str
-) -> None:
-    (tmp_path / "good.txt").write_text("bab bad\n")
-    (tmp_path / "bad.txt").write_bytes(content)
-    files = {"--text": tmp_path / "good.txt", place: tmp_path / "bad.txt"}
-    line = refused("eval", "--work_dir", run_folder, *itertools.chain(*files.items()))
-    assert f"{tmp_path / 'bad.txt'}: {complaint}" in line
+def test_a_damaged_checkpoint_of_another_program_and_a_file_of_one_are_named(here: Here) -> None:
+    for name in FOREIGN:
+        folder = Path(f"of {name}")
+        folder.mkdir()
+        (folder / name).write_text('{"model_type": "transfo-xl"}')
+        for place in (folder, folder / name) if name != "config.json" else (folder,):
+            assert str(place) in here.refused(f"generate --work_dir '{place}'")
+    for name in ("run/step_00000004/model.safetensors", "run/step_00000004/config.json", "run/best"):
+        for line in (f"convert {name} out", f"eval --work_dir {name}"):
+            assert f"{name}: is a file; name its folder, {Path(name).parent}" in here.refused(line)
 
 
-@pytest.mark.parametrize("flag", ["--json", "--per_token"])
-def test_an_unwritable_result_of_a_text_is_named(
-    refused: Refused, run_folder: Path, text: Path, below_a_file: Path, flag: str
-) -> None:
-    line = refused("eval", "--work_dir", run_folder, "--text", text / "test.txt", flag, below_a_file / "result.json")
-    assert str(below_a_file) in line
-
-
-def test_a_split_of_one_token_is_named(refused: Refused, run_folder: Path, text: Path) -> None:
-    """A blank line is one `<eos>`."""
-    (text / "test.txt").write_text("\n")
-    line = refused("eval", "--work_dir", run_folder, "--data", text, "--split", "test")
-    assert f"{text / 'test.txt'}: holds white space only" in line
-
-
-@pytest.mark.parametrize("temperature", ["1e-40", "inf"])
-def test_an_extreme_temperature_is_honoured_or_refused(
-    call: Callable[..., Any], run_folder: Path, temperature: str
-) -> None:
-    outcome = call("generate", "--work_dir", run_folder, "--length", 3, "--no_unk", "--temperature", temperature)
-    assert (outcome.status, "--temperature" in outcome.err) in [(0, False), (2, True)]
-
-
-@pytest.mark.parametrize("prompt", ["", "  ", "\n", "\u00a0"])
-def test_an_empty_prompt_is_refused(refused: Refused, run_folder: Path, prompt: str) -> None:
-    line = refused("generate", "--work_dir", run_folder, "--prompt", prompt)
-    assert "--prompt is empty" in line
-    assert "or leave the flag out" in line
-
-
-@pytest.mark.parametrize("flag", ["--prompt_file", "--prompts"])
-@pytest.mark.parametrize(("content", "complaint"), [(b" \n\n", "is empty; give some text"), (b"bab \xe9", "not UTF-8")])
-def test_a_file_of_prompts_that_cannot_be_used_is_named(
-    refused: Refused, run_folder: Path, tmp_path: Path, flag: str, content: bytes, complaint: str
-) -> None:
-    (tmp_path / "my.txt").write_bytes(content)
-    line = refused("generate", "--work_dir", run_folder, flag, tmp_path / "my.txt")
-    assert str(tmp_path / "my.txt") in line
-    assert complaint in line
-
-
-def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(
-    refused: Refused, call: Callable[..., Any], training: list[str], tmp_path: Path
-) -> None:
-    call("train", *training, "--dataset", "wt103", "--max_step", 1)
-    line = refused("generate", "--work_dir", tmp_path / "new_run", "--prompt", "bab unread")
-    assert "--prompt: the word 'unread' is not in the vocabulary, which has no <unk>" in line
-
-
-# the run's folder
-
-
-@pytest.mark.parametrize("name", ["model.pt", "checkpoint_best.pt", "config.json", "pytorch_model.bin"])
-def test_a_damaged_checkpoint_of_another_program_is_named(refused: Refused, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text('{"model_type": "transfo-xl"}')
-    for place in (tmp_path, tmp_path / name) if name != "config.json" else (tmp_path,):
-        assert str(place) in refused("generate", "--work_dir", place)
-
-
-def test_a_file_of_a_checkpoint_is_not_its_folder(refused: Refused, run_folder: Path, tmp_path: Path) -> None:
-    checkpoint = run_folder / "step_00000004"
-    for path in (checkpoint / "model.safetensors", checkpoint / "config.json", run_folder / "best"):
-        for line in (refused("convert", path, tmp_path / "out"), refused("eval", "--work_dir", path)):
-            assert f"{path}: is a file; name its folder, {path.parent}" in line
-
-
-def test_weights_that_may_not_be_read_are_not_called_damaged(
-    refused: Refused, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_may_not_be_read_are_not_called_damaged(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """safetensors says that a file it may not open is not there."""
-    path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
-    open_it = Path.open
+    path, open_it = pointed(Path("run"), "best") / "model.safetensors", Path.open
 
     def forbid(asked: Path, *args: Any, **how: Any) -> Any:
         if asked == path:
@@ -199,216 +323,79 @@ def test_weights_that_may_not_be_read_are_not_called_damaged(
 
     monkeypatch.setattr(Path, "open", forbid)
     monkeypatch.setattr("txl.checkpoint.load.safe_open", not_there)
-    assert f"{path}: Permission denied; change its permissions" in refused("generate", "--work_dir", run_folder)
+    assert f"{path}: Permission denied; change its permissions" in here.refused("generate")
 
 
-@pytest.mark.parametrize("keep", [None, 0.0, 0.99])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
-def test_a_missing_or_truncated_file_of_a_checkpoint_is_named(
-    refused: Refused, run_folder: Path, name: str, keep: float | None
-) -> None:
-    path = run_folder / (run_folder / "best").read_text().strip() / name
-    path.unlink() if keep is None else cut(path, keep=keep)
-    for entry in ("eval", "generate"):
-        line = refused(entry, "--work_dir", run_folder)
-        assert str(path) in line
-        assert "use another checkpoint" in line
+def test_a_pointer_to_no_checkpoint_is_passed_over(here: Here) -> None:
+    for pointer, content in (("best", b"step_00000099\n"), ("best", b"\xff\xfe"), ("latest", b"")):
+        (Path("run") / pointer).write_bytes(content)
+        here("generate --length 1")
+
+
+def test_a_truncated_store_of_ids_is_made_anew(here: Here) -> None:
+    (ids,) = Path("text/txl-cache").glob("text-train-*/ids.bin")
+    whole = ids.read_bytes()
+    cut(ids, keep=0.9)
+    here("train --max_step 1")
+    assert ids.read_bytes() == whole
+
+
+# full disks
+
+
+def full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+LENGTHS = " ".join(map(str, range(10, 20)))
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [lambda record: record.pop("data"), lambda record: record["data"].update(dataset="?")],
-    ids=["not said", "not known"],
+    ("line", "n_byte", "named"),
+    [
+        ("train --cache_dir cache", 1024, "cache"),
+        ("train", 1000, "new/metrics.jsonl"),
+        (f"eval --split test --mem_len {LENGTHS} --json new.json", 5000, "new.json"),
+    ],
 )
-def test_a_checkpoint_that_does_not_say_what_text_it_was_trained_on_is_named(
-    refused: Refused, run_folder: Path, damage: Callable[[dict[str, Any]], None]
+@pytest.mark.usefixtures("undrawn")
+def test_a_full_disk_is_named_by_what_it_stopped(
+    here: Here, full_disk: FullDisk, line: str, n_byte: int, named: str
 ) -> None:
-    path = run_folder / (run_folder / "best").read_text().strip() / "config.json"
-    change_record(path.parent, damage)
-    assert str(path) in refused("eval", "--work_dir", run_folder)
+    with full_disk(n_byte):
+        refused = here.refused(line)
+    assert named in refused
+    assert "make room" in refused
 
 
-def test_a_pointer_to_no_checkpoint_is_passed_over(call: Callable[..., Any], run_folder: Path) -> None:
-    for pointer, content in (("best", b"step_00000099\n"), ("best", b"\xff\xfe"), ("latest", b"")):
-        (run_folder / pointer).write_bytes(content)
-        assert call("generate", "--work_dir", run_folder, "--length", 1).status == 0
+def test_a_full_disk_leaves_an_older_result_and_picture_as_they_were(here: Here, full_disk: FullDisk) -> None:
+    older = {"new.json": b"{}", "context.png": b"an older picture"}
+    for name, content in older.items():
+        Path(name).write_bytes(content)
+    with full_disk(5000):
+        here(f"eval --split test --mem_len {LENGTHS} --json new.json", status=2)
+        here("eval --split valid --mem_len 0 8 --pictures .", status=2)
+    assert {name: Path(name).read_bytes() for name in older} == older
 
 
-def test_weights_that_are_not_numbers_are_named(refused: Refused, run_folder: Path) -> None:
-    path = run_folder / (run_folder / "best").read_text().strip() / "model.safetensors"
-    change_weights(run_folder, lambda weight: torch.full_like(weight, torch.nan))
-    assert str(path.parent) in refused("generate", "--work_dir", run_folder)
-
-
-def test_weights_of_another_shape_are_named(refused: Refused, run_folder: Path) -> None:
-    checkpoint = run_folder / (run_folder / "best").read_text().strip()
-    change_record(checkpoint, lambda record: record["model"].update(n_layer=3))
-    line = refused("generate", "--work_dir", run_folder)
-    assert f"{checkpoint / 'model.safetensors'}: the weights do not fit" in line
-    assert "use another checkpoint" in line
-
-
-def test_a_text_with_another_vocabulary_is_refused(
-    refused: Refused, run_folder: Path, tmp_path: Path, write_text: Callable[..., Path]
+def test_a_disk_that_fills_up_while_flushing_costs_no_earlier_checkpoint(
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = write_text(tmp_path / "other", words=["other", "words", "than", "those"])
-    line = refused("eval", "--work_dir", run_folder, "--data", other)
-    assert f"{other}: its vocabulary (6 words) is not the one" in line
-    assert "give the --data and --dataset of the training run" in line
-
-
-def test_a_text_that_has_changed_since_the_run_to_go_on_with_is_named(
-    refused: Refused, training: list[str], text: Path, run_folder: Path
-) -> None:
-    (text / "valid.txt").write_text("bab bad\n")
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
-    assert "valid.txt has changed" in line
-    assert "bring the text back, or start a new run" in line
-
-
-def test_a_vocabulary_that_has_changed_since_the_run_to_go_on_with_is_named(
-    refused: Refused, training: list[str], text: Path, run_folder: Path
-) -> None:
-    (text / "train.txt").write_text((text / "train.txt").read_text().replace("bab", "new"))
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
-    assert f"{text}: its vocabulary is no longer the one" in line
-    assert "bring the text back, or start a new run" in line
-
-
-@pytest.mark.parametrize("keep", [0.5])
-@pytest.mark.parametrize("name", ["optimizer.safetensors", "progress.json", "streams_*"])
-def test_a_truncated_checkpoint_to_go_on_from_is_named(
-    refused: Refused, training: list[str], run_folder: Path, name: str, keep: float
-) -> None:
-    (path,) = run_folder.glob(f"step_00000004/{name}")
-    cut(path, keep=keep)
-    line = refused("train", *training, "--work_dir", run_folder, "--resume", "--max_step", 8, *STRETCHED)
-    assert str(path) in line
-    assert "use another checkpoint" in line
-
-
-# disks and folders
-
-
-@pytest.fixture
-def below_a_file(tmp_path: Path) -> Path:
-    """A folder that nobody can make, root included."""
-    (tmp_path / "file").write_text("")
-    return tmp_path / "file" / "folder"
-
-
-def test_an_unwritable_run_folder_is_found_before_the_text_is_read(
-    refused: Refused, training: list[str], below_a_file: Path, tmp_path: Path
-) -> None:
-    assert str(below_a_file) in refused("train", *training, "--work_dir", below_a_file, "--data", tmp_path / "nowhere")
-
-
-def test_an_unwritable_folder_of_token_files_is_named(
-    refused: Refused, training: list[str], below_a_file: Path
-) -> None:
-    line = refused("train", *training, "--cache_dir", below_a_file)
-    assert str(below_a_file) in line
-    assert "name another folder with --cache_dir" in line
-
-
-def test_an_unwritable_json_is_named(refused: Refused, run_folder: Path, text: Path, below_a_file: Path) -> None:
-    line = refused("eval", "--work_dir", run_folder, "--data", text, "--json", below_a_file / "result.json")
-    assert str(below_a_file) in line
-    assert "name a folder that can be written" in line
-
-
-def test_a_full_disk_is_named_by_the_store_it_stopped(
-    refused: Refused, training: list[str], text: Path, full_disk: FullDisk
-) -> None:
-    shutil.rmtree(text / "txl-cache")
-    with full_disk(1024):
-        line = refused("train", *training)
-    assert str(text / "txl-cache") in line
-    assert "make room" in line
-
-
-def test_a_disk_that_fills_up_while_flushing_is_named_by_the_checkpoint_it_stopped(
-    refused: Refused, training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fsync(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    line = refused("train", *training)
-    assert str(tmp_path / "new_run") in line
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: full(file) if Path("new/latest").exists() else fsync(file))
+    line = here.refused("train")
+    assert "new/" in line
     assert "No space left on device; make room" in line
-
-
-def test_a_full_disk_costs_no_earlier_checkpoint(
-    call: Callable[..., Any], training: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new_run, fsync = tmp_path / "new_run", os.fsync
-
-    def full_from_the_second_checkpoint_on(descriptor: int) -> None:
-        if (new_run / "latest").exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full_from_the_second_checkpoint_on)
-    call("train", *training)
-    assert (new_run / (new_run / "latest").read_text().strip() / "model.safetensors").is_file()
-
-
-def test_a_full_disk_is_named_by_the_metrics_it_stopped(
-    refused: Refused, training: list[str], tmp_path: Path, full_disk: FullDisk
-) -> None:
-    with full_disk(1000):
-        line = refused("train", *training)
-    assert str(tmp_path / "new_run" / "metrics.jsonl") in line
-    assert "make room" in line
-
-
-TEN_LENGTHS = ["--mem_len", *map(str, range(10, 20))]
-
-
-def test_a_full_disk_is_named_by_the_json_it_stopped(
-    refused: Refused, run_folder: Path, text: Path, tmp_path: Path, full_disk: FullDisk
-) -> None:
-    with full_disk(9000):
-        line = refused("eval", "--work_dir", run_folder, "--data", text, *TEN_LENGTHS, "--json", tmp_path / "new.json")
-    assert str(tmp_path / "new.json") in line
-    assert "make room" in line
-
-
-def test_a_full_disk_leaves_an_older_json_as_it_was(
-    call: Callable[..., Any], run_folder: Path, text: Path, tmp_path: Path, full_disk: FullDisk
-) -> None:
-    (tmp_path / "old.json").write_text("{}")
-    with full_disk(5000):
-        call("eval", "--work_dir", run_folder, "--data", text, *TEN_LENGTHS, "--json", tmp_path / "old.json")
-    assert (tmp_path / "old.json").read_text() == "{}"
-
-
-def test_a_full_disk_leaves_an_older_picture_as_it_was(
-    call: Callable[..., Any], run_folder: Path, text: Path, full_disk: FullDisk
-) -> None:
-    (run_folder / "context.png").write_bytes(b"an older picture")
-    with full_disk(5000):
-        call("eval", "--work_dir", run_folder, "--data", text, "--split", "valid", "--mem_len", 0, 8)
-    assert (run_folder / "context.png").read_bytes() == b"an older picture"
-
-
-# token files
-
-
-def test_a_truncated_store_is_made_anew(call: Callable[..., Any], training: list[str], text: Path) -> None:
-    (ids,) = (text / "txl-cache").glob("text-train-*/ids.bin")
-    whole = ids.read_bytes()
-    cut(ids, keep=0.9)
-    assert call("train", *training).status == 0
-    assert ids.read_bytes() == whole
+    assert (pointed(Path("new")) / "model.safetensors").is_file()
 
 
 # Ctrl-C
 
+PressAtCall = Callable[[int, str], None]
+
 
 @pytest.fixture
-def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> PressAtCall:
     """Presses Ctrl-C in a certain call of the function that stands at `place`."""
 
     def press_at_call(number: int, place: str) -> None:
@@ -426,71 +413,44 @@ def press_at_call(ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -
     return press_at_call
 
 
-PressAtCall = Callable[[int, str], None]
-
-
 @pytest.mark.parametrize(
     "place", ["txl.training.loop.train_line", "torch.nn.utils.clip_grad_norm_", "txl.training.loop.eval_line"]
 )
-def test_ctrl_c_saves_the_last_whole_update_and_says_where(
-    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall, place: str
-) -> None:
+def test_ctrl_c_saves_the_last_whole_update_and_says_where(here: Here, press_at_call: PressAtCall, place: str) -> None:
     press_at_call(3, place)
-    outcome = call("train", *training, "--log_interval", 1)
-    saved = tmp_path / "new_run" / "step_00000003"
-    said = f"train.py: interrupted after step 3; saved in {saved}; continue with --resume\n"
-    assert (outcome.status, outcome.err) == (130, said)
+    said = "train.py: interrupted after step 3; saved in new/step_00000003; continue with --resume\n"
+    assert here("train --log_interval 1", status=130).err == said
 
 
-def test_a_second_ctrl_c_does_not_stop_the_saving(
-    call: Callable[..., Any], training: list[str], tmp_path: Path, press_at_call: PressAtCall
-) -> None:
+def test_a_second_ctrl_c_does_not_stop_the_saving(here: Here, press_at_call: PressAtCall) -> None:
     press_at_call(2, "txl.training.loop.train_line")
     press_at_call(1, "txl.checkpoint.save.save_file")
-    call("train", *training, "--log_interval", 1, "--eval_interval", 100)
-    assert (tmp_path / "new_run" / "step_00000002" / "config.json").is_file()
-
-
-def test_ctrl_c_leaves_no_token_file_half_written(
-    call: Callable[..., Any],
-    training: list[str],
-    text: Path,
-    press_at_call: PressAtCall,
-    leftovers: Callable[[], list[Path]],
-) -> None:
-    shutil.rmtree(text / "txl-cache")
-    press_at_call(2, "txl.data_utils.tokenizers.words.array")
-    outcome = call("train", *training)
-    assert (outcome.status, leftovers()) == (130, [])
+    here("train --log_interval 1 --eval_interval 100", status=130)
+    assert Path("new/step_00000002/config.json").is_file()
 
 
 @pytest.mark.parametrize(
-    ("entry", "place"),
-    [("eval", "txl.evaluation.report.perplexity"), ("generate", "txl.generation.sampling.require_in_range")],
+    ("line", "place"),
+    [
+        ("train --cache_dir cache", "txl.data_utils.tokenizers.words.array"),
+        ("eval", "txl.evaluation.report.perplexity"),
+        ("generate", "txl.generation.sampling.require_in_range"),
+    ],
 )
-def test_ctrl_c_ends_a_program_in_one_line(
-    call: Callable[..., Any], run_folder: Path, press_at_call: PressAtCall, entry: str, place: str
-) -> None:
+def test_ctrl_c_ends_a_program_in_one_line(here: Here, press_at_call: PressAtCall, line: str, place: str) -> None:
     press_at_call(1, place)
-    outcome = call(entry, "--work_dir", run_folder)
-    assert (outcome.status, outcome.err) == (130, f"{entry}.py: interrupted; nothing was left half written\n")
+    said = f"{line.partition(' ')[0]}.py: interrupted; nothing was left half written\n"
+    assert here(line, status=130).err == said
+    assert half_written(Path()) == []
 
 
-def test_a_mistake_at_the_console_is_one_line_and_no_traceback(training: list[str], tmp_path: Path) -> None:
-    process = console("train", *training, "--d_model", "17", folder=tmp_path)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert re.fullmatch(r"train.py: --d_model 17: must be even[^\n]*\n", process.stderr)
+# libraries
 
 
-# position encodings
-
-
-def test_floater_says_what_it_needs(
-    refused: Callable[..., str], training: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_floater_says_what_it_needs(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    line = refused("train", *training, "--position", "floater")
-    assert "--position floater: needs torchdiffeq, which is not installed; pip install torchdiffeq" in line
+    needs = "--position floater: needs torchdiffeq, which is not installed; pip install torchdiffeq"
+    assert needs in here.refused("train --position floater")
 
 
 @pytest.mark.parametrize("name", ["attention", "activation", "recurrence"])

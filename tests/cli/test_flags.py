@@ -1,9 +1,10 @@
 """The flags: those of 2019 as published, how they are spelt, and which value wins."""
 
-import json
+import math
 import os
 import re
 import subprocess
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,16 +12,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from tests.cli.conftest import Here
+from tests.forks import ROOT
 from txl.cli import read_flags
+from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig
-from txl.evaluation.config import EVAL, SCORE, ReclConfig
+from txl.evaluation.config import EVAL, SCORE, ReclConfig, ScoreConfig
 from txl.generation.config import GenerateConfig
+from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig
+from txl.training.run import worlds_that_fit
 
-ROOT = Path(__file__).parents[2]
 CLASSES = {
     "train": (TrainConfig, ModelConfig, Context, DataConfig),
     "eval": (*EVAL, DataConfig),
@@ -29,7 +35,7 @@ CLASSES = {
     "generate": (GenerateConfig,),
     "estimate": (ClusterConfig, TrainConfig, ModelConfig, Context, DataConfig),
 }
-CONFIGS = (*CLASSES["train"], *EVAL, SCORE[0], GenerateConfig, ClusterConfig)
+CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, ReclConfig, GenerateConfig, ClusterConfig)
 
 # run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
 
@@ -79,38 +85,26 @@ TRAIN_2019 = {
     ),
 }
 EVAL_2019 = {
-    "wt103_base": (
-        "--cuda --data ../data/wikitext-103/ --dataset wt103 --tgt_len 64 --mem_len 640 --clamp_len 400 "
-        "--same_length --split test"
-    ),
-    "wt103_large": (
-        "--cuda --data ../data/wikitext-103/ --dataset wt103 --tgt_len 128 --mem_len 1600 --clamp_len 1000 "
-        "--same_length --split test"
-    ),
-    "enwik8_base": (
-        "--cuda --data ../data/enwik8/ --dataset enwik8 --tgt_len 80 --mem_len 2100 --clamp_len 820 --same_length "
-        "--split test"
-    ),
-    "enwik8_large": (
-        "--cuda --data ../data/enwik8/ --dataset enwik8 --tgt_len 128 --mem_len 3800 --clamp_len 1000 --same_length "
-        "--split test"
-    ),
-    "text8_base": (
-        "--cuda --data ../data/text8/ --dataset text8 --tgt_len 80 --mem_len 2100 --clamp_len 820 --same_length "
-        "--split test"
-    ),
-    "text8_large": (
-        "--cuda --data ../data/text8/ --dataset text8 --tgt_len 128 --mem_len 3800 --clamp_len 1000 --same_length "
-        "--split test"
-    ),
-    "lm1b_base": (
-        "--cuda --data ../data/one-billion-words/ --dataset lm1b --batch_size 64 --tgt_len 32 --mem_len 128 "
-        "--split test --same_length"
-    ),
-    "lm1b_large": (
-        "--cuda --data ../data/one-billion-words/ --dataset lm1b --batch_size 8 --tgt_len 32 --mem_len 128 "
-        "--split test --same_length"
-    ),
+    name: f"--cuda --data ../data/{folder}/ --dataset {name.partition('_')[0]} {lengths} --split test --same_length"
+    for folder, lines in {
+        "wikitext-103": {
+            "wt103_base": "--tgt_len 64 --mem_len 640 --clamp_len 400",
+            "wt103_large": "--tgt_len 128 --mem_len 1600 --clamp_len 1000",
+        },
+        "enwik8": {
+            "enwik8_base": "--tgt_len 80 --mem_len 2100 --clamp_len 820",
+            "enwik8_large": "--tgt_len 128 --mem_len 3800 --clamp_len 1000",
+        },
+        "text8": {
+            "text8_base": "--tgt_len 80 --mem_len 2100 --clamp_len 820",
+            "text8_large": "--tgt_len 128 --mem_len 3800 --clamp_len 1000",
+        },
+        "one-billion-words": {
+            "lm1b_base": "--batch_size 64 --tgt_len 32 --mem_len 128",
+            "lm1b_large": "--batch_size 8 --tgt_len 32 --mem_len 128",
+        },
+    }.items()
+    for name, lengths in lines.items()
 }
 
 # every flag of train.py and eval.py of 2019, with its default; switches have none
@@ -131,7 +125,6 @@ ALL_2019 = {
         "--clamp_len -1|--cuda|--work_dir LM-TFM|--no_log|--same_length"
     ),
 }
-EACH_2019 = [(entry, flag) for entry, flags in ALL_2019.items() for flag in flags.split("|")]
 
 
 ALL_NVIDIA = {
@@ -158,7 +151,6 @@ ALL_NVIDIA = {
         "--load_torchscript x"
     ),
 }
-EACH_NVIDIA = [(entry, flag) for entry, flags in ALL_NVIDIA.items() for flag in flags.split("|")]
 REFUSED_OF_NVIDIA = (
     *("config_file", "fp16", "save_all", "no_eval", "manual", "manual_config", "save_torchscript", "load_torchscript"),
     *("target_perplexity", "target_throughput"),
@@ -179,49 +171,16 @@ def arrived(entry: str, line: str) -> dict[str, Any]:
 
 # 2019
 
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "wt103_base",
-            {
-                "data": "../data/wikitext-103/", "dataset": "wt103", "adaptive": True, "n_layer": 16, "d_model": 410,
-                "n_head": 10, "d_head": 41, "d_inner": 2100, "dropout": 0.1, "dropatt": 0.0, "optim": "adam",
-                "lr": 0.00025, "warmup_step": 0, "max_step": 200_000, "tgt_len": 150, "mem_len": 150,
-                "eval_tgt_len": 150, "batch_size": 60,
-            },
-        ),
-        (
-            "wt103_large",
-            {
-                "data": "../data/wikitext-103/", "dataset": "wt103", "adaptive": True, "div_val": 4, "n_layer": 18,
-                "d_model": 1024, "n_head": 16, "d_head": 64, "d_inner": 4096, "dropout": 0.2, "dropatt": 0.2,
-                "optim": "adam", "lr": 0.00025, "warmup_step": 16_000, "max_step": 4_000_000, "tgt_len": 384,
-                "mem_len": 384, "eval_tgt_len": 128, "batch_size": 128,
-            },
-        ),
-    ],
-)  # fmt: skip
-def test_a_published_training_arrives_in_the_configurations(name: str, expected: dict[str, Any]) -> None:
-    assert arrived("train", TRAIN_2019[name]) == expected
+GONE = {"cuda", "multi_gpu", "gpu0_bsz"}
 
 
-@pytest.mark.parametrize(
-    ("name", "tgt_len", "mem_len", "clamp_len"), [("wt103_base", 64, 640, 400), ("wt103_large", 128, 1600, 1000)]
-)
-def test_a_published_evaluation_arrives_in_the_configuration(
-    name: str, tgt_len: int, mem_len: int, clamp_len: int
-) -> None:
-    assert arrived("eval", EVAL_2019[name]) == {
-        "data": "../data/wikitext-103/",
-        "dataset": "wt103",
-        "tgt_len": (tgt_len,),
-        "mem_len": (mem_len,),
-        "clamp_len": clamp_len,
-        "same_length": True,
-        "split": "test",
-    }
+@pytest.mark.parametrize("entry", ["train", "eval"])
+def test_published_settings_arrive_in_the_configurations(entry: str) -> None:
+    for line in (TRAIN_2019 if entry == "train" else EVAL_2019).values():
+        words = [word.partition(" ") for word in f" {line}".split(" --")[1:]]
+        expected = {name: value.strip() or "True" for name, _, value in words if name not in GONE}
+        found = {name: one[0] if isinstance(one, tuple) else one for name, one in arrived(entry, line).items()}
+        assert {name: str(one) for name, one in found.items()} == expected
 
 
 @pytest.mark.parametrize("name", TRAIN_2019)
@@ -263,61 +222,56 @@ def refusal(entry: str, *argv: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("entry", "flag"), EACH_2019, ids=[f"{entry} {flag}" for entry, flag in EACH_2019])
-def test_no_flag_of_2019_is_unheard_of(entry: str, flag: str) -> None:
-    name, space, value = flag.partition(" ")
-    assert "no such flag" not in refusal(entry, name, *([value] if space else []))
-
-
-@pytest.mark.parametrize("entry", ["train", "eval"])
-def test_every_flag_that_took_a_value_in_2019_takes_its_default(entry: str) -> None:
-    valued = [flag.partition(" ") for where, flag in EACH_2019 if where == entry and " " in flag]
-    assert refusal(entry, *(word for name, _, value in valued for word in (name, value))) == ""
+def test_no_flag_of_2019_is_unheard_of_and_each_takes_its_default() -> None:
+    for entry, flags in ALL_2019.items():
+        for flag in flags.split("|"):
+            assert "no such flag" not in refusal(entry, *flag.split(" ")), flag
+        valued = [flag.partition(" ") for flag in flags.split("|") if " " in flag]
+        assert refusal(entry, *(word for name, _, value in valued for word in (name, value))) == ""
 
 
 def test_every_flag_of_nvidias_is_known_or_refused_with_advice() -> None:
-    for entry, flag in EACH_NVIDIA:
-        name, space, values = flag.partition(" ")
-        why = refusal(entry, name, *(values.split() or ([""] if space else [])))
-        assert "no such flag" not in why, flag
-        assert bool(why) <= (name[2:] in REFUSED_OF_NVIDIA), (flag, why)
+    for entry, flags in ALL_NVIDIA.items():
+        for flag in flags.split("|"):
+            name, space, values = flag.partition(" ")
+            why = refusal(entry, name, *(values.split() or ([""] if space else [])))
+            assert "no such flag" not in why, flag
+            assert bool(why) <= (name[2:] in REFUSED_OF_NVIDIA), (flag, why)
 
 
 def test_nvidias_names_become_ours() -> None:
     assert read("train", "--eval_max_steps", "7", "--optim", "jitlamb") == {"max_eval_steps": 7, "optim": "lamb"}
 
 
-RETIRED = [
-    "--cuda", "--multi_gpu", "--gpu0_bsz 4", "--emb_init normal", "--emb_init_range 0.01", "--clip_nonemb", "--debug",
-    "--static_loss_scale 1", "--dynamic_loss_scale", "--no_log",
-]  # fmt: skip
+RETIRED = (
+    "--cuda|--multi_gpu|--gpu0_bsz 4|--emb_init normal|--emb_init_range 0.01|--clip_nonemb|--debug|"
+    "--static_loss_scale 1|--dynamic_loss_scale|--no_log"
+)
 
 
-@pytest.mark.parametrize("flag", RETIRED)
-def test_a_retired_flag_has_no_effect_but_one_note(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
-    for entry in ("eval", "generate", "train"):
-        assert read(entry, *flag.split()) == {}
-    noted = capfd.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(rf"note: {flag.split()[0]} has no effect: \S[^\n]+", noted)
+def test_a_retired_flag_has_no_effect_but_one_note(capfd: pytest.CaptureFixture[str]) -> None:
+    for flag in RETIRED.split("|"):
+        for entry in ("eval", "generate", "train"):
+            assert read(entry, *flag.split()) == {}
+        noted = capfd.readouterr().err.splitlines()[-1]
+        assert re.fullmatch(rf"note: {flag.split()[0]} has no effect: \S[^\n]+", noted)
 
 
-@pytest.mark.parametrize("flag", ["--attn_type 0", "--attn_type 1", "--batch_chunk 1", "--sample_softmax -1"])
 def test_a_refused_flag_that_asks_for_what_is_done_anyway_is_accepted_in_silence(
-    flag: str, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    read("train", *flag.split())
+    read("train", *"--attn_type 1 --batch_chunk 1 --sample_softmax -1".split())
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [("0", "rel_sinusoid"), ("1", "learned_relative"), ("2", "sinusoid_input"), ("3", "learned_per_layer")],
-)
-def test_an_attn_type_is_a_position_encoding(number: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert read("train", "--attn_type", number) == {"position": name}
-    noted = capfd.readouterr().err
-    assert noted == "" if number in "01" else noted.startswith(f"note: --attn_type {number} is --position {name}: ")
-    assert read("train", "--attn-type", number, "--position", name) == {"position": name}
+def test_an_attn_type_is_a_position_encoding(capfd: pytest.CaptureFixture[str]) -> None:
+    names = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
+    for number, name in enumerate(names):
+        assert read("train", "--attn_type", str(number)) == {"position": name}
+        noted = capfd.readouterr().err
+        assert noted.startswith(f"note: --attn_type {number} is --position {name}: ") if number > 1 else noted == ""
+        assert read("train", "--attn-type", str(number), "--position", name) == {"position": name}
+        capfd.readouterr()
 
 
 # spelling
@@ -335,9 +289,9 @@ SPELT: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("entry", "line", "values"), SPELT)
-def test_a_line_has_these_values(entry: str, line: str, values: dict[str, Any]) -> None:
-    assert read(entry, *line.split()) == values
+def test_a_line_has_these_values() -> None:
+    for entry, line, values in SPELT:
+        assert read(entry, *line.split()) == values, line
 
 
 # which value wins
@@ -352,48 +306,94 @@ def test_a_value_typed_for_another_configuration_stays_out() -> None:
     assert build(Context, {"n_layer": 3}) == Context()
 
 
-EVAL_WINS = [
-    ("--tgt_len 5", "tgt_len", 5),
-    ("--mem_len 3", "mem_len", 3),
-    ("--ext_len 2", "ext_len", 2),
-    ("--clamp_len 4", "clamp_len", 4),
-    ("--no_same_length", "same_length", False),
-]
+def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: Here) -> None:
+    here("train --same_length --clamp_len 6 --max_step 1")
+    trained_with = {"tgt_len": 8, "mem_len": 8, "ext_len": 0, "clamp_len": 6, "same_length": True}
+    typed = {"tgt_len": 5, "mem_len": 3, "ext_len": 2, "clamp_len": 4, "same_length": False}
+    flags = "--tgt_len 5 --mem_len 3 --ext_len 2 --clamp_len 4 --no_same_length"
+    for expected, line in ((trained_with, ""), (typed, flags)):
+        row = here.row(f"eval --work_dir new --split valid {line}")
+        assert {name: row[name] for name in expected} == expected
 
 
-@pytest.fixture
-def same_length_run(call: Callable[..., Any], training: list[str], tmp_path: Path) -> Path:
-    run = tmp_path / "same_length"
-    call("train", *training, "--work_dir", run, "--same_length", "--clamp_len", 6, "--max_step", 1)
-    return run
+def test_evaluations_of_a_training_read_segments_as_long_as_its_own() -> None:
+    one = Ranks(0, 1, torch.device("cpu"))
+    assert new_settings(read("train", "--tgt_len", "8"), one).train.eval_tgt_len == 8
 
 
-@pytest.mark.parametrize(("flag", "field", "value"), EVAL_WINS, ids=[flag for flag, _, _ in EVAL_WINS])
-def test_a_typed_flag_wins_over_the_checkpoint(
-    same_length_run: Path, call: Callable[..., Any], tmp_path: Path, flag: str, field: str, value: object
-) -> None:
-    assert scored(call, tmp_path, "--work_dir", same_length_run, *flag.split())[field] == value
+# bounds
+
+BOUNDS = {
+    "above 0 and at most 1 and finite": "decay_rate mfu",
+    "above 0 and at most 1e+09 and finite": "timeout_s",
+    "above 0 and below 0.5 and finite": "held_out",
+    "above 0 and below 1 and finite": "cache_lambda knn_lambda",
+    "above 0 and finite": (
+        "max_hours target_perplexity target_throughput lr epsilon tflops gpu_gib within between dynamic_lr "
+        "dynamic_epsilon"
+    ),
+    "at least -1 and below 2^31": "clamp_len",
+    "at least -1 and below 2^63": "max_eval_steps",
+    "at least 0 and at most 1 and finite": "min_p dynamic_decay",
+    "at least 0 and at most 1e+30 and finite": "cache_theta",
+    "at least 0 and below 1 and finite": "mom beta1 beta2 ema dropout dropatt label_smoothing",
+    "at least 0 and below 2^31": "n_token mem_len compressed_len ext_len",
+    "at least 0 and below 2^32": "seed split_seed",
+    "at least 0 and below 2^63": (
+        "warmup_step patience sample_length attn_keep_mib ff_chunk redraw_interval min_freq top_k lines cache_size"
+    ),
+    "at least 0 and finite": ("weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"),
+    "at least 1 and at most 255": "lsh_round",
+    "at least 1 and at most 2^20": "gpus gpus_per_host",
+    "at least 1 and at most 2^24": "vocab_size",
+    "at least 1 and at most 4096": "n_layer",
+    "at least 1 and at most 65536": "n_bucket n_feature",
+    "at least 1 and below 2^31": (
+        "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
+        "batch_chunk memory_parts n_token"
+    ),
+    "at least 1 and below 2^63": (
+        "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "
+        "eval_interval eval_tgt_len eval_batch_size max_size length num_samples num_beams batch_size "
+        "dynamic_segments knn_tokens knn_k recl_every"
+    ),
+    "at least 1e-30 and at most 1 and finite": "top_p typical_p",
+    "at least 1e-30 and finite": "repetition_penalty knn_temperature",
+    "at least 2 and at most 65536": "compress_rate",
+    "at least 2 and below 2^63": "lsh_bucket",
+    "below 2^63": "cutoffs resume recl_step recl_longest",
+    "finite": "gate_bias length_penalty",
+}
+"""Of every number that can be typed: what it must be."""
 
 
-def test_what_is_not_typed_is_as_in_training(same_length_run: Path, call: Callable[..., Any], tmp_path: Path) -> None:
-    row = scored(call, tmp_path, "--work_dir", same_length_run)
-    context = {"tgt_len": 8, "mem_len": 8, "ext_len": 0, "clamp_len": 6, "same_length": True}
-    assert {name: row[name] for name in context} == context
+def test_every_number_has_these_bounds() -> None:
+    """What is counted in 64 bits somewhere is refused here, by the option's name."""
+    found: dict[str, set[str]] = {}
+    for cls in CONFIGS:
+        hints = typing.get_type_hints(cls)
+        for f in fields(cls):
+            kinds = {hints[f.name], *typing.get_args(hints[f.name])} & {int, float}
+            if kinds and (bool not in typing.get_args(hints[f.name]) or f.name == "resume"):
+                bad = 10**400 if int in kinds else math.nan
+                value = (bad,) if typing.get_origin(hints[f.name]) is tuple else bad
+                with pytest.raises(UsageError, match=f"^--{f.name} .*: must be ") as refused:
+                    cls(**{"n_token": 9, f.name: value} if cls is ModelConfig else {f.name: value})
+                found.setdefault(str(refused.value).partition("must be ")[2], set()).add(f.name)
+    assert found == {bound: set(names.split()) for bound, names in BOUNDS.items()}
 
 
-def scored(call: Callable[..., Any], tmp_path: Path, *flags: object) -> dict[str, Any]:
-    """The row that an evaluation of the valid split writes."""
-    call("eval", *flags, "--split", "valid", "--json", tmp_path / "result.json")
-    (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
-    return row
+@pytest.mark.parametrize(("batch_size", "near"), [(2**31 - 2, 7), (2**30, 2**19), (12, 5), (1, 9), (36, 6)])
+def test_numbers_of_processes_that_fit_are_found_for_any_batch(batch_size: int, near: int) -> None:
+    """As all divisors would say, which takes a loop up to the batch."""
+    found = [int(n) for n in worlds_that_fit(TrainConfig(batch_size=batch_size), near).split(", ")]
+    assert all(batch_size % n == 0 for n in found)
+    assert found == sorted(found)
+    fit = [n for n in range(1, batch_size + 1) if batch_size % n == 0] if batch_size < 100 else []
+    assert found == sorted(sorted(fit, key=lambda n: abs(n - near))[:5]) if fit else len(found) == 5
 
 
 # help
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_every_field_has_a_help_text(config: type) -> None:
-    assert [f.name for f in fields(config) if not f.metadata.get("help", "").strip()] == []
 
 
 def flags_of(classes: Sequence[type]) -> set[str]:
@@ -401,7 +401,7 @@ def flags_of(classes: Sequence[type]) -> set[str]:
 
 
 @pytest.mark.parametrize("entry", CLASSES)
-def test_help_says_what_the_program_is_for_and_lists_every_flag(
+def test_help_says_what_the_program_is_for_and_lists_every_flag_those_used_most_first(
     call: Callable[..., Any], entry_points: dict[str, ModuleType], entry: str
 ) -> None:
     outcome = call(entry, "--help")
@@ -409,25 +409,17 @@ def test_help_says_what_the_program_is_for_and_lists_every_flag(
     assert (entry_points[entry].__doc__ or "").splitlines()[0] in outcome.out
     listed = set(re.findall(r"^  (--\w+)", outcome.out, flags=re.MULTILINE))
     assert flags_of(CLASSES[entry]) | {"--help"} == listed
+    assert [f.name for config in CLASSES[entry] for f in fields(config) if not f.metadata.get("help", "").strip()] == []
+    groups = re.findall(r"^(\S.*):\n  --", outcome.out, flags=re.MULTILINE)
+    assert groups[:2] == ["options", "most used"]
+    assert len(groups) == len(set(groups))
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_wins_over_a_mistake(call: Callable[..., Any], word: str) -> None:
-    assert call("train", word, "--n_layr", "3").status == 0
-
-
-def test_help_shows_defaults_that_are_0_and_how_to_turn_switches_off(call: Callable[..., Any]) -> None:
-    text = " ".join(call("train", "--help").out.split())
+def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_off(call: Callable[..., Any]) -> None:
+    text = " ".join(call("train", "-h", "--n_layr", "3").out.split())
     assert "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
     assert "--tf32, --no_tf32 float32 products" in text
     assert "--mom float sgd: momentum [0.0]" in text
-
-
-@pytest.mark.parametrize("entry", CLASSES)
-def test_help_begins_with_the_flags_used_most(call: Callable[..., Any], entry: str) -> None:
-    groups = re.findall(r"^(\S.*):\n  --", call(entry, "--help").out, flags=re.MULTILINE)
-    assert groups[:2] == ["options", "most used"]
-    assert len(groups) == len(set(groups))
 
 
 def test_no_clipping_has_two_spellings() -> None:

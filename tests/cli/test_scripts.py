@@ -6,50 +6,48 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "run_wt103.sh"
+from tests.forks import ROOT
+
+Ran = tuple[int, str, list[str]]
+HOSTS = {"NNODES": "2:4", "NODE_RANK": "1", "MASTER_ADDR": "h", "NPROC": "2"}
+BAD: list[tuple[dict[str, str], str]] = [
+    ({"NPROC": "abc"}, "NPROC=abc: must be a number"),
+    ({"NNODES": "abc"}, "NNODES=abc: must be a number of hosts, or a range like 2:4"),
+    ({"NNODES": "2:"}, "NNODES=2:: must be a number of hosts, or a range like 2:4"),
+    ({"NNODES": "4:2"}, "NNODES=4:2: must be at least 1, and the smaller number first"),
+    (HOSTS | {"NODE_RANK": "4"}, "NODE_RANK=4: hosts are counted from 0 to 3"),
+    (HOSTS | {"NODE_RANK": "x"}, "NODE_RANK=x: must be a number"),
+    ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR: NNODES is set"),
+    ({"NNODES": "2", "MASTER_ADDR": "h"}, "NODE_RANK: NNODES is set"),
+    ({"PYTHON": "/typo"}, "PYTHON=/typo: no Python that runs"),
+]
 
 
-def run(folder: Path, *words: str, **environment: str) -> tuple[int, str, list[str]]:
+def run(folder: Path, line: str, *, script: str = "run_wt103.sh", **environment: str) -> Ran:
     """Exit status, what was said, and the programs that were run, by their words."""
     python, calls = folder / "python", folder / "calls"
-    python.write_text(
-        f'#!/usr/bin/env bash\n[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\necho "$*" >>{calls}\n'
-    )
+    stand_in = f'[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\necho "$*" >>{calls}\n'
+    python.write_text(f"#!/usr/bin/env bash\n{stand_in}")
     python.chmod(0o755)
     calls.write_text("")
-    known = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NNODES", "NODE_RANK")}
-    done = subprocess.run(
-        ["bash", SCRIPT, *words], capture_output=True, text=True, env=known | {"PYTHON": str(python)} | environment
-    )
+    known = {name: value for name, value in os.environ.items() if name not in HOSTS}
+    environment = known | {"PYTHON": str(python)} | environment
+    done = subprocess.run(["bash", ROOT / script, *line.split()], capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({"NPROC": "abc"}, "NPROC=abc: must be a number"),
-        ({"NNODES": "abc"}, "NNODES=abc: must be a number of hosts, or a range like 2:4"),
-        ({"NNODES": "2:"}, "NNODES=2:: must be a number of hosts, or a range like 2:4"),
-        ({"NNODES": "4:2"}, "NNODES=4:2: must be at least 1, and the smaller number first"),
-        ({"NNODES": "2:4", "NODE_RANK": "4", "MASTER_ADDR": "h"}, "NODE_RANK=4: hosts are counted from 0 to 3"),
-        ({"NNODES": "2", "NODE_RANK": "x", "MASTER_ADDR": "h"}, "NODE_RANK=x: must be a number"),
-        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "h"}, "NODE_RANK=2: hosts are counted from 0 to 1"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR: NNODES is set"),
-        ({"NNODES": "2", "MASTER_ADDR": "h"}, "NODE_RANK: NNODES is set"),
-        ({"PYTHON": "/typo"}, "PYTHON=/typo: no Python that runs"),
-    ],
-)
+@pytest.mark.parametrize(("environment", "said"), BAD)
 def test_a_bad_variable_starts_nothing(tmp_path: Path, environment: dict[str, str], said: str) -> None:
-    status, line, calls = run(tmp_path, "train", "base", **environment)
+    status, line, calls = run(tmp_path, "train base", **environment)
     assert (status, calls) == (2, [])
     assert said in line
     assert len(line.splitlines()) == 1
 
 
-@pytest.mark.parametrize("words", [["--work_dir", "mine"], ["--work-dir", "mine"], ["--lr", "1", "--work_dir=mine"]])
-def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tmp_path: Path, words: list[str]) -> None:
-    _, _, (train, evaluation, generation) = run(tmp_path, "demo", *words)
-    assert train.endswith(" ".join(words))
+@pytest.mark.parametrize("flags", ["--work_dir mine", "--work-dir mine", "--lr 1 --work_dir=mine"])
+def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tmp_path: Path, flags: str) -> None:
+    _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
+    assert train.endswith(flags)
     assert "--overwrite" not in train
     assert "eval.py --work_dir mine " in evaluation
     assert "generate.py --work_dir mine " in generation
@@ -57,46 +55,32 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tm
     assert "--overwrite" in train
 
 
-@pytest.mark.parametrize("words", [["demo", "--help"], ["--help"]])
-def test_help_runs_nothing(tmp_path: Path, words: list[str]) -> None:
-    status, out, calls = run(tmp_path, *words)
-    assert (status, calls) == (0, [])
-    assert out.startswith("usage: run_wt103.sh demo")
-
-
-def test_torchrun_passes_on_the_signals_that_a_run_understands(tmp_path: Path) -> None:
-    _, _, (call,) = run(tmp_path, "train", "base", NPROC="2")
-    assert "SIGUSR1" in call.partition("--signals_to_handle ")[2].split()[0]
+def test_help_runs_nothing(tmp_path: Path) -> None:
+    for line in ("demo --help", "--help"):
+        status, out, calls = run(tmp_path, line)
+        assert (status, calls) == (0, [])
+        assert out.startswith("usage: run_wt103.sh demo")
 
 
 def test_hosts_that_come_and_go_resume_the_run(tmp_path: Path) -> None:
-    hosts = {"NODE_RANK": "1", "MASTER_ADDR": "h", "NPROC": "2"}
-    _, _, (call,) = run(tmp_path, "train", "base", "--seed", "3", NNODES="2:4", RDZV_CONF="read_timeout=9", **hosts)
-    assert " --nnodes 2:4 " in call
-    assert " --rdzv_conf is_host=false,read_timeout=9 " in call
-    assert " --max_restarts 100 " in call
+    """torchrun passes on the signals that a run understands."""
+    _, _, (call,) = run(tmp_path, "train base --seed 3", RDZV_CONF="read_timeout=9", **HOSTS)
+    assert "SIGUSR1" in call.partition("--signals_to_handle ")[2].split()[0]
+    for words in ("--nnodes 2:4", "--rdzv_conf is_host=false,read_timeout=9", "--max_restarts 100"):
+        assert f" {words} " in call
     assert call.endswith("--seed 3 --resume")
-    _, _, (call,) = run(tmp_path, "train", "base", "--resume", "3", NNODES="2:4", **hosts)
+    _, _, (call,) = run(tmp_path, "train base --resume 3", **HOSTS)
     assert call.endswith("--resume 3")
-    _, _, (call,) = run(tmp_path, "train", "base", NNODES="2", **hosts)
+    _, _, (call,) = run(tmp_path, "train base", **HOSTS | {"NNODES": "2"})
     assert "--resume" not in call
 
 
-def test_an_estimate_has_the_flags_of_the_training(tmp_path: Path) -> None:
-    _, _, (call,) = run(tmp_path, "estimate", "large", "--gpus", "64")
+def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are_read(tmp_path: Path) -> None:
+    _, _, (call,) = run(tmp_path, "estimate large --gpus 64")
     assert call.startswith("-m txl estimate --data ")
     assert "--d_model 1024" in call
     assert call.endswith("--gpus 64")
-
-
-@pytest.mark.parametrize(
-    ("script", "name", "folder"),
-    [("run_wt103.sh", "wt103", "wikitext-103"), ("scripts/run_lm1b.sh", "lm1b", "one-billion-words")],
-)
-def test_data_loads_the_text_to_where_it_is_read(tmp_path: Path, script: str, name: str, folder: str) -> None:
-    python, calls, root = tmp_path / "python", tmp_path / "calls", SCRIPT.parent
-    python.write_text(f'#!/usr/bin/env bash\n[[ $1 = -c ]] || echo "$*" >{calls}\n')
-    python.chmod(0o755)
-    words = ["bash", root / script, "data", "--mirror", "m"]
-    subprocess.run(words, check=True, env=os.environ | {"PYTHON": str(python)})
-    assert calls.read_text() == f"-m data_utils.download {name} --out {root}/data/{folder} --mirror m\n"
+    names = {"run_wt103.sh": ("wt103", "wikitext-103"), "scripts/run_lm1b.sh": ("lm1b", "one-billion-words")}
+    for script, (name, folder) in names.items():
+        _, _, calls = run(tmp_path, "data --mirror m", script=script)
+        assert calls == [f"-m data_utils.download {name} --out {ROOT}/data/{folder} --mirror m"]

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import re
-import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,26 +12,22 @@ import pytest
 import torch
 
 import txl
-from tests.cli.conftest import Outcome, Trained
+from tests.cli.conftest import Here, Trained
+from tests.convert.conftest import WORDS, write_words
 from txl.config import UsageError
 from txl.generation.rule import Rule
 
-HF = Path(__file__).parents[1] / "golden" / "hf" / "hf_div2"
-
 
 @pytest.fixture
-def lm(run_folder: Path) -> txl.LanguageModel:
-    return txl.load(run_folder)
+def lm(trained: Trained) -> txl.LanguageModel:
+    return txl.load(trained.run)
 
 
-def test_a_text_has_the_figures_of_eval_py(
-    lm: txl.LanguageModel, run_folder: Path, tmp_path: Path, call: Callable[..., Outcome]
-) -> None:
-    (tmp_path / "before.txt").write_text("bab ded\n")
-    (tmp_path / "my.txt").write_text("bab ded bab\nded")
-    flags = ["--text", tmp_path / "my.txt", "--context", tmp_path / "before.txt", "--per_token", tmp_path / "my.json"]
-    assert call("eval", "--work_dir", run_folder, *flags).status == 0
-    theirs = json.loads((tmp_path / "my.json").read_text())["tokens"]
+def test_a_text_has_the_figures_of_eval_py(here: Here, lm: txl.LanguageModel) -> None:
+    Path("before.txt").write_text("bab ded\n")
+    Path("my.txt").write_text("bab ded bab\nded")
+    here("eval --text my.txt --context before.txt --per_token my.json")
+    theirs = json.loads(Path("my.json").read_text())["tokens"]
     score = lm.score("bab ded bab\nded", context="bab ded\n")
     assert score.tokens == [token["token"] for token in theirs] == ["bab", "ded", "bab", "<eos>", "ded"]
     assert score.nats == pytest.approx([token["nats"] for token in theirs], rel=1e-6)
@@ -111,25 +105,46 @@ def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Tra
     assert txl.load(tmp_path / "again").score("bab ded").nats == lm.score("bab ded").nats
 
 
-def test_checkpoints_of_others_and_single_checkpoints(run_folder: Path, tmp_path: Path) -> None:
-    checkpoint = next(run_folder.glob("step_*"))
-    assert txl.load(checkpoint).tokenizer.words == txl.load(run_folder).tokenizer.words
+def test_checkpoints_of_others_and_single_checkpoints(trained: Trained, hf: Path) -> None:
+    checkpoint = next(trained.run.glob("step_*"))
+    assert txl.load(checkpoint).tokenizer.words == txl.load(trained.run).tokenizer.words
     with pytest.raises(UsageError, match=r" is a run of txl and has its own vocabulary; leave it out"):
         txl.load(checkpoint, vocabulary=checkpoint / "vocab.txt")
-    hf = shutil.copytree(HF, tmp_path / "hf")
     with pytest.raises(UsageError, match="holds no vocabulary"):
         txl.load(hf)
-    words = tmp_path / "words.txt"
-    words.write_text("".join(f"{w}\n" for w in ["<eos>", *(f"w{i}" for i in range(199))]))
-    assert txl.load(hf, vocabulary=words).score("w3 w4").tokens == ["w3", "w4"]
+    (hf.parent / "words").mkdir()
+    write_words(hf.parent / "words", WORDS)
+    assert txl.load(hf, vocabulary=hf.parent / "words" / "vocab.txt").score("w3 w4").tokens == ["w3", "w4"]
 
 
-def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
-    asked: list[Any] = []
-    hub = SimpleNamespace(snapshot_download=lambda name, **_: asked.append(name) or str(run_folder))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert txl.load("someone/model").tokenizer.words == txl.load(run_folder).tokenizer.words
+# where models are
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> list[str]:
+    """Stands for the library of the hub; lists what it is asked for."""
+    asked: list[str] = []
+
+    def download(name: str, **_: Any) -> str:
+        asked.append(name)
+        if isinstance(found, Exception):
+            raise found
+        return str(found)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    return asked
+
+
+class RepositoryNotFoundError(OSError):
+    """As the hub's."""
+
+
+def test_a_model_of_the_hub_or_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, trained: Trained) -> None:
+    words = txl.load(trained.run).tokenizer.words
+    asked = hub(monkeypatch, trained.run)
+    assert txl.load("someone/model").tokenizer.words == words
     assert asked == ["someone/model"]
+    monkeypatch.setenv("HOME", str(trained.run.parent))
+    assert txl.load(f"~/{trained.run.name}").tokenizer.words == words
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match="pip install huggingface_hub"):
         txl.load("someone/model")
@@ -137,18 +152,10 @@ def test_a_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -
         txl.load("nowhere")
 
 
-class RepositoryNotFoundError(OSError):
-    """As the hub's."""
-
-
 @pytest.mark.parametrize(
     ("source", "error", "why"),
     [
-        (
-            "runs/typo",
-            FileNotFoundError("cannot find the snapshot\nin"),
-            "could not be asked (cannot find the snapshot)",
-        ),
+        ("runs/typo", FileNotFoundError("no snapshot\nin"), "could not be asked (no snapshot)"),
         ("runs/typo", RepositoryNotFoundError("404"), "the hub has no such model, or it is private"),
         ("~/typo", None, "file or folder; give a run"),
         ("./typo", None, "file or folder; give a run"),
@@ -161,16 +168,7 @@ def test_a_folder_that_is_not_there_is_named(
     """The hub is not asked for what is below a folder of this machine."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-
-    def download(*_: Any, **__: Any) -> str:
-        assert error is not None
-        raise error
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    asked = hub(monkeypatch, error or tmp_path)
     with pytest.raises(UsageError, match=f"^{source}: no such.*{re.escape(why)}"):
         txl.load(source)
-
-
-def test_a_folder_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> None:
-    monkeypatch.setenv("HOME", str(run_folder.parent))
-    assert txl.load(f"~/{run_folder.name}").tokenizer.words == txl.load(run_folder).tokenizer.words
+    assert asked == ([source] if error else [])

@@ -24,28 +24,28 @@ class Evil:
         return self.call
 
 
-@pytest.mark.parametrize(
-    "evil",
-    [
-        Evil(os.system, "touch {}"),
-        Evil(eval, "open('{}', 'w')"),
-        Evil(exec, "open('{}', 'w')"),
-        Evil(getattr, Path, "touch"),
-        Evil(__import__, "os"),
-    ],
-)
+EVILS = [
+    Evil(os.system, "touch {}"),
+    Evil(eval, "open('{}', 'w')"),
+    Evil(exec, "open('{}', 'w')"),
+    Evil(getattr, Path, "touch"),
+    Evil(__import__, "os"),
+]
+
+
 @pytest.mark.parametrize("how", ["torch", "old torch", "plain", "inside"])
-def test_nothing_of_a_pickle_runs(evil: Evil, how: str, tmp_path: Path) -> None:
+def test_nothing_of_a_pickle_runs(how: str, tmp_path: Path) -> None:
     mark, path = tmp_path / "mark", tmp_path / "model.pt"
-    evil = Evil(evil.call[0], *(str(a).format(mark) if isinstance(a, str) else a for a in evil.call[1]))
-    if how == "plain":
-        path.write_bytes(pickle.dumps(evil))
-    else:
-        content = {"model_config": {}, "model_state": {"a": evil}} if how == "inside" else evil
-        torch.save(content, path, _use_new_zipfile_serialization=how != "old torch")
-    with pytest.raises(UsageError, match="which no checkpoint needs"):
-        read_pickle(path)
-    assert not mark.exists()
+    for one in EVILS:
+        evil = Evil(one.call[0], *(str(a).format(mark) if isinstance(a, str) else a for a in one.call[1]))
+        if how == "plain":
+            path.write_bytes(pickle.dumps(evil))
+        else:
+            content = {"model_config": {}, "model_state": {"a": evil}} if how == "inside" else evil
+            torch.save(content, path, _use_new_zipfile_serialization=how != "old torch")
+        with pytest.raises(UsageError, match="which no checkpoint needs"):
+            read_pickle(path)
+        assert not mark.exists()
 
 
 def test_functions_that_may_be_named_are_not_called(tmp_path: Path) -> None:
@@ -101,13 +101,9 @@ def test_what_is_compressed_is_not_inflated(name: str, tmp_path: Path, monkeypat
 
 def test_a_tensor_beyond_its_storage_is_refused() -> None:
     storage = type("S", (), {"dtype": torch.float32, "numel": 4, "content": bytes(16)})()
-    wrong = [(0, (5,), (1,)), (2, (3,), (1,)), (-1, (1,), (1,)), (0, (2,), (-1,)), (0, (2**40,), (0,))]
-    for offset, shape, stride in wrong:
-        tensor = PickledTensor(storage, offset, shape, stride)
-        if shape == (2**40,):
-            continue
+    for offset, shape, stride in [(0, (5,), (1,)), (2, (3,), (1,)), (-1, (1,), (1,)), (0, (2,), (-1,))]:
         with pytest.raises(ValueError, match="beyond its storage"):
-            tensor.read()
+            PickledTensor(storage, offset, shape, stride).read()
 
 
 def saved(zipped: bool, path: Path) -> bytes:
@@ -135,7 +131,7 @@ def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
     whole, path = saved(zipped, tmp_path / "whole.pt"), tmp_path / "damaged.pt"
     places = st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=4)
 
-    @settings(max_examples=150)
+    @settings(max_examples=60)
     @given(cut=st.integers(0, len(whole)), changes=places, more=st.binary(max_size=9))
     def check(cut: int, changes: list[tuple[int, int]], more: bytes) -> None:
         content = bytearray(whole)
@@ -147,20 +143,19 @@ def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
     check()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "damaged"),
-        (b"GIF89a", "damaged"),
-        (pickle.dumps([1]), None),
-        (b"(" * 10**5, "damaged"),
-        (b"\x80\x02" + b"]" * 10**5 + b"a" * (10**5 - 1) + b".", None),
-        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "damaged"),
-        (b"\x80\x02X\xff\xff\xff\xff", "damaged"),
-        (b"\x80\x02]r\xff\xff\xff\xff.", "memo index"),
-    ],
-    ids=["empty", "a picture", "a list", "marks", "deep", "huge bytes", "huge text", "huge memo"],
-)
+STRANGE: dict[str, tuple[bytes, str | None]] = {
+    "empty": (b"", "damaged"),
+    "a picture": (b"GIF89a", "damaged"),
+    "a list": (pickle.dumps([1]), None),
+    "marks": (b"(" * 10**5, "damaged"),
+    "deep": (b"\x80\x02" + b"]" * 10**5 + b"a" * (10**5 - 1) + b".", None),
+    "huge bytes": (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "damaged"),
+    "huge text": (b"\x80\x02X\xff\xff\xff\xff", "damaged"),
+    "huge memo": (b"\x80\x02]r\xff\xff\xff\xff.", "memo index"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), STRANGE.values(), ids=STRANGE)
 def test_strange_bytes(content: bytes, message: str | None, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(content)

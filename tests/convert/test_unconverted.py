@@ -1,100 +1,82 @@
 """What the programs make of a checkpoint of another program is what they make of the run that it is converted into."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import txl
+from tests.cli.conftest import Here
+from tests.convert.conftest import HF, WORDS, write_words
 from tests.convert.pickled import save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.convert import to_kimiyoung
 
-Call = Callable[..., Any]
-HF = Path(__file__).parents[1] / "golden" / "hf" / "hf_div2"
-WORDS = ["<eos>", "<unk>", *(f"w{i}" for i in range(198))]
+TEXT = "--data words --dataset text"
 OF_EACH = {"original": "original", "nvidia": "nvidia", "nvidia in 16 bits": "txl", "hf": "huggingface"}
 """A convention to evaluate each source with."""
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for split in ("valid", "test"):
-        (folder / f"{split}.txt").write_text(" w3 w4 w5 \n w6 <unk> w8 \n" * 20)
-    return folder
+@pytest.fixture(autouse=True)
+def words(here: Here) -> None:
+    """A text of such words."""
+    Path("words").mkdir()
+    for split in ("train", "valid", "test"):
+        Path(f"words/{split}.txt").write_text(" w3 w4 w5 \n w6 <unk> w8 \n" * 20)
 
 
-@pytest.fixture
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def source_of(kind: str) -> Path:
     """A checkpoint of this kind, and its words."""
-    golden, folder = Golden("adaptive_div2"), tmp_path / "source"
+    golden, folder = Golden("adaptive_div2"), Path("source")
     model, settings = golden.model()[0], golden.config["model"]
-    if request.param == "hf":
-        shutil.copytree(HF, folder)
-    else:
-        folder.mkdir()
-    if request.param == "original":
+    if kind == "hf":
+        shutil.copytree(HF / "hf_div2", folder)
+        write_words(folder)
+        return folder
+    folder.mkdir()
+    if kind == "original":
         save_original(folder / "model.pt", to_kimiyoung(model), settings)
-    elif request.param != "hf":
-        model = model.half() if "16" in request.param else model.float()
-        save_nvidia(folder / "checkpoint_best.pt", model, settings, WORDS)
-        return folder / "checkpoint_best.pt"
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    return folder
+        write_words(folder)
+        return folder
+    model = model.half() if "16" in kind else model.float()
+    save_nvidia(folder / "checkpoint_best.pt", model, settings, WORDS)
+    return folder / "checkpoint_best.pt"
 
 
-@pytest.mark.parametrize(("source", "convention"), OF_EACH.items(), ids=[*OF_EACH], indirect=["source"])
-def test_figures_and_texts_are_those_after_converting(
-    source: Path, convention: str, text: Path, tmp_path: Path, call: Call
-) -> None:
-    assert call("convert", source, tmp_path / "run", "--data", text, "--dataset", "text").status == 0
-    how = ["--data", text, "--dataset", "text", "--convention", convention, "--batch_size", 2, "--mem_len", 3, 8]
-    before = {path: path.stat().st_mtime_ns for path in source.parent.rglob("*")}
+@pytest.mark.parametrize(("kind", "convention"), OF_EACH.items(), ids=OF_EACH)
+@pytest.mark.usefixtures("undrawn")
+def test_figures_and_texts_are_those_after_converting(here: Here, kind: str, convention: str) -> None:
+    source = source_of(kind)
+    before = {path: path.stat().st_mtime_ns for path in Path("source").rglob("*")}
+    here(f"convert {source} converted {TEXT}")
+    Path("words/train.txt").unlink()  # its vocabulary is another
     rows, said = [], []
-    for folder in (tmp_path / "run", source):
-        outcome = call("eval", "--work_dir", folder, *how, "--json", tmp_path / "result.json")
-        assert (outcome.status, outcome.complaints) == (0, [])
-        rows.append([row["nats"] for row in json.loads((tmp_path / "result.json").read_text())["rows"]])
-        known = ["--dataset", "text"] if folder == source else []
-        outcome = call("generate", "--work_dir", folder, *known, "--length", 20, "--prompt", "w3 w4", "--raw")
-        assert (outcome.status, outcome.complaints) == (0, [])
-        said.append(outcome.out)
+    for place, known in (("converted", ""), (source, "--dataset text")):
+        how = f"{TEXT} --convention {convention} --batch_size 2 --mem_len 3 8"
+        rows.append([row["nats"] for row in here.rows(f"eval --work_dir {place} {how}")])
+        said.append(here(f"generate --work_dir {place} {known} --length 20 --prompt 'w3 w4' --raw").out)
     assert len(rows[0]) == 4
     assert rows[0] == rows[1]
     assert said[0] == said[1]
-    assert all(path.stat().st_mtime_ns == was for path, was in before.items() if source in (path, path.parent))
-    assert txl.load(source, dataset="text").score("w3 w4").nats == txl.load(tmp_path / "run").score("w3 w4").nats
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert txl.load(source, dataset="text").score("w3 w4").nats == txl.load("converted").score("w3 w4").nats
 
 
-@pytest.mark.parametrize("source", ["hf"], indirect=True)
-def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(
-    source: Path, text: Path, tmp_path: Path, call: Call
-) -> None:
-    words = shutil.move(source / "vocab.txt", tmp_path / "words.txt")
-    shutil.copy(text / "valid.txt", text / "train.txt")
-    (tmp_path / "my.txt").write_text("w3 w4\n")
-    asked = ["eval", "--work_dir", source, "--text", tmp_path / "my.txt"]
-    assert "holds no vocabulary; put vocab.txt" in call(*asked).complaints[0]
-    assert call(*asked, "--vocabulary", words).status == 0
-    flags = ["--data", text, "--dataset", "text", "--work_dir", tmp_path / "run", "--max_step", 1, "--batch_size", 2]
-    flags += ["--tgt_len", 4, "--sample_length", 0, "--vocabulary", words]
-    assert "--vocabulary has no effect without --init_from" in call("train", *flags).complaints[0]
-    assert call("train", *flags, "--init_from", source).status == 0
-    assert txl.load(tmp_path / "run").tokenizer.words == WORDS
+def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) -> None:
+    shutil.move(source_of("hf") / "vocab.txt", "words.txt")
+    assert "holds no vocabulary; put vocab.txt" in here.refused("eval --work_dir source --text words/test.txt")
+    here("eval --work_dir source --text words/test.txt --vocabulary words.txt")
+    flags = f"{TEXT} --work_dir tuned --max_step 1 --batch_size 2 --tgt_len 4 --sample_length 0 --vocabulary words.txt"
+    assert "--vocabulary has no effect without --init_from" in here.refused(f"train {flags}")
+    assert here.call("train", *flags.split(), "--init_from", "source").status == 0
+    assert txl.load("tuned").tokenizer.words == WORDS
 
 
-@pytest.mark.parametrize("source", ["hf"], indirect=True)
-def test_context_lengths_of_a_source_and_of_its_run_are_the_same(
-    source: Path, text: Path, tmp_path: Path, call: Call
-) -> None:
-    assert call("convert", source, tmp_path / "run", "--data", text, "--dataset", "text").status == 0
-    how = "--recl_step 10 --recl_longest 20 --recl_every 5 --split test --dataset text".split()
-    flags = [*how, "--data", text, "--json", tmp_path / "recl.json"]
-    assert call("eval", "--recl", source, tmp_path / "run", *flags).status == 0
-    one, other = json.loads((tmp_path / "recl.json").read_text())["recl"]["models"]
+@pytest.mark.usefixtures("undrawn")
+def test_context_lengths_of_a_source_and_of_its_run_are_the_same(here: Here) -> None:
+    source_of("hf")
+    here(f"convert source converted {TEXT}")
+    Path("words/train.txt").unlink()
+    how = f"--recl_step 10 --recl_longest 20 --recl_every 5 --split test {TEXT}"
+    one, other = here.result(f"recl source converted {how}")["recl"]["models"]
     assert one["perplexity"] == other["perplexity"]

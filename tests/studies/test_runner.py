@@ -38,9 +38,7 @@ d_model = 32
 split = "test"
 mem_len = [0, 8]
 """
-
-
-TINY = """
+REAL = """
 seeds = [1]
 [train]
 dataset = "text"
@@ -58,37 +56,29 @@ max_step = 40
 eval_interval = 10
 log_interval = 10
 [runs.a]
-[runs.b]
-d_model = 8
 [evaluations.test]
 split = "test"
 """
 
 
-START: dict[str, Any] = {}
-"""What the stand-in of a training knows of itself."""
+class Programs:
+    """Stand-ins for train and eval, which leave what those leave."""
 
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.start: dict[str, Any] = {}
+        """What a training knows of itself."""
+        self.fail = ""
 
-@pytest.fixture
-def study(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.toml"
-    path.write_text(STUDY)
-    return path
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stand-ins for train and eval, which leave what those leave; lists what was called."""
-    called: list[str] = []
-    monkeypatch.setattr(sys.modules[__name__], "START", {})
-
-    def program(task: Task, line: list[str], **_: Any) -> None:
-        name, run = line[0], Path(line[2])
-        called.append(f"{name} {task.variant} {task.seed}")
+    def __call__(self, task: Task, line: list[str], **_: Any) -> None:
+        name, run, call = line[0], Path(line[2]), f"{line[0]} {task.variant} {task.seed}"
+        if call == self.fail:
+            raise TaskError("the disk is full")
+        self.called.append(call)
         if name == "train":
             run.mkdir()
             nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed
-            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, **START}]
+            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, **self.start}]
             for step in (2, 4):
                 speed = {"speed/ms_per_step": 500.0, "mem/peak_gib": 0.5}
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
@@ -100,121 +90,101 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "perplexity": math.exp(nats)}
             Path(line[4]).write_text(json.dumps({"rows": [{**row, "mem_len": mem_len} for mem_len in (0, 8)]}))
 
-    monkeypatch.setattr(runner, "_program", program)
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    monkeypatch.chdir(tmp_path)
+    programs = Programs()
+    monkeypatch.setattr(runner, "_program", programs)
     monkeypatch.setattr(report, "write_pictures", lambda *_: [])  # each of them takes a second
-    return called
+    return programs
 
 
-def rows_of_csv(path: Path) -> list[list[str]]:
-    return list(csv.reader(path.read_text().splitlines()))
+def study(text: str = STUDY, *flags: str) -> int:
+    """Run a study in the folder out; its exit status."""
+    Path("mine.toml").write_text(text)
+    return main(["mine.toml", "--folder", "out", *flags])
 
 
-def test_the_tables_hold_every_figure(
-    study: Path, tmp_path: Path, programs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def rows_of_csv(name: str) -> list[list[str]]:
+    return list(csv.reader(Path(f"out/{name}.csv").read_text().splitlines()))
+
+
+def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
-    out = tmp_path / "out"
-    assert main([str(study), "--folder", str(out)]) == 0
-    assert len(programs) == 12
+    assert study() == 0
+    assert len(programs.called) == 12
     each = [math.exp(5 + 0.001 * seed) for seed in (1, 2, 3)]
-    header, *numbers = rows_of_csv(out / "table.csv")
+    mean, spread = statistics.fmean(each), statistics.stdev(each)
+    header, *numbers = rows_of_csv("table")
     assert header == ["run", "source", "column", "mean", "deviation", "seed 1", "seed 2", "seed 3"]
     by_column = {(line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]}
-    spread = statistics.stdev(each)
-    assert by_column["small", "test, mem_len 8"] == pytest.approx([statistics.fmean(each), spread, *each])
+    assert by_column["small", "test, mem_len 8"] == pytest.approx([mean, spread, *each])
     assert by_column["large", "ms_per_step"] == [500.0, 0.0, 500.0, 500.0, 500.0]
-    small = next(line for line in (out / "table.md").read_text().splitlines() if line.startswith("| small"))
-    assert f" {statistics.fmean(each):.2f} ± {spread:.2f} " in small
-    large = next(line for line in (out / "table.md").read_text().splitlines() if line.startswith("| large"))
+    small, large = (
+        next(line for line in Path("out/table.md").read_text().splitlines() if line.startswith(f"| {name}"))
+        for name in ("small", "large")
+    )
+    assert f" {mean:.2f} ± {spread:.2f} " in small
     assert " 38 " in large  # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
-    assert rows_of_csv(out / "curves.csv")[1] == ["small", "1", "20", "6.001"]
-    _, *compared_rows = rows_of_csv(out / "comparisons.csv")
+    assert rows_of_csv("curves")[1] == ["small", "1", "20", "6.001"]
+    _, *compared_rows = rows_of_csv("comparisons")
     assert [(line[0], line[1], line[3], line[-1]) for line in compared_rows] == [
         ("large", f"test, mem_len {n}", "-0.1000", "better") for n in (0, 8)
     ]
-    content = json.loads((out / "study.json").read_text())
+    content = json.loads(Path("out/study.json").read_text())
     assert [run["seed"] for run in content["runs"]["small"]] == [1, 2, 3]
     assert content["against_baseline"][1]["difference"] == pytest.approx(-0.1)
-    assert imread(out / "study.png").std() > 0
-    assert {path.suffix for path in out.glob("study.*")} == {".png", ".pdf", ".svg", ".json"}
-    assert r"\toprule" in (out / "table.tex").read_text()
+    assert imread("out/study.png").std() > 0
+    assert {path.suffix for path in Path("out").glob("study.*")} == {".png", ".pdf", ".svg", ".json"}
+    assert r"\toprule" in Path("out/table.tex").read_text()
 
 
 @pytest.mark.parametrize("what", ["texts", "git_commit"])
-def test_runs_of_another_text_or_code_are_rows_of_their_own(
-    what: str, study: Path, tmp_path: Path, programs: list[str]
-) -> None:
-    out = tmp_path / "out"
+def test_runs_of_another_text_or_code_are_rows_of_their_own(what: str, programs: Programs) -> None:
     for seeds, source in (("[1, 2]", "a" * 40), ("[1, 2, 3]", "b" * 40)):
-        study.write_text(STUDY.replace("[1, 2, 3]", seeds))
-        START[what] = {"train": source} if what == "texts" else source
-        assert main([str(study), "--folder", str(out)]) == 0
-    names = [line[0] for line in rows_of_csv(out / "table.csv") if line[2] == "test, mem_len 0"]
+        programs.start[what] = {"train": source} if what == "texts" else source
+        assert study(STUDY.replace("[1, 2, 3]", seeds)) == 0
+    names = [line[0] for line in rows_of_csv("table") if line[2] == "test, mem_len 0"]
     assert len(names) == 4
     assert [name.partition(" (")[0] for name in names] == ["small", "small", "large", "large"]
-    comparisons = rows_of_csv(out / "comparisons.csv")[1:]
-    assert [line[2] for line in comparisons] == ["2", "2", "1", "1"]  # never across sources
+    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]  # never across sources
 
 
-def test_a_report_is_never_replaced_by_less(
-    study: Path, tmp_path: Path, programs: list[str], capsys: pytest.CaptureFixture[str]
+def test_what_is_done_is_not_done_again_or_replaced_by_less_or_overwritten(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert main([str(study), "--folder", str(out)]) == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    study.write_text(STUDY.replace("max_step = 4", "max_step = 5"))
-    with pytest.raises(UsageError, match="holds 12 figures of finished runs, and the study file now gives 0"):
-        main([str(study), "--folder", str(out)])
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
-    assert "remove" not in capsys.readouterr().out
+    assert study() == 0
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
+    programs.called.clear()
+    assert study(STUDY, "--jobs", "2") == 0
+    assert programs.called == []
+    for change in (("max_step = 4", "max_step = 5"), ("d_model = 32", "d_model = 64")):
+        with pytest.raises(UsageError, match="holds 12 figures of finished runs, and the study file now gives"):
+            study(STUDY.replace(*change))
+        said = capsys.readouterr().out
+        assert said.count("was trained with other flags; name another --folder") >= 3
+        assert "remove" not in said
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()} == before
+    assert programs.called == []
+    assert study(STUDY + "[evaluations.valid]\nsplit = 'valid'\n") == 0
+    expected = sorted(f"eval {name} {seed}" for name in ("small", "large") for seed in (1, 2, 3))
+    assert sorted(programs.called) == expected
 
 
-def test_a_typo_is_found_before_the_first_training(study: Path, tmp_path: Path, programs: list[str]) -> None:
+def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
     for wrong, named in (("mem_lne = [0, 8]", "evaluations: test: --mem_lne"), ("tgt_len = 'x'", "tgt_len")):
-        study.write_text(STUDY.replace("mem_len = [0, 8]", wrong))
         with pytest.raises(UsageError, match=named):
-            main([str(study), "--folder", str(tmp_path / "out")])
-    assert programs == []
+            study(STUDY.replace("mem_len = [0, 8]", wrong))
+    assert programs.called == []
 
 
-def test_what_is_done_is_not_done_again(study: Path, tmp_path: Path, programs: list[str]) -> None:
-    flags = [str(study), "--folder", str(tmp_path / "out")]
-    assert main(flags) == 0
-    programs.clear()
-    assert main([*flags, "--jobs", "2"]) == 0
-    assert programs == []
-    study.write_text(STUDY + "[evaluations.valid]\nsplit = 'valid'\n")
-    assert main(flags) == 0
-    assert sorted(programs) == sorted(f"eval {name} {seed}" for name in ("small", "large") for seed in (1, 2, 3))
-
-
-def test_a_run_with_other_flags_is_not_overwritten(
-    study: Path, tmp_path: Path, programs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [str(study), "--folder", str(tmp_path / "out")]
-    assert main(flags) == 0
-    study.write_text(STUDY.replace("d_model = 32", "d_model = 64"))
-    with pytest.raises(UsageError):  # the report
-        main(flags)
-    assert len(programs) == 12
-    assert capsys.readouterr().out.count("was trained with other flags; name another --folder") >= 3
-
-
-def test_a_failed_run_is_named_and_stops_no_other(
-    study: Path, tmp_path: Path, programs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = runner._program
-
-    def failing(task: Task, line: list[str], **how: Any) -> None:
-        if task.variant == "large" and task.seed == 2:
-            raise TaskError("the disk is full")
-        program(task, line, **how)
-
-    monkeypatch.setattr(runner, "_program", failing)
-    out = tmp_path / "out"
-    assert main([str(study), "--folder", str(out)]) == 1
-    assert "large, seed 2: failed: the disk is full" in (out / "table.md").read_text()
-    cells = [line.split(" | ") for line in (out / "table.md").read_text().splitlines() if line.startswith("| ")][:4]
+def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
+    programs.fail = "train large 2"
+    assert study() == 1
+    table = Path("out/table.md").read_text()
+    assert "large, seed 2: failed: the disk is full" in table
+    cells = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][:4]
     assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {"| small": "3", "| large": "2"}
 
 
@@ -223,15 +193,24 @@ def test_tokens_until_a_loss() -> None:
     assert [tokens_until(run, nats) for nats in (6.5, 6.0, 5.5, 4.75, 4.0)] == [100, 100, 150, 250, None]
 
 
+# real programs
+
+
+@pytest.fixture
+def real(write_text: Callable[..., Path], tmp_path: Path) -> Path:
+    """The file of a study of one run."""
+    path = tmp_path / "s.toml"
+    path.write_text(REAL.replace("TEXT", str(write_text(tmp_path / "text"))))
+    return path
+
+
 def in_here(task: Task, line: list[str], **_: Any) -> None:
     assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
 
 
 def test_a_training_that_was_stopped_is_gone_on_with(
-    write_text: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text(TINY.replace("TEXT", str(write_text(tmp_path / "text"))).replace("[runs.b]\nd_model = 8", ""))
     monkeypatch.setattr(runner, "_program", in_here)
     with monkeypatch.context() as patch:
         step = TrainState.step
@@ -242,8 +221,8 @@ def test_a_training_that_was_stopped_is_gone_on_with(
             return step(self, *batch)
 
         patch.setattr(TrainState, "step", stopped)
-        assert run_study(read_study(path), tmp_path, jobs=1) == {"a, seed 1": "stopped"}
-    assert run_study(read_study(path), tmp_path, jobs=1) == {}
+        assert run_study(read_study(real), tmp_path, jobs=1) == {"a, seed 1": "stopped"}
+    assert run_study(read_study(real), tmp_path, jobs=1) == {}
     (records,) = tmp_path.rglob("metrics.jsonl")
     assert resumed_from(records.parent) == [None, 10]
 
@@ -259,24 +238,20 @@ if sys.orig_argv[1:4] == ["-m", "txl", "train"]:
 
 @long_test
 @pytest.mark.parametrize("to", ["group", "parent"])
-def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(
-    to: str, write_text: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(to: str, real: Path, tmp_path: Path) -> None:
     """With its training, or without it: that goes on alone, and the next runner waits for its lock."""
     (tmp_path / "sitecustomize.py").write_text(TRAPPED)
-    path, log = tmp_path / "s.toml", tmp_path / "log"
-    path.write_text(TINY.replace("TEXT", str(write_text(tmp_path / "text"))).replace("[runs.b]\nd_model = 8", ""))
     trap = {"at": ["step", 15], "send": signal.SIGKILL, "to": to, "once": str(tmp_path / "killed")}
     own = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "TRAP": json.dumps(trap)}
-    words = [sys.executable, "-m", "txl.studies", str(path), "--folder", str(tmp_path / "out")]
+    words = [sys.executable, "-m", "txl.studies", str(real), "--folder", str(tmp_path / "out")]
     statuses = []
     for _ in range(2):
-        with log.open("ab") as out:
+        with (tmp_path / "log").open("ab") as out:
             runner = subprocess.Popen(
                 words, cwd=tmp_path, env=ENVIRONMENT | own, stdout=out, stderr=out, process_group=0
             )
         statuses.append(runner.wait(timeout=LIMIT_S))
-    assert statuses == [-signal.SIGKILL, 0], log.read_text()
+    assert statuses == [-signal.SIGKILL, 0], (tmp_path / "log").read_text()
     (records,) = tmp_path.rglob("metrics.jsonl")
     assert resumed_from(records.parent) == ([None, 10] if to == "group" else [None, 40])
     assert "test" in json.loads(next(tmp_path.rglob("done.json")).read_text())["evaluations"]

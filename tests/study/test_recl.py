@@ -43,23 +43,14 @@ def gain_by_the_book(nats: np.ndarray, i: int, c: int, long: int, r: float) -> f
 
 
 @pytest.mark.parametrize("r", [0.1, 0.5, 1.0])
-def test_gains_are_those_of_the_formula(r: float) -> None:
+def test_gains_and_lengths_are_those_of_the_paper(r: float) -> None:
     nats = made_up()
     result = recl(nats, LENGTHS, (r,))
     for i in range(3):
-        for c in range(len(LENGTHS) - 1):
-            assert result.gains[i, 0, c] == pytest.approx(gain_by_the_book(nats, i, c, c + 1, r), rel=1e-12)
-
-
-@pytest.mark.parametrize("r", [0.1, 0.5, 1.0])
-def test_the_length_is_found_as_the_paper_finds_it(r: float) -> None:
-    nats = made_up()
-    for i in range(3):
-        c = 0
-        while c + 1 < len(LENGTHS) and gain_by_the_book(nats, i, c, c + 1, r) >= 0.01:
-            c += 1
-        expected = LENGTHS[c] if c + 1 < len(LENGTHS) else None
-        assert recl(nats, LENGTHS, (r,)).of(i, 0) == expected
+        gains = [gain_by_the_book(nats, i, c, c + 1, r) for c in range(len(LENGTHS) - 1)]
+        assert result.gains[i, 0].tolist() == pytest.approx(gains, rel=1e-12)
+        c = next((c for c, gain in enumerate(gains) if gain < 0.01), None)
+        assert result.of(i, 0) == (None if c is None else LENGTHS[c])
 
 
 def test_a_model_alone_is_its_own_baseline() -> None:
@@ -112,43 +103,39 @@ def loss_by_the_book(model: TransformerXL, t: int, n_context: int, context: Cont
     return -float(model.log_prob(hidden[0, -1])[IDS[t]])
 
 
-@pytest.mark.parametrize("shape", ["plain", "adaptive"])
-@pytest.mark.parametrize("context", [Context(tgt_len=4, mem_len=7), Context(tgt_len=20), Context(tgt_len=1, mem_len=3)])
-def test_with_a_window_from_every_token_each_loss_has_exactly_its_context(shape: str, context: Context) -> None:
-    model, lengths = build(shape), (3, 6, 9)
-    read = windows(9, 1, context.tgt_len, 5)
-    nats = losses_by_context(model, read, context, lengths=lengths, every=1, n_token=len(IDS))
-    assert nats.shape == (3, len(IDS) - 9)
-    with torch.no_grad():
-        for c, length in enumerate(lengths):
-            for t in (9, 10, 23, 58, 59):
-                expected = loss_by_the_book(model, t, length, context)
-                assert nats[c, t - 9] == pytest.approx(expected, rel=1e-6)
-
-
-def test_with_fewer_windows_a_context_is_shorter_by_less_than_their_distance() -> None:
-    model, context, lengths, every = build("plain"), Context(tgt_len=4, mem_len=20), (5, 10, 15), 3
-    read = windows(15, every, 4, 4)
+@pytest.mark.parametrize(
+    ("context", "lengths", "every"),
+    [
+        (Context(tgt_len=4, mem_len=7), (3, 6, 9), 1),
+        (Context(tgt_len=20), (3, 6, 9), 1),
+        (Context(tgt_len=1, mem_len=3), (3, 6, 9), 1),
+        (Context(tgt_len=4, mem_len=20), (5, 10, 15), 3),
+    ],
+    ids=str,
+)
+def test_each_loss_has_its_context_but_for_the_distance_of_windows(
+    context: Context, lengths: tuple[int, ...], every: int
+) -> None:
+    """With a window from every token exactly so much."""
+    model, longest = build("adaptive" if every == 1 else "plain"), lengths[-1]
+    read = windows(longest, every, context.tgt_len, 5)
     nats = losses_by_context(model, read, context, lengths=lengths, every=every, n_token=len(IDS))
+    assert nats.shape == (3, len(IDS) - longest)
     with torch.no_grad():
         for c, length in enumerate(lengths):
-            for t in (15, 16, 17, 18, 58, 59):
+            for t in (longest, longest + 1, longest + 2, 58, 59):
                 begin = -(-(t - length) // every) * every
                 assert length - every < t - begin <= length
-                assert nats[c, t - 15] == pytest.approx(loss_by_the_book(model, t, t - begin, context), rel=1e-6)
+                expected = loss_by_the_book(model, t, t - begin, context)
+                assert nats[c, t - longest] == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_no_window_reaches_is_no_number() -> None:
-    model, context = build("plain"), Context(tgt_len=5, mem_len=5)
+def test_what_no_window_reaches_is_no_number_and_the_mode_of_the_model_stays() -> None:
+    model, context = build("plain").train(), Context(tgt_len=5, mem_len=5)
     read = windows(10, 1, 5, 4, n_window=8)
     nats = losses_by_context(model, read, context, lengths=(5, 10), every=1, n_token=len(IDS))
     assert np.isfinite(nats[1, :8]).all()
     assert np.isnan(nats[:, 8:]).all()
-
-
-def test_the_mode_of_the_model_stays_as_it_was() -> None:
-    model = build("plain").train()
-    losses_by_context(model, windows(4, 2, 2, 4), Context(tgt_len=2), lengths=(2, 4), every=2, n_token=len(IDS))
     assert model.training
 
 

@@ -1,0 +1,141 @@
+"""The `txl` command, what `pip install .` gives, and what is set before the libraries are imported."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import txl
+from tests.conftest import long_test
+from tests.forks import ROOT
+from txl import TransformerXL, launch
+from txl.__main__ import main
+from txl.commands.shape import shape_of
+from txl.config import Context, ModelConfig
+from txl.config import build as built
+from txl.launch import PROGRAMS
+
+TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
+
+
+@long_test
+@pytest.mark.slow
+def test_the_console_command_trains_evaluates_and_generates_elsewhere(
+    tmp_path: Path, write_text: Callable[..., Path]
+) -> None:
+    """Also beside another project's data_utils.py. Installed from a copy: building writes into the source tree."""
+    copy, installed = tmp_path / "source", tmp_path / "site"
+    copy.mkdir()
+    for name in ("txl", "data_utils"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(installed), str(copy)], check=True, capture_output=True)
+    (tmp_path / "data_utils.py").write_text("raise RuntimeError('not yours')\n")
+    write_text(tmp_path / "text")
+    assert (installed / "txl" / "py.typed").is_file()
+    assert not (installed / "data_utils").exists()
+
+    def command(*flags: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, str(installed / "bin" / "txl"), *flags]
+        env = os.environ | {"PYTHONPATH": str(installed)}
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    trained = command("train", "--data", "text", "--work_dir", "run", "--max_step", "4", "--mem_len", "8", *TINY)
+    assert trained.returncode == 0, trained.stderr
+    assert command("eval", "--work_dir", "run").returncode == 0
+    assert command("generate", "--work_dir", "run", "--length", "5").returncode == 0
+    refused = command("eval", "--work_dir", "nowhere")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("txl eval: nowhere: no such file or folder")
+
+
+@pytest.mark.parametrize(("name", "status"), [("--help", 0), ("", 2), ("dance", 2)])
+def test_the_console_command_says_what_there_is(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["txl", *([name] if name else [])])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    said = err if status else out
+    assert stop.value.code == status
+    assert all(program in said for program in PROGRAMS)
+    assert len(said.splitlines()) == (1 if status else 2 + len(PROGRAMS))
+    assert max(map(len, said.splitlines())) <= 120
+
+
+def test_what_python_m_starts_and_what_txl_starts_are_one_list() -> None:
+    """But for `python -m txl` itself."""
+    files = [path for folder in ("txl", "data_utils") for path in (ROOT / folder).rglob("*.py")]
+    started = {path.relative_to(ROOT) for path in files if 'if __name__ == "__main__":' in path.read_text()}
+    modules = {".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in started} - {"txl"}
+    same = {program.same for program in PROGRAMS.values()}
+    scripts = {path.name for path in ROOT.glob("*.py")}
+    aliases = {"python -m txl estimate", "python eval.py --text", "python eval.py --recl"}
+    assert same - aliases == {f"python -m {m}" for m in modules} | {f"python {s}" for s in scripts}
+    assert all(find_spec(program.module.removesuffix(".__main__")) for program in PROGRAMS.values())
+
+
+def test_a_name_to_be_completed_is_among_those_that_txl_offers() -> None:
+    assert dir(txl) == sorted(txl.__all__)
+    assert {name for name in dir(txl) if getattr(txl, name).__class__ is type} >= {"TransformerXL", "Context"}
+    with pytest.raises(AttributeError, match="no attribute 'transformer'"):
+        _ = txl.transformer
+
+
+class Stopped(Exception):
+    pass
+
+
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str)
+def test_threads_spin_for_a_moment_unless_the_user_says_how(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(name: str) -> None:
+        raise Stopped
+
+    for name in PASSIVE:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "import_module", stop)
+    with pytest.raises(Stopped):
+        launch.launch("eval")
+    assert {name: os.environ[name] for name in PASSIVE.keys() & os.environ.keys()} == (given or PASSIVE)
+
+
+def test_the_shape_of_a_model_follows_from_its_text() -> None:
+    """Cutoffs by the vocabulary; tails share their projection, as in the original, the shortlist does not; the tables
+    are shared unless --not_tied."""
+    sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 8, "d_embed": 4, "d_inner": 4}
+
+    def shape(n_token: int, dataset: str, **flags: Any) -> ModelConfig:
+        return shape_of(sizes | flags, built(Context, flags)).of_words(n_token, dataset)
+
+    assert shape(66, "text", adaptive=True).cutoffs == (4, 9, 49)
+    assert shape(267_735, "wt103", adaptive=True).cutoffs == (20_000, 40_000, 200_000)
+    assert shape(66, "text", tgt_len=5, mem_len=7).n_position == 12
+    clusters = {"cutoffs": (10, 30)}
+    for flags in ({}, clusters, clusters | {"div_val": 2}, clusters | {"not_tied": True}):
+        torch.manual_seed(0)
+        model = TransformerXL(shape(50, "text", **flags))
+        words_in, words_out = model.word_emb, model.softmax
+        n = len(words_out.projs)
+        theirs = [words_in.projs[0 if len(words_in.projs) == 1 else i] for i in range(n)]
+        shared = [ours is their for ours, their in zip(words_out.projs, theirs, strict=True)]
+        assert shared == [False, True, True][:n]
+        tied = {ours is their for ours, their in zip(words_out.tables, words_in.tables, strict=True)}
+        assert tied == {"not_tied" not in flags}

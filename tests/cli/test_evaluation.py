@@ -1,0 +1,222 @@
+"""eval.py on the splits of a text: its figures, tables, files and pictures, and its grids of lengths."""
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.cli.conftest import Here, change_weights, config_of, pointed
+from txl.evaluation.plots import _apart, run_names
+from txl.ops.few_rows import Linear
+
+# figures
+
+
+def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss(here: Here) -> None:
+    rows, many = here.rows("eval --batch_size 3"), here.rows("eval --batch_size 7 --tgt_len 3 --mem_len 13")
+    one = here.rows("eval --batch_size 1 --tgt_len 3 --mem_len 13")
+    assert [row["split"] for row in rows] == ["valid", "test"]
+    for row in rows:
+        file = Path(f"text/{row['split']}.txt").read_text()
+        words, missing = file.split(), len(f" {file.split()[0]}")
+        assert row["tokens"] == len(words) + file.count("\n") - 1
+        assert row["bytes"] == row["characters"] == len(file) - missing
+        assert (row["words"], row["lines"]) == (len(words) - 1, file.count("\n"))
+    assert [row["nats"] for row in many] == pytest.approx([row["nats"] for row in one], rel=1e-5)
+
+
+def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_again(here: Here) -> None:
+    best = here.result("eval --split valid")
+    assert best["checkpoint"] == str(pointed(Path("run"), "best"))
+    latest = here.result(f"eval --split valid --work_dir {pointed(Path('run'))}")
+    assert latest["checkpoint"] == str(pointed(Path("run")))
+    expected = config_of(Path("run"))["valid_nats_per_token"]
+    assert latest["rows"][0]["nats_per_token"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_text_without_a_training_split_is_read_with_the_vocabulary_of_the_checkpoint(here: Here) -> None:
+    expected = here.row("eval --split test")["nats"]
+    Path("other").mkdir()
+    shutil.copy("text/test.txt", "other")
+    assert here.row("eval --split test --data other")["nats"] == expected
+
+
+def test_what_was_counted_and_what_is_unknown_is_said(here: Here) -> None:
+    Path("other").mkdir()
+    Path("other/test.txt").write_text(" bab \u00fcnheard bad \n \n")
+    outcome = here("eval --data other --split test --json result.json")
+    assert outcome.notes[0].endswith("1 of 5 words are not in the vocabulary and are read as <unk>")
+    *_, counted, names, rates, note = outcome.out.splitlines()
+    row = here.row("eval --data other --split test")
+    assert counted == "test: 4 tokens counted, 25.00% of them <unk>: 2 words and 2 line ends, 16 characters, 17 bytes"
+    assert names.split() == ["split", "tgt_len", "mem_len", "ppl/word", "bits/char", "bits/byte"]
+    assert rates.split() == [
+        *("test", "8", "8", f"{row['perplexity']:.3f}"),
+        *(f"{row['nats'] / math.log(2) / 16:.4f}", f"{row['nats'] / math.log(2) / 17:.4f}"),
+    ]
+    assert note == f"test: {row['note']}"
+    assert note.startswith("test: 25.00% of the tokens are <unk>, whose spelling is not predicted: figures per word, ")
+
+
+def test_each_convention_has_streams_and_figures_of_its_own(here: Here) -> None:
+    found = {}
+    for convention, n_stream in {"txl": 10, "original": 10, "nvidia": 16, "huggingface": 10}.items():
+        result = here.result(f"eval --split test --convention {convention} --tgt_len 4 --mem_len 4")
+        assert (result["convention"], result["reset"]) == (convention, "never")
+        (row,) = result["rows"]
+        assert row["tokens"] == (98 if convention == "txl" else n_stream * (99 // n_stream - 1))
+        found[convention] = round(row["nats_per_token"], 6)
+    assert len(set(found.values())) == 4
+
+
+# grids, tables and pictures
+
+
+def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and_a_picture(here: Here) -> None:
+    result = here.result("eval --split test --tgt_len 3 8 --mem_len 0 4")
+    rows, pattern = result["rows"], r"^(\w+) +(\d+) +(\d+) +(\d+) +([\d.]+) +([\d.]+) +\d+ +[\d-]+$"
+    assert [(row["tgt_len"], row["mem_len"]) for row in rows] == [(3, 0), (3, 4), (8, 0), (8, 4)]
+    lengths = ("tgt_len", "mem_len", "tokens")
+    assert re.findall(pattern, result["out"], flags=re.MULTILINE) == [
+        ("test", *(str(row[x]) for x in lengths), f"{row['nats_per_token']:.4f}", f"{row['perplexity']:.3f}")
+        for row in rows
+    ]
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert row["peak_bytes"] is None or row["peak_bytes"] > 2**20
+    assert here.row("eval --split test --tgt_len 8 --mem_len 4")["nats"] == rows[3]["nats"]
+    assert imread("context.png").std() > 0  # beside the JSON file
+    (image,) = EventAccumulator("run/tensorboard").Reload().Images("pictures/context")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_pictures_go_where_they_are_asked_for_and_no_others_are_drawn(here: Here) -> None:
+    here("eval --mem_len 4")
+    assert not list(Path().rglob("*.png"))
+    said = here("eval --loss_by_position --mem_len 0 4 --split test --pictures seen").out
+    assert sorted(Path().rglob("*.png")) == [Path("seen/context.png"), Path("seen/position.png")]
+    assert "test, tgt_len 8, mem_len 4: position in the segment" in said
+    assert "no headings like '= Title ='" in said
+
+
+def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(here: Here) -> None:
+    Path("run/.context.png.writable").mkdir()
+    assert "no picture is drawn" in here("eval --split test --mem_len 0 8").err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_attention_by_distance_is_written(here: Here) -> None:
+    for row in here.rows("eval --attention_by_distance --split test --mem_len 0 5"):
+        shown = row["attention_by_distance"]
+        assert shown["tokens"] == row["tokens"]
+        assert shown["bins"][-1]["to"] == row["tgt_len"] + row["mem_len"] - 1
+        for head in (head for layer in shown["share"] for head in layer):
+            assert sum(head) == pytest.approx(1, rel=1e-6)
+
+
+def test_labels_of_close_lengths_do_not_touch_and_runs_are_named_by_what_tells_them_apart() -> None:
+    axes, lengths = Figure(figsize=(6, 4)).subplots(), [0, 64, 65, 128, 640]
+    axes.set_xscale("symlog", linthresh=64)
+    axes.plot(lengths, lengths)
+    assert _apart(axes, lengths) == [0, 65, 128, 640]
+    assert run_names(["runs/a", "/x/b"]) == ["a", "b"]
+    assert run_names(["runs/a/step_1", "runs/b/step_1"]) == ["a/step_1", "b/step_1"]
+    assert run_names(["runs/a", "runs/a"]) == ["a", "a"]
+
+
+# effective context lengths
+
+
+def test_effective_context_lengths_are_written_drawn_and_told(here: Here) -> None:
+    shutil.copytree("run", "copy")
+    result = here.result("eval --recl run copy")
+    content = result["recl"]
+    assert content["lengths"] == [10, 20, 30, 40]
+    words = Path("text/test.txt").read_text()
+    assert content["tokens"] == len(words.split()) + words.count("\n") - 40
+    assert imread("recl.png").std() > 0
+    for model, run in zip(content["models"], ("run", "copy"), strict=True):
+        assert model["run"] == run
+        assert [one["r"] for one in model["by_share"]] == [0.1, 0.5, 1.0]
+        cells = ["(>= 40|[1234]0)"] * 3
+        assert re.search(rf"^{run} +{' +'.join(cells)}$", result["out"], re.MULTILINE)
+    (alone,) = here.result("eval --recl run --batch_size 7 --pictures seen")["recl"]["models"]
+    assert alone["perplexity"] == pytest.approx(content["models"][0]["perplexity"], rel=1e-5)
+    assert [one["recl"] for one in alone["by_share"]] == [one["recl"] for one in content["models"][1]["by_share"]]
+
+
+def test_scores_and_context_lengths_have_programs_of_their_own(here: Here) -> None:
+    """eval.py --text and --recl are other names of them."""
+    score = here("score text/test.txt --work_dir run --per_token -").out
+    assert score == here("eval --text text/test.txt --per_token -").out != ""
+    flags = "--data text --split test --recl_step 10 --recl_longest 20 --recl_every 5"
+    assert here(f"recl run {flags}").out == here(f"eval {flags} --recl run").out != ""
+    for name, flag in {"score": "--per_token", "recl": "--recl_every"}.items():
+        assert flag in here(f"{name} --help").out
+        assert flag not in here("eval --help").out
+
+
+# half precision
+
+
+@pytest.fixture
+def product_kinds(monkeypatch: pytest.MonkeyPatch) -> set[torch.dtype]:
+    """The numbers that linear maps have given."""
+    seen, forward = set(), Linear.forward
+
+    def watched(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        out = forward(self, x)
+        seen.add(out.dtype)
+        return out
+
+    monkeypatch.setattr(Linear, "forward", watched)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_products_are_made_in_the_numbers_asked_for(here: Here, product_kinds: set[torch.dtype], dtype: str) -> None:
+    for line in ("eval --split valid", "generate --length 20 --prompt 'bab ded' --top_p 0.9"):
+        product_kinds.clear()
+        here(f"{line} --dtype {dtype}")
+        assert product_kinds == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval --split valid --loss_by_position --cache_size 30 --knn_k 5 --knn_store store",
+        "eval --text text/test.txt",
+        "eval --recl run --recl_step 5 --recl_longest 20",
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_figures_in_bfloat16_are_nearly_those_in_float32(here: Here, line: str) -> None:
+    results = [here.result(f"{line} --dtype {dtype}") for dtype in ("float32", "bfloat16")]
+    assert [result["dtype"] for result in results] == ["float32", "bfloat16"]
+    full, half = (result["recl"]["models"] if "recl" in result else result["rows"] for result in results)
+    for one, other in zip(full, half, strict=True):
+        assert other["perplexity"] == pytest.approx(one["perplexity"], rel=2e-2)
+        assert other["perplexity"] != pytest.approx(one["perplexity"], rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    "line", ["eval --split valid", "eval --text text/test.txt", "eval --recl run --recl_longest 20", "generate"]
+)
+def test_a_model_that_leaves_the_range_of_float16_is_refused(here: Here, line: str) -> None:
+    change_weights(Path("run"), lambda weight: weight * 1e6)
+    assert "--dtype float16: " in here.refused(f"{line} --dtype float16")
+    assert not list(Path().rglob("*.png"))
+    if line == "generate":
+        here(f"{line} --dtype bfloat16")
+
+
+@pytest.mark.parametrize("line", ["eval", "eval --text text/test.txt", "eval --recl run --recl_longest 20"])
+def test_a_loss_that_is_no_number_is_an_error(here: Here, line: str) -> None:
+    change_weights(Path("run"), lambda weight: weight * 1e38)
+    assert "its loss is nan" in here.refused(line)

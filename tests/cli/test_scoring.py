@@ -1,0 +1,119 @@
+"""eval.py --text: the losses of the tokens of any text."""
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Here
+from tests.forks import ROOT
+
+Score = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def score(here: Here) -> Score:
+    """Scores a text and returns its tokens."""
+
+    def score(text: str, flags: str = "") -> list[dict[str, Any]]:
+        Path("my.txt").write_text(text, encoding="utf-8")
+        here(f"eval --text my.txt --per_token tokens.json {flags}")
+        return json.loads(Path("tokens.json").read_text())["tokens"]
+
+    return score
+
+
+def test_every_token_of_a_text_is_scored(score: Score) -> None:
+    tokens = score("bab  bad\nbaf unread\n")
+    assert [(t["position"], t["token"], t["unk"]) for t in tokens] == [
+        *((0, "bab", False), (1, "bad", False), (2, "<eos>", False)),
+        *((3, "baf", False), (4, "<unk>", True), (5, "<eos>", False)),
+    ]
+    assert all(t["nats"] > 0 for t in tokens)
+
+
+@pytest.mark.parametrize("flags", ["--dynamic sgd", "--cache_size 30", "--knn_store store", "--ext_len 4 --mem_len 0"])
+def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(here: Here, score: Score, flags: str) -> None:
+    """With additions too; the knn store is made from the training text of --data."""
+    words = Path("text/test.txt").read_text()
+    Path("text/test.txt").write_text("\n" + words)
+    split = here.rows(f"eval --split test {flags} --batch_size 1")
+    Path("my.txt").write_text(words)
+    text = here.rows(f"eval --text my.txt {flags} {'--data text' if 'knn' in flags else ''}")
+    assert [row["added"] for row in text] == [row["added"] for row in split]
+    assert [row["nats"] for row in text] == pytest.approx([row["nats"] for row in split], rel=1e-5)
+    if len(text) == 1:
+        tokens = score(words, flags)
+        assert len(tokens) == split[0]["tokens"]
+        assert sum(t["nats"] for t in tokens) == pytest.approx(split[0]["nats"], rel=1e-5)
+
+
+def test_a_context_is_read_and_not_scored(score: Score) -> None:
+    """In one line with the text, or in a line of its own: as if both stood in one file."""
+    for before in ("bab bad baf ", "bab bad\n"):
+        Path("before.txt").write_text(before)
+        whole = score(before + "bad bab\n")
+        part = score("bad bab\n", "--context before.txt")
+        assert [t["token"] for t in part] == ["bad", "bab", "<eos>"]
+        assert [t["nats"] for t in part] == pytest.approx([t["nats"] for t in whole[-3:]], rel=1e-6)
+        assert part[0]["nats"] != pytest.approx(score("bad bab\n")[0]["nats"], rel=1e-3)
+
+
+def test_running_text_is_written_as_wikitext_is_and_unknown_words_are_named_once(here: Here, score: Score) -> None:
+    assert [t["unk"] for t in score("bab, bad.", "--tokenise")] == [False, True, False, True]
+    assert [t["unk"] for t in score("bab, bad.")] == [True, True]
+    Path("my.txt").write_text("bab Unheard unseen Unheard\n")
+    said = "3 of 5 words are not in the vocabulary and are read as <unk>: Unheard unseen"
+    assert here("eval --text my.txt").err == f"note: my.txt: {said}; for running text there is --tokenise\n"
+
+
+def test_a_text_can_come_in_and_its_tokens_go_out_through_pipes(
+    here: Here, score: Score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is then written to standard output."""
+    tokens = score("bab bad\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"bab bad\n")))
+    names, *lines = (line.split("\t") for line in here("eval --text - --per_token -").out.splitlines())
+    assert names == ["position", "token", "id", "nats", "unk", "offset", "surface"]
+    assert lines == [[str(int(x) if isinstance(x := t[name], bool) else x) for name in names] for t in tokens]
+
+
+def test_every_token_is_found_by_ordinary_readers_of_tsv_and_in_the_text(here: Here) -> None:
+    text = ' bab " un"read_by_another " \u00fc\n'
+    Path("my.txt").write_text(text, encoding="utf-8")
+    here("eval --text my.txt --per_token tokens.tsv")
+    with Path("tokens.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert [row["token"] for row in rows] == ["bab", "<unk>", "<unk>", "<unk>", "<unk>", "<eos>"]
+    assert [row["surface"] for row in rows] == [*text.split(), ""]
+    assert all(text[int(row["offset"]) :].startswith(row["surface"]) for row in rows)
+
+
+def test_a_text_at_several_memory_lengths_makes_a_table(here: Here) -> None:
+    result = here.result("eval --text text/test.txt --mem_len 16 0")
+    found = [(row["split"], row["mem_len"], row["tokens"]) for row in result["rows"]]
+    assert found == [("text", 16, 99), ("text", 0, 99)]
+    assert result["text"] == "text/test.txt"
+    assert not Path("context.png").exists()
+
+
+def test_the_example_of_the_docs_gives_what_the_program_gives(score: Score) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/evaluation.md").read_text(), flags=re.DOTALL)
+    (example,) = (block for block in blocks if "score_text" in block)
+    names: dict[str, Any] = {}
+    exec(example.replace("runs/mine", "run"), names)
+    assert names["nats"].tolist() == pytest.approx([t["nats"] for t in score("the name of the file")], rel=1e-6)
+
+
+@pytest.mark.parametrize("flag", ["--text", "--context"])
+@pytest.mark.parametrize(("content", "complaint"), [(b"  ", "is empty"), (b"bab \xe9", "not UTF-8")])
+def test_a_text_that_cannot_be_scored_is_named(here: Here, flag: str, content: bytes, complaint: str) -> None:
+    Path("bad.txt").write_bytes(content)
+    text = "bad.txt" if flag == "--text" else "text/test.txt --context bad.txt"
+    assert f"bad.txt: {complaint}" in here.refused(f"eval --text {text}")
