@@ -248,7 +248,9 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def call(flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["__main__.py", *flags.split()])
-        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__", raising=False)  # imported above, and to be run anew
+        monkeypatch.delitem(
+            sys.modules, "examples.seq2seq.__main__", raising=False
+        )  # imported above, and to be run anew
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("examples.seq2seq", run_name="__main__")
         return int(stop.value.code or 0), *capsys.readouterr()
