@@ -10,6 +10,8 @@ from txl.checkpoint.digests import DIGESTS, write_digests
 
 LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
+    *(("model", name) for name in ("infini_update", "lookup_layer", "lookup_k", "neural_layers")),
+    ("context", "lookup_len"),
     *(("context", "compressed_len"), ("train", "memory_parts")),
 ]
 """Fields that came after version 0.2."""

@@ -4,7 +4,6 @@ There train.py would take the GPU, and bfloat16 there and on many processors, an
 compared with another device's numbers. What only a GPU can show is asked by `python -m benchmarks.gpu_check`.
 """
 
-import functools
 import os
 import shutil
 import tempfile
@@ -22,13 +21,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests import forks
+from tests import forks, ranks
 from txl.training import meter
 
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
 
 os.fsync = lambda descriptor: None  # nothing here outlives a power cut; processes that tests start flush as they should
-meter.measured_peak_flops = functools.cache(meter.measured_peak_flops)  # once a process, not once a training
+meter.measured_peak_flops = forks.peak_flops
 
 
 settings.register_profile("txl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,13 +38,14 @@ long_test = pytest.mark.skipif("TXL_LONG_TESTS" not in os.environ, reason="takes
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # not those of all devices, which notes a stack for each that is not there
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_test_leaves_a_file_in_the_temporary_folder() -> Iterator[None]:
     """Caches of torch.compile and logs of torchrun are PyTorch's."""
     yield
+    ranks.close()
     left = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
     assert {name for name in left if not name.startswith(("torchinductor_", "torchelastic_"))} == set()
 

@@ -36,6 +36,8 @@ KEEP_MIB = 32
 """The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
 _CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
+_LOOKUP_LEN_HELP = "tokens before the memory that are looked up"
+LOOKUP: "Limits" = {"minimum": 0, "maximum": 2**18}
 _COMPRESSED_LEN_HELP = "compressed states before the memory, each of --compress_rate tokens"
 _SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
 
@@ -196,6 +198,12 @@ class ModelConfig(Checked):
         "what the convolution learns to keep: what the layer attends to, or the states themselves",
         when=("compression", "conv"),
     )
+    lookup_layer: int = option(-1, "the layer that looks up, from 0; from -1 down: from the last one")
+    lookup_k: int = option(32, "keys that are found", minimum=1, maximum=2**16)
+    infini_update: Literal["linear", "delta"] = option(
+        "linear", "what is added to the matrix; delta: values less those that it already gives for the keys"
+    )
+    neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
@@ -243,6 +251,7 @@ class Context(Checked):
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     compressed_len: int = option(0, _COMPRESSED_LEN_HELP, **LENGTH)
+    lookup_len: int = option(4096, _LOOKUP_LEN_HELP, **LOOKUP)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
     same_length: bool = option(False, _SAME_LENGTH_HELP)
     clamp_len: int = option(-1, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
@@ -251,6 +260,11 @@ class Context(Checked):
         super().__post_init__()
         sees_keys = not self.same_length or self.mem_len > 0
         require(sees_keys, "--same_length needs --mem_len > 0 for a key to see; give a memory, or --no_same_length")
+
+    def as_asked(self, reading: Any) -> "Context":
+        """A copy with those of its fields that a configuration of a reading gives, and not as several to compare."""
+        given = {f.name: getattr(reading, f.name, None) for f in fields(self)}
+        return self.overlaid(**{name: one for name, one in given.items() if not isinstance(one, tuple)})
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""
@@ -267,6 +281,7 @@ class ModelUse(Checked):
     same_length: bool | None = option(None, _SAME_LENGTH_HELP)
     clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
     compressed_len: int | None = option(None, _COMPRESSED_LEN_HELP, **LENGTH)
+    lookup_len: int | None = option(None, _LOOKUP_LEN_HELP, **LOOKUP)
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Literal["float32", "bfloat16", "float16"] = option(

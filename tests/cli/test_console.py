@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import TransformerXL, launch
 from txl.__main__ import main
-from txl.commands.shape import shape_of_model
+from txl.commands.shape import shape_of
+from txl.config import Context, ModelConfig
+from txl.config import build as built
 from txl.launch import PROGRAMS
 
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
@@ -127,13 +130,17 @@ def test_the_shape_of_a_model_follows_from_its_text() -> None:
     """Cutoffs by the vocabulary; tails share their projection, as in the original, the shortlist does not; the tables
     are shared unless --not_tied."""
     sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 8, "d_embed": 4, "d_inner": 4}
-    assert shape_of_model(sizes | {"adaptive": True}, 66, "text").cutoffs == (4, 9, 49)
-    assert shape_of_model(sizes | {"adaptive": True}, 267_735, "wt103").cutoffs == (20_000, 40_000, 200_000)
-    assert shape_of_model(sizes | {"tgt_len": 5, "mem_len": 7}, 66, "text").n_position == 12
+
+    def shape(n_token: int, dataset: str, **flags: Any) -> ModelConfig:
+        return shape_of(sizes | flags, built(Context, flags)).of_words(n_token, dataset)
+
+    assert shape(66, "text", adaptive=True).cutoffs == (4, 9, 49)
+    assert shape(267_735, "wt103", adaptive=True).cutoffs == (20_000, 40_000, 200_000)
+    assert shape(66, "text", tgt_len=5, mem_len=7).n_position == 12
     clusters = {"cutoffs": (10, 30)}
     for flags in ({}, clusters, clusters | {"div_val": 2}, clusters | {"not_tied": True}):
         torch.manual_seed(0)
-        model = TransformerXL(shape_of_model(sizes | flags, 50, "text"))
+        model = TransformerXL(shape(50, "text", **flags))
         words_in, words_out = model.word_emb, model.softmax
         n = len(words_out.projs)
         theirs = [words_in.projs[0 if len(words_in.projs) == 1 else i] for i in range(n)]

@@ -17,7 +17,7 @@ import torch
 from tests.cli.conftest import Here
 from tests.forks import ROOT
 from txl.cli import read_flags
-from txl.commands.train import settings
+from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, SCORE, ReclConfig, ScoreConfig
@@ -318,7 +318,7 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
 
 def test_evaluations_of_a_training_read_segments_as_long_as_its_own() -> None:
     one = Ranks(0, 1, torch.device("cpu"))
-    assert settings(read("train", "--tgt_len", "8"), one, None, None)[0].eval_tgt_len == 8
+    assert new_settings(read("train", "--tgt_len", "8"), one).train.eval_tgt_len == 8
 
 
 # bounds

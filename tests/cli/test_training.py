@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
 from txl import TransformerXL
-from txl.commands import train
+from txl.commands.settings import with_batch_size
 from txl.runtime.distributed import Ranks
 from txl.training import loop
 
@@ -109,8 +109,7 @@ def test_an_epoch_begins_anew_when_the_text_is_read(here: Here) -> None:
 def test_the_batch_is_that_of_a_process_times_the_processes(here: Here) -> None:
     for n_process in (1, 2):
         typed, last = {"local_batch_size": 3}, Ranks(n_process - 1, n_process, torch.device("cpu"))
-        train.set_batch_size(typed, last)
-        assert typed["batch_size"] == 3 * n_process
+        assert with_batch_size(typed, last)["batch_size"] == 3 * n_process
     assert last.columns(6) == slice(3, 6)
     here("train --local_batch_size 4 --max_step 2")
     assert records(Path("new"), "train")[0]["tokens"] == 2 * 4 * 8

@@ -18,9 +18,9 @@ from tests.convert.conftest import HF, WORDS, write_words
 from tests.golden.test_model import Golden
 from txl.attention_rules import ATTENTION_RULES
 from txl.checkpoint import open_checkpoint
-from txl.commands.shape import shape_of_model
-from txl.commands.train import settings
-from txl.config import Context, ModelConfig, UsageError, as_dict, build
+from txl.commands.settings import new_settings
+from txl.commands.shape import Shape
+from txl.config import Context, ModelConfig, UsageError, as_dict
 from txl.convert import convert
 from txl.convert.huggingface import (
     config_for_huggingface,
@@ -30,7 +30,6 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
-from txl.data_utils.corpus import DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.tokenizers.characters import Characters
@@ -252,9 +251,9 @@ def test_the_command_of_the_card_makes_the_same_training(flags: str) -> None:
     one, typed = Ranks(0, 1, torch.device("cpu")), read("train", *flags.split())
 
     def record(typed: dict[str, Any]) -> dict[str, Any]:
-        config, context, _ = settings(typed, one, None, None)
-        data = build(DataConfig, typed)
-        parts = {"train": config, "context": context, "data": data, "model": shape_of_model(typed, 90, data.dataset)}
+        config, context, data, shape, *_ = new_settings(typed, one)
+        assert isinstance(shape, Shape)
+        parts = {"train": config, "context": context, "data": data, "model": shape.of_words(90, data.dataset)}
         return json.loads(json.dumps({name: as_dict(part) for name, part in parts.items()}))
 
     program, script, *words = shlex.split(training_command(record(typed)))

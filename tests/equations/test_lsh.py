@@ -47,9 +47,21 @@ def full_matrix(
     return logit_BNTS.softmax(-1) @ v_BNSH
 
 
-@pytest.mark.parametrize(("M", "T"), [(0, 1), (0, 7), (5, 1), (9, 17), (30, 12)])
-@pytest.mark.parametrize("reach", [1, 3, 8, 100])
-@pytest.mark.parametrize("window", [-1, 1, 4, 20])
+@pytest.mark.parametrize(
+    ("M", "T", "reach", "window"),
+    [
+        (0, 1, 1, -1),
+        (0, 7, 1, 4),
+        (0, 7, 100, -1),
+        (5, 1, 3, -1),
+        (5, 1, 8, 1),
+        (9, 17, 1, 20),
+        (9, 17, 3, -1),
+        (9, 17, 8, 4),
+        (30, 12, 3, 20),
+        (30, 12, 100, -1),
+    ],
+)
 def test_sorted_chunks_equal_the_full_matrix(M: int, T: int, reach: int, window: int) -> None:
     span = Span(M, T, window=window)
     for n_round, n_bucket in ((1, 1), (2, 3), (3, 50)):

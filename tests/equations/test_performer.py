@@ -58,17 +58,16 @@ def by_halves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Blocks, "have_one_range", lambda blocks: False)
 
 
-SPANS = [(0, 1), (0, 7), (5, 1), (150, 170), (40, 2 * BLOCK), (BLOCK, BLOCK + 1)]
-
-
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("M", "T"), SPANS)
-@pytest.mark.parametrize("window", [-1, 1, 4, 200])
+@pytest.mark.parametrize(
+    ("M", "T", "window"),
+    [(0, 1, -1), (0, 7, 4), (5, 1, 1), (150, 170, 200), (40, 2 * BLOCK, -1), (BLOCK, BLOCK + 1, 4)],
+)
 def test_blocks_equal_the_definition(M: int, T: int, window: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if alone:
         by_halves_alone(monkeypatch)
     span = Span(M, T, window=window)
-    for size in (1, 100, 1e4) if T < 100 or window in (-1, 200) else (1, 1e4):
+    for size in (1, 100, 1e4):
         logx_BNTF, logy_BNSF = torch.randn(1, N, T, 5).double() * size, torch.randn(1, N, M + T, 5).double() * size
         leaves = [x.requires_grad_() for x in (logx_BNTF, logy_BNSF, torch.randn(1, N, M + T, 3).double())]
         full, fast = definition(*leaves, span), causal_ratio(*leaves, span)
@@ -78,7 +77,7 @@ def test_blocks_equal_the_definition(M: int, T: int, window: int, alone: bool, m
             torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("growth", [20, 57, 59, 86, 400])
+@pytest.mark.parametrize("growth", [57, 59, 400])
 def test_keys_that_outweigh_those_before_them_are_read_to_the_precision_of_the_numbers(growth: float) -> None:
     """Near 58 the masked product is at the end of float32's range, beyond it halves take its place."""
     logx_BNTF, logy_BNSF, v_BNSH = (torch.randn(1, N, 200, E) for E in (8, 8, H))
@@ -92,9 +91,10 @@ def test_keys_that_outweigh_those_before_them_are_read_to_the_precision_of_the_n
         torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("size", [1, 4, 6, 100])
-@pytest.mark.parametrize(("M", "window"), [(0, -1), (3, -1), (0, 5)])
+@pytest.mark.parametrize(
+    ("size", "M", "window", "alone"),
+    [(1, 0, -1, False), (4, 3, -1, False), (6, 0, 5, False), (100, 0, -1, False), (6, 0, -1, True), (100, 3, 5, True)],
+)
 def test_a_later_key_does_not_move_earlier_outputs(
     size: float, M: int, window: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,9 +154,9 @@ def test_features_are_orthogonal_in_groups_and_normal_in_length() -> None:
 def test_the_estimate_is_unbiased() -> None:
     """E[phi(x) . phi(y)] = exp(x . y), the lemma; the features of one kernel are one draw of many."""
     x_H, y_H = torch.randn(2, 4).double() * 0.5
-    omega_FH = orthogonal_normal(200_000, 4).double()
+    omega_FH = orthogonal_normal(100_000, 4).double()
     mean = ((omega_FH @ (x_H + y_H)) - (x_H @ x_H + y_H @ y_H) / 2).exp().mean()
-    assert float(mean) == pytest.approx(math.exp(x_H @ y_H), rel=0.01)
+    assert float(mean) == pytest.approx(math.exp(x_H @ y_H), rel=0.02)
 
 
 def test_more_features_come_nearer_to_softmax() -> None:
@@ -175,12 +175,12 @@ def test_more_features_come_nearer_to_softmax() -> None:
             squares.append((ours - exact).square().mean())
         return float(torch.stack(squares).mean().sqrt())
 
-    errors = [error(n_feature) for n_feature in (16, 64, 256, 1024, 4096)]
+    errors = [error(n_feature) for n_feature in (16, 64, 256, 1024)]
     assert all(b < 0.65 * a for a, b in pairwise(errors)), errors
-    assert errors[-1] < 0.1 * float(exact.std())
+    assert errors[-1] < 0.2 * float(exact.std())
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e3])
+@pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 def test_keys_of_any_size_give_means_of_values_and_finite_gradients(size: float) -> None:
     """The first coordinate of every value is 1, and so is that of every mean of them."""
     kernel, pos = kernel_of(16)

@@ -59,18 +59,17 @@ def average(weighted: list[tuple[int, float]]) -> float:
 
 
 ORIGINAL = [
-    Context(tgt_len=4, mem_len=0),
-    Context(tgt_len=4, mem_len=6, clamp_len=5),
-    Context(tgt_len=8, mem_len=3),
-    Context(tgt_len=4, mem_len=0, ext_len=5),
-    Context(tgt_len=4, mem_len=6, ext_len=5),
-    Context(tgt_len=3, mem_len=2, ext_len=7),
-    Context(tgt_len=200, mem_len=6),
+    (Context(tgt_len=4, mem_len=0), 1),
+    (Context(tgt_len=4, mem_len=6, clamp_len=5), 10),
+    (Context(tgt_len=8, mem_len=3), 10),
+    (Context(tgt_len=4, mem_len=0, ext_len=5), 10),
+    (Context(tgt_len=4, mem_len=6, ext_len=5), 1),
+    (Context(tgt_len=3, mem_len=2, ext_len=7), 10),
+    (Context(tgt_len=200, mem_len=6), 10),
 ]
 
 
-@pytest.mark.parametrize("context", ORIGINAL, ids=str)
-@pytest.mark.parametrize("batch_size", [1, 10])
+@pytest.mark.parametrize(("context", "batch_size"), ORIGINAL, ids=str)
 def test_original(context: Context, batch_size: int) -> None:
     """Ten streams from an empty memory; the memory is cut with its two lengths exchanged."""
     model = build("pre_lnorm_adaptive", n_layer=2)
@@ -111,8 +110,7 @@ def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor
     return ~forbidden.bool()
 
 
-@pytest.mark.parametrize("mlen", [0, 3, 6])
-@pytest.mark.parametrize("qlen", [1, 4, 9])
+@pytest.mark.parametrize(("mlen", "qlen"), [(0, 1), (0, 9), (3, 4), (6, 1), (6, 9)])
 def test_nvidia_shows_one_key_more(mlen: int, qlen: int) -> None:
     context = Context(tgt_len=qlen, mem_len=6, same_length=True)
     seen = reading_of("nvidia", build("plain"), context, n_token=100).context
@@ -123,16 +121,15 @@ def test_nvidia_shows_one_key_more(mlen: int, qlen: int) -> None:
 
 
 NVIDIA = [
-    Context(tgt_len=4, mem_len=0),
-    Context(tgt_len=4, mem_len=6),
-    Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=3),
-    Context(tgt_len=3, mem_len=6, same_length=True),
-    Context(tgt_len=4, mem_len=5, ext_len=3),
+    (Context(tgt_len=4, mem_len=0), 7),
+    (Context(tgt_len=4, mem_len=6), 1),
+    (Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=3), 7),
+    (Context(tgt_len=3, mem_len=6, same_length=True), 7),
+    (Context(tgt_len=4, mem_len=5, ext_len=3), 7),
 ]
 
 
-@pytest.mark.parametrize("context", NVIDIA, ids=str)
-@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize(("context", "batch_size"), NVIDIA, ids=str)
 def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """ceil(mem_len / tgt_len) segments of the stream before, the last one's before the first, warm the memory up."""
     model = build("pre_lnorm_adaptive", n_layer=2)
@@ -161,8 +158,10 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
     assert ours.nats_per_token == pytest.approx(average(weighted), rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", ["plain", "pre_lnorm"])
-@pytest.mark.parametrize("context", [Context(tgt_len=4, mem_len=6), Context(tgt_len=3, mem_len=5, same_length=True)])
+@pytest.mark.parametrize(
+    ("shape", "context"),
+    [("plain", Context(tgt_len=4, mem_len=6)), ("pre_lnorm", Context(tgt_len=3, mem_len=5, same_length=True))],
+)
 def test_huggingface(shape: str, context: Context) -> None:
     """Streams as the original's; the memory begins as mem_len states of zeros, none of them masked."""
     model = build(shape, n_layer=2)
@@ -188,11 +187,8 @@ def test_huggingface_gives_the_figures_of_its_code() -> None:
     assert ours.nats == pytest.approx(golden["nll"].sum(), rel=1e-10)
 
 
-def test_streams_shorter_than_their_warmup_are_refused() -> None:
+def test_what_a_convention_cannot_do_is_refused() -> None:
     with pytest.raises(DataError, match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens"):
         equal_streams(IDS, batch_size=10, tgt_len=4, n_warmup=5)
-
-
-def test_huggingface_has_no_ext_len() -> None:
     with pytest.raises(UsageError, match="--convention huggingface needs --ext_len 0"):
         reading_of("huggingface", build("plain"), Context(ext_len=2), n_token=100)

@@ -58,33 +58,32 @@ def score(context: Context, world: int = 1, **flags: object) -> Score:
     )
 
 
-@pytest.mark.parametrize("reset", ["never", "document"])
-@pytest.mark.parametrize(
-    "context",
-    [
-        Context(tgt_len=4, mem_len=0),
-        Context(tgt_len=4, mem_len=6),
-        Context(tgt_len=5, mem_len=5, same_length=True, clamp_len=3),
-        Context(tgt_len=4, mem_len=6, ext_len=3),
-        Context(tgt_len=2**31 - 1, mem_len=2**31 - 1, clamp_len=2**31 - 1),
-    ],
-    ids=str,
-)
-def test_nats_and_counts_do_not_depend_on_the_batch_size_or_the_ranks(context: Context, reset: str) -> None:
+LOOKS = [
+    (Context(tgt_len=4, mem_len=0), "never"),
+    (Context(tgt_len=4, mem_len=6), "document"),
+    (Context(tgt_len=5, mem_len=5, same_length=True, clamp_len=3), "never"),
+    (Context(tgt_len=4, mem_len=6, ext_len=3), "document"),
+    (Context(tgt_len=4, mem_len=6, ext_len=3), "never"),
+    (Context(tgt_len=2**31 - 1, mem_len=2**31 - 1, clamp_len=2**31 - 1), "never"),
+]
+
+
+@pytest.mark.parametrize(("context", "reset"), LOOKS, ids=str)
+def test_a_total_counts_every_token_but_the_first_once_for_every_batch_size(context: Context, reset: str) -> None:
+    """And for every number of ranks; counts of words and the rest as the nats."""
     one = score(context, reset=reset, batch_size=1)
     assert one.tokens == one.words + one.lines == len(IDS) - 1
-    assert one.unknown == (IDS[1:] == 1).sum()
-    assert (one.words, one.characters) == (len(IDS) - 1, IDS[1:].sum())
-    for batch_size, world in ((2, 1), (7, 2), (16, 1)):
+    assert (one.words, one.characters, one.unknown) == (len(IDS) - 1, IDS[1:].sum(), (IDS[1:] == 1).sum())
+    for batch_size, world in ((7, 2), (16, 1)):
         other = score(context, world, reset=reset, batch_size=batch_size)
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
-        assert (other.tokens, other.bytes, other.unknown) == (one.tokens, one.bytes, one.unknown)
+        counts = ("tokens", "bytes", "characters", "words", "unknown")
+        assert [getattr(other, name) for name in counts] == [getattr(one, name) for name in counts]
 
 
-@pytest.mark.parametrize("reset", ["never", "document"])
-@pytest.mark.parametrize("mem_len", [1, 6])
+@pytest.mark.parametrize(("reset", "mem_len"), [("never", 1), ("document", 6)])
 def test_with_same_length_nats_do_not_depend_on_tgt_len(reset: str, mem_len: int) -> None:
-    contexts = [Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True) for tgt_len in (1, 8, 64)]
+    contexts = [Context(tgt_len=tgt_len, mem_len=mem_len, same_length=True) for tgt_len in (3, 8, 64)]
     one, *others = (score(context, reset=reset, batch_size=3) for context in contexts)
     for other in others:
         assert other.nats == pytest.approx(one.nats, rel=1e-9)
@@ -103,16 +102,9 @@ def test_an_article_is_read_with_an_empty_memory() -> None:
     context = Context(tgt_len=4, mem_len=6)
     starts = np.flatnonzero((IDS == 2) & (np.roll(IDS, 1) == 0))
     ends = [*starts[1:], len(IDS)]
-    alone = [
-        scoring.score(
-            MODEL,
-            scoring.Split("test", IDS[a - 1 : b], {}, lambda: STARTS),
-            context,
-            EvalConfig(),
-            Ranks(0, 1, torch.device("cpu")),
-        )
-        for a, b in zip(starts, ends, strict=True)
-    ]
+    lone = Ranks(0, 1, torch.device("cpu"))
+    splits = [scoring.Split("test", IDS[a - 1 : b], {}, lambda: STARTS) for a, b in zip(starts, ends, strict=True)]
+    alone = [scoring.score(MODEL, split, context, EvalConfig(), lone) for split in splits]
     together = score(context, reset="document", batch_size=3)
     assert together.nats == pytest.approx(sum(row.score.nats for row in alone), rel=1e-9)
     assert together.nats != pytest.approx(score(context, batch_size=3).nats, rel=1e-4)
@@ -135,3 +127,12 @@ def test_every_process_has_a_stream_unless_told_otherwise() -> None:
             s for r in zip(asked, ranks, strict=True) for s in scoring.streams_of(split, Context(), *r, n_warmup=0)
         ]
         assert sum(len(share.first_B) for share in shares) == expected
+
+
+def test_lengths_default_to_those_of_the_training() -> None:
+    """Each --tgt_len with each --mem_len; other settings once for all."""
+    trained = Context(tgt_len=8, mem_len=9, clamp_len=5)
+    assert EvalConfig().look_backs(trained) == [trained]
+    asked = EvalConfig(tgt_len=(2, 4), mem_len=(0, 6), clamp_len=3, ext_len=1).look_backs(trained)
+    lengths = [(2, 0), (2, 6), (4, 0), (4, 6)]
+    assert asked == [Context(tgt_len=t, mem_len=m, clamp_len=3, ext_len=1) for t, m in lengths]

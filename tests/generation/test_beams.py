@@ -38,8 +38,7 @@ def enumerated(
     return sorted((Hypothesis(*one) for one in found.items()), key=lambda one: -one.score)
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.5])
-@pytest.mark.parametrize("end", [(9,), (3,), (1, 2)], ids=["never", "a token", "two tokens"])
+@pytest.mark.parametrize(("end", "length_penalty"), [((9,), 0.0), ((3,), 1.0), ((3,), -0.5), ((1, 2), 1.0)], ids=str)
 def test_a_search_as_wide_as_all_continuations_finds_the_best(end: tuple[int, ...], length_penalty: float) -> None:
     def has_ended(ids: Sequence[int]) -> bool:
         return tuple(ids[-len(end) :]) == end

@@ -14,9 +14,7 @@ from txl.generation.rule import Rule
 from txl.model.adaptive import AdaptiveSoftmax
 
 BANNED = {"none": [], "some": [0, 4, 11], "a_cluster": [3, 4, 5, 6]}
-RULES = [
-    Rule(temperature=temperature, top_p=top_p) for temperature in (0.4, 1.0, 1.6) for top_p in (0.1, 0.3, 0.9, 1.0)
-]
+RULES = [Rule(temperature=temperature, top_p=top_p) for temperature in (0.4, 1.6) for top_p in (0.1, 0.9, 1.0)]
 
 
 class Picks:
@@ -63,7 +61,6 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
     return rule.probabilities(logprob_V)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("cut", "banned"), [("narrowing", "none"), ("one_word_clusters", "some"), ("narrowing", "a_cluster")]
@@ -79,7 +76,7 @@ def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_so_it_is_for_many_models_and_rules(seed: int) -> None:
     torch.manual_seed(seed)
     draws = random.Random(seed)

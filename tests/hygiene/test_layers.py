@@ -1,6 +1,7 @@
 """Who may import whom: a room imports only from rooms below its own, and no two modules import each other."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -29,14 +30,16 @@ TEXT = "data_utils"
 """The text library: of txl it imports only the lowest floor, and only the floors from `language` on import it."""
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> list[str]:
     """Dotted names that a file imports, relative ones left out."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def sources(root: Path) -> list[Path]:

@@ -1,61 +1,143 @@
-"""Every position encoding and attention rule has its laws, its equation and its rows on the pages about them."""
+"""Encodings, attention rules and memories: what they declare is what they read, and they have laws, an equation and
+their rows on the pages about them. Every flag has a test."""
 
-import ast
 import re
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from tests.laws.conftest import SHAPES
-from txl import ModelConfig
+from tests.cli.test_flags import CLASSES
+from tests.equations.test_encodings import EQUATIONS
+from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
+from txl.memory import MEMORIES
+from txl.model.settings import readers
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]
-REGISTERED = [*POSITION_ENCODINGS, *ATTENTION_RULES]
-TABLES = ["what_they_compute", "what_they_work_with", "what_they_cost", "beyond_the_trained_length"]
+COMMON = {"n_token", "n_layer", "n_head", "d_head", "d_model", "d_inner", "position", "attention"}
 
 
-def named_in_first_column(page: str, heading: str) -> list[list[str]]:
-    """For each table of a page whose first column has this heading, the names there."""
+class Watched(SimpleNamespace):
+    """A configuration that knows what it was asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            object.__getattribute__(self, "__dict__")["asked"].add(name)
+        return super().__getattribute__(name)
+
+
+def asked_by(cls: type, **values: Any) -> set[str]:
+    """The fields of the configuration that a class reads when it is built, besides the common ones."""
+    asked: set[str] = set()
+    cls(Watched(**vars(ModelConfig(n_token=5, n_position=7, d_head=8, **values)), asked=asked))
+    return asked - COMMON
+
+
+@pytest.mark.parametrize("name", POSITION_ENCODINGS)
+def test_an_encoding_reads_and_says_what_it_declares(name: str) -> None:
+    cls = POSITION_ENCODINGS[name]
+    usable = "softmax" if cls.needs_scores() else "softmax, performer, lsh"
+    assert f"\n    Works with: {usable}.\n    Cost: " in (cls.__doc__ or "")
+    assert ("untie_r" in cls.reads()) == bool(cls.shared)
+    if name == "floater":
+        pytest.importorskip("torchdiffeq")
+    assert asked_by(cls, position=name) - {"untie_r"} == set(cls.settings)
+
+
+def test_a_rule_reads_what_it_declares() -> None:
+    for name, cls in ATTENTION_RULES.items():
+        assert asked_by(cls, attention=name, position="none") == set(cls.settings) - {"redraw_interval"}
+        assert ("redraw_interval" in cls.settings) == hasattr(cls, "redraw")
+
+
+def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
+    for name, cls in MEMORIES.items():
+        assert asked_by(cls, memory=name) - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
+        assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
+
+
+def test_ways_to_compute_are_those_of_relative_attention() -> None:
+    """Encodings that read `attn_impl` are those for which the softmax asks `txl.ops.rel_attention`."""
+    asked = []
+    for name in set(POSITION_ENCODINGS) - {"floater"}:
+        sizes = {"n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 4, "d_inner": 4, "n_position": 4}
+        model = TransformerXL(ModelConfig(n_token=5, position=name, **sizes))
+        model.layers[0].attn.rule.impl = "no such way"
+        try:
+            model(torch.zeros(1, 2, dtype=torch.long), None, Context())
+        except KeyError:
+            asked.append(name)
+    assert set(asked) == set(readers("attn_impl").position)
+
+
+def test_every_one_has_an_equation() -> None:
+    """An encoding in the table, a rule in a file of its own, where loops are held against what is computed."""
+    assert {position for position, _ in EQUATIONS} == set(POSITION_ENCODINGS)  # with softmax
+    for name in set(ATTENTION_RULES) - {"softmax"}:
+        text = (ROOT / "tests" / "equations" / f"test_{name}.py").read_text(encoding="utf-8")
+        assert "def test_the_rule_is_the_formula(" in text
+    of_the_paper = {"fifo", "none"}  # their equation is that of every position encoding, over a memory and without
+    folder = ROOT / "tests" / "equations"
+    assert set(MEMORIES) - of_the_paper <= {path.stem.removeprefix("test_") for path in folder.glob("test_*.py")}
+
+
+# pages
+
+
+def tables(page: str, heading: str) -> list[list[list[list[str]]]]:
+    """The tables of a page whose first column has this heading: of each cell of each row the words in backquotes."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    tables = re.findall(rf"^\| `{heading}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return [re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for rows in tables]
+    found = re.findall(rf"^\| `{heading}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = [[row.strip("|").split("|") for row in rows.splitlines()] for rows in found]
+    return [[[re.findall(r"`([^`]*)`", cell) for cell in row] for row in table] for table in cells]
 
 
-@pytest.mark.parametrize("table", range(len(TABLES)), ids=TABLES)
-def test_every_encoding_has_a_row_in_each_table(table: int) -> None:
-    assert sorted(named_in_first_column("encodings.md", "--position")[table]) == sorted(POSITION_ENCODINGS)
-
-
-def test_there_is_no_other_table_of_encodings() -> None:
-    assert len(named_in_first_column("encodings.md", "--position")) == len(TABLES)
-
-
-def test_every_rule_has_a_row_and_a_column_of_laws() -> None:
-    assert named_in_first_column("attention.md", "--attention") == [list(ATTENTION_RULES)]
+def test_every_one_has_its_rows() -> None:
+    of_encodings = [[name for first, *_ in rows for name in first] for rows in tables("encodings.md", "--position")]
+    assert list(map(sorted, of_encodings)) == [sorted(POSITION_ENCODINGS)] * 4
+    assert [[first for (first,), *_ in rows] for rows in tables("attention.md", "--attention")] == [
+        list(ATTENTION_RULES)
+    ]
     page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| law \| (.*) \|$", page, re.MULTILINE) == [" | ".join(ATTENTION_RULES)]
+    listed, works = tables("memory.md", "--memory")
+    assert [first for (first,), *_ in listed] == list(MEMORIES)
+    only = [(name, setting, allowed) for name, cls in MEMORIES.items() for setting, allowed in cls.only.items()]
+    said = {tuple(word for cell in row for word in cell) for row in works}
+    assert said == {(name, f"--{of}", *map(str, allowed)) for name, of, allowed in only}
 
 
-def test_every_encoding_has_a_shape_that_the_laws_are_tried_on() -> None:
-    assert {shape.get("position", ModelConfig.position) for shape in SHAPES.values()} == set(POSITION_ENCODINGS)
+def test_the_page_of_encodings_says_which_rules_work_and_who_reads_a_flag() -> None:
+    lines = (ROOT / "docs" / "encodings.md").read_text().splitlines()
+    cells = [line.strip("|").split("|") for line in lines if line[:3] == "| `"]
+    rows = [(set(re.findall(r"`(\S+)`", first)), [cell.strip() for cell in rest]) for first, *rest in cells]
+    said = [(name, *rest) for names, rest in rows for name in names if set(rest) <= {"yes", "refused"}]
+    elsewhere = {name: "refused" if cls.needs_scores() else "yes" for name, cls in POSITION_ENCODINGS.items()}
+    assert sorted(said) == sorted((name, "yes", other, other) for name, other in elsewhere.items())
+    who = {flag: re.findall(r"`(\w+)`", rest[0]) for (flag, *_), rest in rows if len(rest) == 1}
+    flags = set().union(*(cls.reads() for cls in POSITION_ENCODINGS.values())) - {"count_back"}
+    assert {flag: set(names) for flag, names in who.items()} == {f"--{n}": set(readers(n).position) for n in flags}
 
 
-@pytest.mark.parametrize("name", REGISTERED)
-def test_every_one_has_an_equation(name: str) -> None:
-    """In a file of its own, or by name in one that it shares, where a loop is held against what is computed."""
-    folder = ROOT / "tests" / "equations"
-    own = folder / f"test_{name}.py"
-    tests = [
-        function
-        for path in ([own] if own.is_file() else folder.glob("test_*.py"))
-        for function in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(function, ast.FunctionDef) and (path == own or name in constants(function))
-    ]
-    assert any(test.name.endswith("_is_the_formula") for test in tests)
+# flags
 
 
-def constants(function: ast.FunctionDef) -> set[object]:
-    """What is written out in a function and its parameters."""
-    return {node.value for node in ast.walk(function) if isinstance(node, ast.Constant)}
+def used(text: str) -> set[str]:
+    """Flags that a text types, and fields of configurations that it sets."""
+    found = {name for names in re.findall(r'--(\w+)|"(\w+)":|\b(\w+)=(?!=)', text) for name in names if name}
+    return found | {name.removeprefix("no_") for name in found}
+
+
+def test_every_flag_is_used_by_a_test_that_has_it_do_something() -> None:
+    only_read = {"test_flags.py", "test_bad_input.py"}  # or refused
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name not in only_read]
+    names = used("\n".join(path.read_text(encoding="utf-8") for path in files))
+    configurations = {cls for classes in CLASSES.values() for cls in classes}
+    flags = {f.name for cls in configurations for f in fields(cls) if f.metadata.get("flag", True)}
+    assert flags - names == set()
+    assert used("--lr 3 old_lr=4 no == 3 dict(clip=3)") == {"lr", "old_lr", "clip"}

@@ -1,33 +1,34 @@
-"""Small models of every kind, in float64, with weights large enough to tell them apart."""
+"""The list of models that all laws are tried on, in float64, with weights large enough to tell them apart.
 
-from collections.abc import Callable
+A line names what differs from `SIZES`, in the model and, where not every context suits it, in how far it looks back. A
+law asks for the models that claim it with `for_models(...)`; a line more is a model more for each of them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from txl import ModelConfig, TransformerXL
-from txl.attention_rules import ATTENTION_RULES
+from tests.hygiene.toy_memory import ToyMemory
+from txl import Context, ModelConfig, TransformerXL
+from txl.config import build as built
+from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
 N_TOKEN = 50
-SHAPES = {
-    "plain": {},
-    "pre_lnorm_adaptive": {"pre_lnorm": True, "cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
-    "untie_r_one_table": {"untie_r": True, "cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
-    "gated": {"pre_lnorm": True, "gate": "gru"},
-    "one_head_untied": {"n_head": 1, "d_head": 5, "cutoffs": (10, 30), "div_val": 2, "not_tied": True},
-}
-ENCODINGS = {
+SIZES = {"n_token": N_TOKEN, "n_layer": 3, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 20}
+SMALL = {"n_layer": 2, "d_head": 4, "d_model": 8, "d_inner": 6}
+"""Of the models in this folder."""
+ENCODINGS: dict[str, dict[str, Any]] = {
     "learned_relative": {"n_position": 40},
     "learned_relative_short": {"position": "learned_relative", "n_position": 6},
     "sinusoid_input": {"pre_lnorm": True},
     "learned_per_layer": {"n_position": 40},
     "learned_absolute": {"n_position": 40},
-    "learned_absolute_untied": {"position": "learned_absolute", "n_position": 40, "untie_r": True},
     "rotary": {},
     "t5": {"n_bucket": 8, "max_distance": 20},
-    "t5_untied": {"position": "t5", "n_bucket": 5, "max_distance": 12, "untie_r": True},
     "shaw": {"max_distance": 9},
     "relative_keys": {"n_position": 40},
     "relative_keys_short": {"position": "relative_keys", "n_position": 6, "untie_r": True, "n_head": 1},
@@ -37,8 +38,42 @@ ENCODINGS = {
     "alibi": {"n_head": 3, "d_head": 5},
     "none": {},
 }
-"""A shape for each position encoding, and some more."""
-SHAPES |= {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pre_lnorm_adaptive": {"pre_lnorm": True, "cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
+    "untie_r_one_table": {"untie_r": True, "cutoffs": (10, 30), "d_embed": 6, "tie_projs": (False, True, True)},
+    "gated": {"pre_lnorm": True, "gate": "gru"},
+    "one_head_untied": {"n_head": 1, "d_head": 5, "cutoffs": (10, 30), "div_val": 2, "not_tied": True},
+} | {name: {"position": name} | settings for name, settings in ENCODINGS.items()}
+"""Of softmax and hidden states in a queue, a shape for each position encoding, and some more."""
+LAYERS: dict[str, dict[str, Any]] = {
+    "reversible": {"pre_lnorm": True, "reversible": True},
+    "same": {"recurrence": "same"},
+    "same_reversible": {"recurrence": "same", "pre_lnorm": True, "reversible": True, "position": "alibi"},
+}
+RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
+"""Of attention rules other than softmax, and of tables of the encodings that they are tried with."""
+SCORELESS = [name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores()]
+KINDS = ({}, LAYERS["reversible"], LAYERS["same"])
+OF_RULES: dict[str, dict[str, Any]] = {
+    f"{rule}_{position}": RULE_SIZES | {"attention": rule, "position": position} | KINDS[(i + n) % len(KINDS)]
+    for n, rule in enumerate(("performer", "lsh"))
+    for i, position in enumerate(SCORELESS)
+}
+"""Rules with the encodings that they do not refuse, each in one of the kinds of layers."""
+MEMORY_MODELS: dict[str, dict[str, Any]] = {
+    "fifo": {"mem_len": 5},
+    "no_memory": {"memory": "none"},
+    "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
+    "infini": {"memory": "infini", "mem_len": 5},
+    "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
+    "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "mem_len": 3},
+    "neural": {"memory": "neural", "mem_len": 3},
+    "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
+    "toy": {"memory": "toy"},
+}
+"""One for each memory, and a toy, with the context in which it is read."""
+MODELS = SHAPES | LAYERS | OF_RULES | MEMORY_MODELS
 ALONE = {
     "pre_lnorm": {"pre_lnorm": True},
     "adaptive": {"cutoffs": (10, 30), "div_val": 2, "tie_projs": (False, True, True)},
@@ -46,62 +81,95 @@ ALONE = {
     "untied": {"cutoffs": (10, 30), "div_val": 2, "not_tied": True},
 }
 """One thing at a time, for tests outside this folder; the laws have them together."""
-NEEDED = {"floater": "torchdiffeq", "floater_untied": "torchdiffeq"}
-"""Packages without which a shape cannot be built."""
-RULE_SIZES = {"n_position": 64, "n_feature": 13, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
-"""Of attention rules other than softmax, and of tables of the encodings that they are tried with."""
-PAIRS = [
-    (name, rule)
-    for name, cls in POSITION_ENCODINGS.items()
-    for rule in ATTENTION_RULES
-    if rule == "softmax" or not cls.needs_scores()
-]
-"""Position encodings and attention rules that are not refused; `test_kernel_laws` holds that all others are."""
-
-Build = Callable[..., TransformerXL]
+FAR = Context(mem_len=100)
 
 
-def build(shape: str, **changes: object) -> TransformerXL:
-    for name in (shape, changes.get("position")):
-        if name in NEEDED:
-            pytest.importorskip(NEEDED[name])
-    config = ModelConfig(
-        **{"n_token": N_TOKEN, "n_layer": 3, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 20}
-        | (SHAPES | ALONE)[shape]
-        | changes
-    )
-    model = TransformerXL(config).double().eval()
+def build(name: str, **changes: object) -> TransformerXL:
+    """A model of the list."""
+    settings = (MODELS | ALONE)[name] | changes
+    if settings.get("position") == "floater":
+        pytest.importorskip("torchdiffeq")
+    model = TransformerXL(built(ModelConfig, SIZES | settings)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
     return model
 
 
-@pytest.fixture(params=sorted(SHAPES))
-def model(request: pytest.FixtureRequest, seeded: None) -> TransformerXL:
-    return build(request.param)
+def shape_of(name: str) -> dict[str, Any]:
+    """What a line of the list says of the model, without its context."""
+    return {key: value for key, value in MODELS[name].items() if key in ModelConfig.__dataclass_fields__}
 
 
-def encoding(model: TransformerXL) -> PositionEncoding:
-    return model.layers[0].attn.pos
+def context_of(name: str, **changes: Any) -> Context:
+    """The context in which a model of the list is read: its own, or one that forgets nothing."""
+    own = built(Context, {"tgt_len": 6} | MEMORY_MODELS[name]) if name in MEMORY_MODELS else FAR
+    return own.overlaid(**changes)
+
+
+def for_models(claims: Callable[[ModelConfig], bool] = lambda c: True) -> pytest.MarkDecorator:
+    """Try a test on every model of the list that claims its law."""
+    names = [name for name, settings in MODELS.items() if claims(built(ModelConfig, SIZES | settings))]
+    return pytest.mark.parametrize("name", names)
+
+
+def is_cut_anywhere(c: ModelConfig) -> bool:
+    """A layer reads what the layer below it read of every token, so that it does not matter where a text is cut."""
+    return c.memory == "fifo" and c.recurrence == "below"
+
+
+def counts_distances(c: ModelConfig) -> bool:
+    """And it does not matter where the window begins. Random features are not invariant under rotations: keys that are
+    turned by their place in [memory, segment] get estimates that agree in the mean only."""
+    cls = POSITION_ENCODINGS[c.position]
+    turns = cls.transform_qk is not PositionEncoding.transform_qk
+    return is_cut_anywhere(c) and not cls.places_hidden_states() and not (turns and c.attention == "performer")
+
+
+def clamps(model: TransformerXL) -> bool:
+    """It has distances that can be clamped."""
+    return model.layers[0].attn.pos.clamps
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMORIES, "toy", ToyMemory)
 
 
 @pytest.fixture
-def relative_model(model: TransformerXL) -> TransformerXL:
-    """A model whose positions are distances: where its window begins does not matter."""
-    if encoding(model).places_hidden_states():
-        pytest.skip("positions counted from the start of the window")
-    return model
-
-
-@pytest.fixture
-def clamping_model(model: TransformerXL) -> TransformerXL:
-    """A model that tells distances apart, up to a limit that can be lowered."""
-    if not encoding(model).clamps or model.config.position == "none":
-        pytest.skip("no distances to clamp")
-    return model
+def model(name: str, seeded: None) -> TransformerXL:
+    return build(name, **SMALL | MODELS[name])
 
 
 @pytest.fixture
 def token_BT(seeded: None) -> Tensor:
-    return torch.randint(0, N_TOKEN, (2, 24), generator=torch.Generator().manual_seed(1))
+    return torch.randint(0, N_TOKEN, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def read(
+    model: TransformerXL,
+    token_BT: Tensor,
+    sizes: list[int],
+    context: Context,
+    memory: Any = None,
+    since_BT: Tensor | None = None,
+) -> tuple[Tensor, Any]:
+    """All hidden states and the last memory of a text read in segments of these sizes."""
+    hiddens = []
+    marks = since_BT.split(sizes, dim=1) if since_BT is not None else [None] * len(sizes)
+    for segment_BT, mark_BT in zip(token_BT.split(sizes, dim=1), marks, strict=True):
+        hidden_BTD, memory = model(segment_BT, memory, context, mark_BT)
+        hiddens.append(hidden_BTD)
+    return torch.cat(hiddens, dim=1), memory
+
+
+def other(token_BT: Tensor, places: slice, rows: slice = slice(None)) -> Tensor:
+    """The text with other words at some places."""
+    changed_BT = token_BT.clone()
+    changed_BT[rows, places] = (changed_BT[rows, places] + 7) % N_TOKEN
+    return changed_BT
+
+
+def without_gradient(model: TransformerXL) -> Mapping[str, Tensor]:
+    """The parameters that have none, or one that is not finite."""
+    return {name: p for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()}

@@ -43,10 +43,13 @@ def reset_BT() -> Tensor:
     return reset_BT
 
 
-def by_parts(body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor, lengths: list[int]) -> Tensor:
+def by_parts(
+    body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor, lengths: list[int], *, projected: bool
+) -> Tensor:
     memory, hidden = None, []
     for x, reset in zip(x_BTD.split(lengths, 1), reset_BT.split(lengths, 1), strict=True):
         h, memory = body(x, memory, CONTEXT, reset)
+        memory = body.projected(memory) if projected and len(hidden) == 0 else memory
         hidden.append(h)
     return torch.cat(hidden, dim=1)
 
@@ -56,20 +59,11 @@ def by_parts(body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor, lengths: 
 def test_what_an_actor_sees_step_by_step_is_what_a_learner_computes(
     body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor, lengths: list[int]
 ) -> None:
+    """Also with projected memories."""
     whole, _ = body(x_BTD, None, CONTEXT, reset_BT)
-    torch.testing.assert_close(by_parts(body, x_BTD, reset_BT, lengths), whole, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_projected_memories_give_the_same(body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor) -> None:
-    whole, _ = body(x_BTD, None, CONTEXT, reset_BT)
-    first, memory = body(x_BTD[:, :7], None, CONTEXT, reset_BT[:, :7])
-    hidden = [first]
-    acting = body.projected(memory)
-    for t in range(7, T):
-        h, acting = body(x_BTD[:, t : t + 1], acting, CONTEXT, reset_BT[:, t : t + 1])
-        hidden.append(h)
-    torch.testing.assert_close(torch.cat(hidden, dim=1), whole, rtol=0, atol=1e-12)
+    for projected in (False, True):
+        found = by_parts(body, x_BTD, reset_BT, lengths, projected=projected)
+        torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
 def test_an_episode_is_what_it_would_be_alone(body: MemoryTransformer, x_BTD: Tensor, reset_BT: Tensor) -> None:
@@ -91,12 +85,11 @@ def test_a_reset_of_no_row_is_no_reset(body: MemoryTransformer, x_BTD: Tensor) -
     assert memory.age_B is None
     never, kept = body(x_BTD[:, :9], None, CONTEXT, torch.zeros(B, 9, dtype=torch.bool))
     torch.testing.assert_close(never, without, rtol=0, atol=1e-12)
-    later = [body(x_BTD[:, 9:], m, CONTEXT, reset)[0] for m, reset in ((memory, None), (kept, None))]
-    torch.testing.assert_close(*later, rtol=0, atol=1e-12)
     late_BT = torch.zeros(B, T - 9, dtype=torch.bool)
     late_BT[1, 2] = True
-    first, second = (body(x_BTD[:, 9:], m, CONTEXT, late_BT)[0] for m in (memory, kept))
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+    for reset_BT in (None, late_BT):
+        later = [body(x_BTD[:, 9:], m, CONTEXT, reset_BT)[0] for m in (memory, kept)]
+        torch.testing.assert_close(*later, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -112,16 +105,10 @@ def test_a_memory_is_plain_tensors_a_row_an_environment(x_BTD: Tensor, reset_BT:
     for one in (swapped, AgentMemory.stacked(parts)):
         ours, _ = body(x_BTD[index_B, 9:], one, CONTEXT, reset_BT[index_B, 9:])
         torch.testing.assert_close(ours, wanted[index_B], rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_rows_that_never_started_anew_stack_with_others(x_BTD: Tensor, reset_BT: Tensor) -> None:
-    body = body_of()
-    never = body(x_BTD[2:, :9], None, CONTEXT)[1]
+    never = body(x_BTD[2:, :9], None, CONTEXT)[1]  # a row that never started anew stacks with others
     others = body(x_BTD[:2, :9], None, CONTEXT, reset_BT[:2, :9])[1]
-    together = AgentMemory.stacked([others, never])
-    wanted, _ = body(x_BTD, None, CONTEXT, reset_BT)
-    torch.testing.assert_close(body(x_BTD[:, 9:], together, CONTEXT, reset_BT[:, 9:])[0], wanted[:, 9:])
+    ours, _ = body(x_BTD[:, 9:], AgentMemory.stacked([others, never]), CONTEXT, reset_BT[:, 9:])
+    torch.testing.assert_close(ours, wanted)
 
 
 @torch.no_grad()

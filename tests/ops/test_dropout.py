@@ -6,8 +6,9 @@ import torch
 from txl.ops.dropout import Dropout, dropout
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 1 / 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("p", "dtype"), [(0.1, torch.float32), (0.5, torch.bfloat16), (0.9, torch.float64), (1 / 3, torch.float32)]
+)
 def test_a_share_is_dropped_and_the_rest_scaled(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.ones(400, 501, dtype=dtype)

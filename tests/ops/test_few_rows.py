@@ -1,10 +1,12 @@
 """Few rows are multiplied another way, to the same result."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from txl.ops import few_rows
+from txl.ops import few_rows, processor
 from txl.ops.few_rows import Linear, linear, linear_in_part
 
 
@@ -53,3 +55,12 @@ def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypat
         monkeypatch.setattr(few_rows, "REVERSED", False)  # other processors
         linear(torch.randn(2, 7), weight)
         assert len(products) == 1
+
+
+def test_the_processor_is_what_linux_says_it_is() -> None:
+    path = Path("/proc/cpuinfo")
+    facts = path.read_text() if path.exists() else ""
+    if "model name" not in facts:
+        pytest.skip("nothing is said of it")
+    assert f": {processor.NAME}\n" in facts
+    assert ("AuthenticAMD" in facts) == processor.IS_AMD

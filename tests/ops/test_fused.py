@@ -1,9 +1,6 @@
 """Fused attention against the definition, run by Triton's interpreter; benchmarks/gpu_check.py asks a GPU."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -30,13 +27,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_mib(request: pytest.FixtureRequest) -> int:
     """Both ways of the backward pass."""
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel forgets to write is NaN."""
-    plain = launch.empty
-    monkeypatch.setattr(launch, "empty", lambda *args: plain(*args).fill_(torch.nan))
 
 
 def inputs(B: int, N: int, T: int, S: int, H: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -68,14 +58,13 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) 
 
 SHAPES = [
     # B, N, T, S, H, window, keep_mib: both ways of the backward pass
-    (1, 1, 1, 1, 8, -1, 1),
+    (1, 1, 1, 1, 8, -1, 0),
     (2, 1, 1, 37, 8, -1, 1),
     (2, 2, 7, 19, 8, 5, 1),
-    (1, 2, 37, 53, 41, -1, 1),
-    (2, 1, 17, 67, 128, 29, 1),
-    (1, 1, 1, 1, 8, -1, 0),
-    (2, 2, 16, 48, 16, 32, 0),
-    (1, 1, 31, 31, 41, -1, 0),
+    (1, 1, 37, 53, 41, -1, 1),
+    (1, 1, 17, 51, 128, 29, 1),
+    (1, 2, 16, 48, 16, 32, 0),
+    (1, 1, 23, 23, 41, -1, 0),
     (1, 1, 23, 61, 8, 60, 0),
 ]
 
@@ -88,13 +77,13 @@ def test_fused_equals_the_definition_in_values_and_gradients(B, N, T, S, H, wind
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-def test_clamped_distances_are_distances_like_others(keep_mib: int) -> None:
+def test_clamped_distances_are_distances_like_others() -> None:
     """Their rows of r are alike, each with a gradient of its own; the promise that they are is not needed here."""
     args, dout = inputs(1, 1, 7, 23, 8), torch.randn(1, 1, 7, 8)
     with torch.no_grad():
         args[3][:17] = args[3][17].clone()
     expected = with_gradients(naive, in_float64(args), dout.double())
-    by_name = partial(rel_attention, impl="fused", clamp_len=5, keep_mib=keep_mib)
+    by_name = partial(rel_attention, impl="fused", clamp_len=5)
     assert_close(with_gradients(by_name, args, dout), expected, TOLERANCE[torch.float32])
 
 
@@ -102,9 +91,9 @@ def test_clamped_distances_are_distances_like_others(keep_mib: int) -> None:
 def test_tiles_as_large_as_on_a_gpu_change_nothing(keep_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 64 turn in halves."""
     monkeypatch.setattr(launch, "TILES", {key: Tile(64, 4, 2) for key in launch.TILES})
-    args, dout = inputs(1, 1, 67, 131, 24), torch.randn(1, 1, 67, 24)
-    expected = with_gradients(naive, in_float64(args), dout.double(), window=97)
-    found = with_gradients(fused, args, dout, window=97, keep_mib=keep_mib)
+    args, dout = inputs(1, 1, 65, 97, 24), torch.randn(1, 1, 65, 24)
+    expected = with_gradients(naive, in_float64(args), dout.double(), window=70)
+    found = with_gradients(fused, args, dout, window=70, keep_mib=keep_mib)
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
@@ -113,13 +102,12 @@ def test_kept_gradients_do_not_depend_on_tiles(sides: tuple[int, ...], monkeypat
     """One kernel may read a tile that another, with smaller ones, has written only in part."""
     of = dict(zip(("kept_keys", "kept_queries", "kept_places"), sides, strict=True))
     monkeypatch.setattr(launch, "TILES", {key: Tile(of.get(key[0], 16), 4, 2) for key in launch.TILES})
-    args, dout = inputs(1, 1, 37, 101, 8), torch.randn(1, 1, 37, 8)
+    args, dout = inputs(1, 1, 35, 71, 8), torch.randn(1, 1, 35, 8)
     expected = with_gradients(naive, in_float64(args), dout.double(), window=43)
     assert_close(with_gradients(fused, args, dout, window=43), expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("n_sequence", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_sequences_may_be_taken_a_few_at_a_time(n_sequence: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_may_be_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part may be smaller; values that are dropped are those of the whole batch."""
     monkeypatch.setattr(kept, "PROGRAMS", 2)  # so that parts of dr are of several sequences
     args, dout = inputs(3, 1, 5, 9, 8), torch.randn(3, 1, 5, 8)
@@ -129,13 +117,11 @@ def test_sequences_may_be_taken_a_few_at_a_time(n_sequence: int, monkeypatch: py
         return with_gradients(fused, args, dout, dropout=0.3, keep_mib=keep_mib)
 
     expected = [x.double() for x in found(0)]
-    monkeypatch.setattr("txl.ops.rel_attention.fused.sequences_that_fit", lambda call, mib: n_sequence)
+    monkeypatch.setattr("txl.ops.rel_attention.fused.sequences_that_fit", lambda call, mib: 2)
     assert_close(found(1), expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize(
-    ("mib", "n_sequence"), [(0, 0), (5, 0), (6, 1), (11, 1), (12, 2), (30, 5), (60, 10), (65, 10), (120, 20), (999, 20)]
-)
+@pytest.mark.parametrize(("mib", "n_sequence"), [(0, 0), (5, 0), (6, 1), (11, 1), (65, 10), (120, 20), (999, 20)])
 def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequence: int) -> None:
     """A sequence takes 4 heads x 512 queries x 768 keys x 4 bytes = 6 MiB: 20 in parts of at most 11 are 10 and 10."""
     q, k = torch.empty(20, 4, 512, 8), torch.empty(20, 4, 767, 8)
@@ -147,127 +133,68 @@ def test_as_many_sequences_are_kept_as_fit_in_parts_of_one_size(mib: int, n_sequ
 def test_several_programs_may_share_the_keys_of_a_query(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few queries over a long memory; the last splits see nothing where the window or the future hides their keys."""
     monkeypatch.setattr(launch, "KEYS_PER_SPLIT", 20)
-    args = inputs(2, 1, 3, 211, 8)
+    args = inputs(1, 1, 3, 131, 8)
     expected = naive(*in_float64(args), scale=0.3, window=window)
     torch.testing.assert_close(fused(*args, scale=0.3, window=window).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_half_precision_sums_in_float32_and_gives_each_gradient_in_its_inputs_dtype(keep_mib: int) -> None:
     dtype = torch.float16
-    args, dout = inputs(2, 1, 17, 23, 24, dtype), torch.randn(2, 1, 17, 24).to(dtype)
+    args, dout = inputs(1, 1, 17, 23, 24, dtype), torch.randn(1, 1, 17, 24).to(dtype)
     found = with_gradients(fused, args, dout, keep_mib=keep_mib)
     assert_close(found, with_gradients(naive, in_float64(args), dout.double()), TOLERANCE[dtype])
     assert [x.dtype for x in found] == [dtype] * 5 + [torch.float32] * 2
 
 
-def test_the_output_joins_its_heads_without_a_copy() -> None:
-    out = fused(*inputs(2, 3, 5, 7, 8), scale=1.0)
-    assert out.transpose(1, 2).is_contiguous()
-
-
-def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded(keep_mib: int) -> None:
-    """Rows then start wherever they happen to, and strides may be zero."""
-    qkv = torch.randn(2, 23, 3 * 2 * 20 + 1)[..., 1:]
+def test_inputs_may_be_slices_of_one_projection_and_gradients_may_be_expanded() -> None:
+    """Rows then start wherever they happen to, and strides may be zero; the output joins its heads without a copy."""
+    qkv = torch.randn(1, 23, 3 * 2 * 20 + 1)[..., 1:]
     q, k, v = (x.unflatten(-1, (2, 20)).transpose(1, 2) for x in qkv.chunk(3, dim=-1))
     shared = [torch.randn(23, 2, 20), *torch.randn(2, 2, 20)]
     args = [x.requires_grad_() for x in (q[:, :, 10:], k, v.mT.contiguous().mT, *shared)]
-    dout = torch.randn(1).expand(2, 2, 13, 20)
+    dout = torch.randn(1).expand(1, 2, 13, 20)
     expected = with_gradients(naive, in_float64(args), dout.double())
-    assert_close(with_gradients(fused, args, dout, keep_mib=keep_mib), expected, TOLERANCE[torch.float32])
-
-
-@pytest.mark.slow
-def test_dropout_keeps_its_share_and_draws_it_from_the_generator() -> None:
-    """With values that are the rows of the identity, the output is the matrix of probabilities itself."""
-    B, N, T, S, H = 2, 1, 29, 48, 48
-    args = inputs(B, N, T, S, H)
-    args[2] = torch.eye(S).expand(B, N, S, H)
-    prob, dropped, again, other = (
-        (torch.manual_seed(seed), fused(*args, scale=0.1, dropout=p).detach())[1]
-        for seed, p in [(1, 0.0), (1, 0.3), (1, 0.3), (2, 0.3)]
-    )
-    assert torch.equal(dropped, again)
-    assert not torch.equal(dropped, other)
-    kept = dropped[prob > 0] != 0
-    torch.testing.assert_close(dropped[prob > 0], kept * prob[prob > 0] / 0.7, rtol=1e-5, atol=1e-7)
-    assert abs(kept.double().mean() - 0.7) < 5 * (0.3 * 0.7 / kept.numel()) ** 0.5
+    found = with_gradients(fused, args, dout)
+    assert_close(found, expected, TOLERANCE[torch.float32])
+    assert found[0].transpose(1, 2).is_contiguous()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "keep_mib"), [(-1, 1), (11, 0)])
-def test_the_gradients_pass_through_the_dropout_of_the_forward(
+def test_dropout_keeps_its_share_in_both_directions(
     window: int, keep_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mask is read off a run whose values are the identity, then applied to the definition.
 
-    It must not depend on tiles either: those of the backward are of several sizes.
+    It is drawn from the generator, and does not depend on tiles: those of the backward are of several sizes.
     """
     sides = {"queries": 32, "places": 32, "kept_keys": 32}
     monkeypatch.setattr(launch, "TILES", {key: Tile(sides.get(key[0], 16), 4, 2) for key in launch.TILES})
-    B, N, T, S, H = 1, 2, 19, 32, 32
+    B, N, T, S, H = 1, 1, 19, 32, 32
     args, dout = inputs(B, N, T, S, H), torch.randn(B, N, T, H)
     options = {"scale": H**-0.5, "window": window}
     eye = torch.eye(S).expand(B, N, S, H)
     torch.manual_seed(3)
-    keep = fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0
+    keep, other = (fused(*args[:2], eye, *args[3:], **options, dropout=0.25).detach() != 0 for _ in range(2))
     torch.manual_seed(3)
     found = with_gradients(fused, args, dout, window=window, dropout=0.25, keep_mib=keep_mib)
 
     exact = in_float64(args)
     eye = eye.double()
     prob = naive(*exact[:2], eye, *exact[3:], **options)
+    kept = keep[prob > 0].double()
+    assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    assert not torch.equal(keep, other)
     out = (prob * keep / 0.75) @ exact[2]
     expected = [out.detach(), *torch.autograd.grad(out, exact, dout.double())]
     assert_close(found, expected, TOLERANCE[torch.float32])
 
 
-def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which need not be the current one. Triton asks for the current device's stream."""
-    from txl.ops.rel_attention import triton_kept, triton_kernels, triton_rows
-
-    chosen: list[bool] = []  # one entry within torch.cuda.device_of
-    launched: list[tuple[str, bool]] = []
-
-    @contextmanager
-    def device_of(x: Tensor) -> Iterator[None]:
-        chosen.append(x.device.type == "cpu")
-        yield
-        chosen.pop()
-
-    class Watched:
-        def __init__(self, name: str, rule: Any) -> None:
-            self.name, self.rule = name, rule
-
-        def __getitem__(self, grid: tuple[int, ...]):
-            launched.append((self.name, chosen == [True]))
-            return self.rule[grid]
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(launch, "KEYS_PER_SPLIT", 8)  # so that splits are joined
-    kernels = {
-        triton_rows: ["queries", "copy_rows", "deltas"],
-        triton_kernels: ["forward", "join", "backward_keys", "backward_queries", "backward_places"],
-        triton_kept: ["kept_queries", "kept_places"],
-    }
-    for file, names in kernels.items():
-        for name in names:
-            monkeypatch.setattr(file, name, Watched(name, getattr(file, name)))
-    args, dout = inputs(1, 1, 3, 17, 5), torch.randn(1, 1, 3, 5)
-    for keep_mib in (0, 1):
-        with_gradients(fused, args, dout, keep_mib=keep_mib)
-    assert {name for name, _ in launched} == {name for names in kernels.values() for name in names}
-    assert [name for name, on_device in launched if not on_device] == []
-
-
-@pytest.mark.slow
-def test_the_operator_keeps_the_promises_of_pytorch() -> None:
-    """Schema, fake tensors, autograd registration, and tracing with dynamic shapes."""
-    torch.library.opcheck(operator.custom_op, (*inputs(1, 2, 5, 7, 5), None, 0.5, -1, 0.0, 1))
-
-
-def test_a_layer_compiles_into_one_graph() -> None:
-    args = inputs(1, 2, 5, 7, 8)
-    dout = torch.randn(1, 2, 5, 8)
+def test_the_operator_is_registered_as_it_behaves() -> None:
+    """And a compiler makes one graph of it."""
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    args, dout = inputs(1, 1, 5, 7, 8), torch.randn(1, 1, 5, 8)
+    torch.library.opcheck(operator.custom_op, (*args, None, 0.5, -1, 0.0, 1), test_utils=checks)
     compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
     assert_close(with_gradients(compiled, args, dout), [x.double() for x in with_gradients(fused, args, dout)], 1e-6)
 
@@ -282,11 +209,6 @@ def test_what_cannot_be_served_is_refused() -> None:
         fused(k, q, q, r, u, w, scale=1.0)
     with pytest.raises(ValueError, match="dropout must be at least 0"):
         fused(q, k, v, r, u, w, scale=1.0, dropout=1.0)
-
-
-def test_it_is_reached_by_name() -> None:
-    args = inputs(1, 1, 3, 5, 8)
-    assert torch.equal(rel_attention(*args, scale=1.0, impl="fused"), fused(*args, scale=1.0))
 
 
 def test_a_models_budget_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,33 +22,24 @@ def definition(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: T
     return -logprob_LV.gather(1, target_L[:, None])[:, 0]
 
 
-@pytest.mark.parametrize(("n_token", "n_word"), [(1, 1), (13, 7), (14, 7), (0, 7), (3, 29)])
-def test_pieces_compute_what_the_definition_says(n_token: int, n_word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 4 tokens, and of 1 where a row is longer than the budget."""
+@pytest.mark.parametrize("same_weight", [False, True])
+@pytest.mark.parametrize(("n_token", "n_word"), [(1, 1), (13, 7), (8, 7), (0, 7), (3, 29)])
+def test_pieces_compute_what_the_definition_says(
+    n_token: int, n_word: int, same_weight: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of 4 tokens, and of 1 where a row is longer than the budget. Gradients for any weights of the tokens, or
+    made with the loss for one weight of all."""
     monkeypatch.setattr(module, "BUDGET", {"cpu": 28})
     *leaves, target_L, weight_L = case(n_token, n_word)
+    upstream_L = torch.full_like(weight_L, 0.3) if same_weight else weight_L
     found = []
-    for loss in (linear_cross_entropy, definition):
+    for loss in (partial(linear_cross_entropy, same_weight=same_weight), definition):
         own = [leaf.clone().requires_grad_() for leaf in leaves]
         nll_L = loss(*own, target_L)
-        found.append([nll_L, *torch.autograd.grad(nll_L, own, weight_L)])
+        found.append([nll_L, *torch.autograd.grad(nll_L, own, upstream_L)])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(*leaves, target_L), found[1][0].detach())
-
-
-@pytest.mark.parametrize(("n_token", "n_word"), [(1, 1), (13, 7), (8, 7), (0, 7), (3, 29)])
-def test_gradients_made_with_the_loss_are_those_of_a_mean(
-    n_token: int, n_word: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BUDGET", {"cpu": 28})
-    *leaves, target_L, _ = case(n_token, n_word)
-    found = []
-    for loss in (partial(linear_cross_entropy, same_weight=True), definition):
-        own = [leaf.clone().requires_grad_() for leaf in leaves]
-        nll_L = loss(*own, target_L)
-        found.append([nll_L, *torch.autograd.grad(nll_L, own, torch.full_like(nll_L, 0.3))])
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_a_promise_of_one_weight_that_is_broken_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

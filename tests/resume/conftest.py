@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import command, pair_of, start, write_text
+from tests.resume.runs import command, finish, finish_pair, write_text
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(text: Path) -> Path:
     """The uninterrupted run of one process."""
     run, log = text.parent / "alone", text.parent / "alone_log"
-    assert start(command(text, run), log).wait() == 0, log.read_text()
+    finish(command(text, run), log)
     return run
 
 
@@ -27,8 +27,7 @@ def alone(text: Path) -> Path:
 def pair(text: Path) -> Path:
     """The uninterrupted run of two processes."""
     run = text.parent / "pair"
-    ranks = pair_of(command(text, run), text.parent / "pair_logs")
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run), text.parent / "pair_logs")
     return run
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from tests import forks
 from tests.forks import ENVIRONMENT, ROOT, Fork, free_port
 
-N_STEP = 40
+N_STEP = 24
 FLAGS = (
     "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --dropout 0.1 --dropatt 0.1 --lr 0.01 "
     f"--batch_size 4 --tgt_len 8 --mem_len 8 --max_step {N_STEP} --log_interval 1 --save_interval 2 "
-    "--eval_interval 10 --eval_tgt_len 8 --sample_length 2"
+    "--eval_interval 6 --eval_tgt_len 8 --sample_length 2"
 ).split()
 
 
@@ -55,6 +55,20 @@ def pair_of(flags: list[str], logs: Path, *, traps: tuple[dict[str, Any], ...] =
     ]
 
 
+def finish(flags: list[str], log: Path, *, status: int = 0, **trap: Any) -> None:
+    """Run train.py until it ends, with this status."""
+    assert start(flags, log, **trap).wait() == status, log.read_text()
+
+
+def finish_pair(
+    flags: list[str], logs: Path, *, status: int = 0, traps: tuple[dict[str, Any], ...] = ({}, {})
+) -> list[Fork]:
+    """The same with two processes."""
+    ranks = pair_of(flags, logs, traps=traps)
+    assert [rank.wait() for rank in ranks] == [status] * 2, [rank.log.read_text() for rank in ranks]
+    return ranks
+
+
 def trapped(*traps: dict[str, Any], flags: list[str]) -> list[str]:
     """What python or torchrun is to start: train.py with traps."""
     return ["-m", "tests.resume.traps", json.dumps(traps), *flags]
@@ -74,13 +88,7 @@ def in_background(
     """A program that starts processes; at the end it is killed and, unless told otherwise, those of this run."""
     with log.open("a") as out:
         agent = subprocess.Popen(
-            words,
-            cwd=ROOT,
-            env=environment,
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            words, cwd=ROOT, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
         )
     try:
         yield agent

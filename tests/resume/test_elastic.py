@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
-from tests.resume.runs import command, in_background, last_step, records, start
+from tests.resume.runs import command, finish, in_background, last_step, records
 
 pytestmark = [pytest.mark.slow, long_test]
 
@@ -65,6 +65,6 @@ def test_a_host_leaves_and_comes_back(hosts: Callable[..., list[str]], text: Pat
     assert [step for step, _ in losses] == list(range(1, n_step + 1))
     alone = tmp_path / "alone"
     more = ["--max_step", str(n_step), "--eval_interval", "100000", "--save_interval", "100000"]
-    assert start(command(text, alone, *FLAGS, *more), tmp_path / "log").wait() == 0
+    finish(command(text, alone, *FLAGS, *more), tmp_path / "log")
     expected = [record["train/nll_nats"] for record in records(alone) if record["kind"] == "train"]
     assert [loss for _, loss in losses] == pytest.approx(expected, rel=1e-4)

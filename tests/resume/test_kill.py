@@ -12,11 +12,12 @@ from tests.resume.runs import (
     N_STEP,
     command,
     evaluations,
+    finish,
+    finish_pair,
     hidden,
     last_step,
     pair_of,
     resumed_from,
-    start,
     torchrun,
     trained_steps,
     trapped,
@@ -27,7 +28,7 @@ from txl.checkpoint.record import open_folder
 
 pytestmark = pytest.mark.slow
 
-
+KILLED = -signal.SIGKILL
 RARELY = ("--save_interval", "1000")  # writes that were cut short are not tried again at the same step
 DRAWN_FROM = {"step": 4, "flush": 20, "segment": 4, "record": 4}
 
@@ -36,30 +37,104 @@ def writes_under_way(run: Path) -> set[tuple[str, int]]:
     return {(path.name, path.stat().st_mtime_ns) for path in run.glob(".step_*.tmp")}
 
 
-def test_a_run_killed_at_20_drawn_places_ends_with_the_weights_of_one_never_killed(
+def finish_as(alone: Path, run: Path, flags: list[str], log: Path) -> None:
+    """The run goes on to the end of one that was never killed, and leaves nothing else."""
+    finish([*flags, *RARELY], log)
+    assert weights(run) == weights(alone)
+    assert hidden(run) == []
+    assert trained_steps(run) == list(range(1, N_STEP + 1))
+
+
+def test_a_run_killed_at_12_drawn_places_ends_with_the_weights_of_one_never_killed(
     text: Path, alone: Path, tmp_path: Path
 ) -> None:
     """Every other place is in a write."""
-    dice = random.Random(20)
+    dice = random.Random(24)
     run, log = tmp_path / "run", tmp_path / "log"
     flags = command(text, run, "--resume", "--eval_interval", "4")
     n_in_write, came_from = 0, []
-    for i in range(20):
+    for i in range(12):
         step, writes = last_step(run), writes_under_way(run)
         n_start = len(resumed_from(run)) if step else 0  # without a checkpoint the records are begun anew
         event = ("step", "flush", "segment", "flush", "record", "flush")[i % 6]
-        assert start(flags, log, at=(event, dice.randint(1, DRAWN_FROM[event]))).wait() == -signal.SIGKILL
+        finish(flags, log, status=KILLED, at=(event, dice.randint(1, DRAWN_FROM[event])))
         n_in_write += bool(writes_under_way(run) - writes)
         new = resumed_from(run)[n_start:]
         came_from += new
         assert new in ([], [step])
         assert trained_steps(run) == list(range(1, len(trained_steps(run)) + 1))
-    assert n_in_write >= 3
-    assert len(set(came_from)) >= 10
-    assert start([*flags, *RARELY], log).wait() == 0, log.read_text()
-    assert weights(run) == weights(alone)
-    assert hidden(run) == []
-    assert trained_steps(run) == list(range(1, N_STEP + 1))
+    assert n_in_write >= 2
+    assert len(set(came_from)) >= 5
+    finish_as(alone, run, flags, log)
+
+
+def test_a_run_killed_at_8_drawn_places_beside_writing_in_the_background_ends_with_the_same_weights(
+    text: Path, alone: Path, tmp_path: Path
+) -> None:
+    """In the thread that writes, and in the one that trains while a write is half done."""
+    dice = random.Random(10)
+    run, log = tmp_path / "run", tmp_path / "log"
+    flags = command(text, run, "--resume", "--async_save")
+    n_in_write, steps = 0, []
+    for i in range(8):
+        writes = writes_under_way(run)
+        finish(flags, log, status=KILLED, at=("flush" if i % 2 else "beside", dice.randint(1, 20)))
+        n_in_write += bool(writes_under_way(run) - writes)
+        steps.append(last_step(run) or 0)
+    assert steps == sorted(steps)
+    assert n_in_write >= 2
+    assert len(set(steps)) >= 3
+    finish_as(alone, run, flags, log)
+
+
+def test_a_run_killed_at_each_flush_of_a_write_loses_no_more_than_that_write(
+    text: Path, alone: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    flags = command(text, run, "--resume")
+    finish(command(text, run, "--max_step_scheduler", f"{N_STEP}", "--max_step", "4"), log)
+    for i in range(1, 14):
+        step = last_step(run)
+        finish(flags, log, status=KILLED, at=("flush", i))
+        assert last_step(run) >= step
+    assert step > 4
+    assert hidden(run) != []
+    finish_as(alone, run, flags, log)
+
+
+@pytest.mark.parametrize(("n_step", "lr"), [(8, "0.01"), (24, "0.5")], ids=["the last", "followed by worse ones"])
+def test_the_best_checkpoint_is_known_although_a_kill_fell_before_it_was_pointed_at(
+    n_step: int, lr: str, text: Path, tmp_path: Path
+) -> None:
+    run, never_killed, log = tmp_path / "run", tmp_path / "never_killed", tmp_path / "log"
+    flags = ("--max_step", f"{n_step}", "--eval_interval", "2", "--scheduler", "constant", "--lr", lr)
+    finish(command(text, never_killed, *flags), log)
+    losses = [nats for _, nats in evaluations(never_killed)]
+    n_best = sum(nats < min([*losses[:i], float("inf")]) for i, nats in enumerate(losses))
+    finish(command(text, run, *flags), log, status=KILLED, at=("best", n_best))
+    finish(command(text, run, *flags, "--resume"), log)
+    assert (run / "best").read_text() == (never_killed / "best").read_text()
+    assert (run / (run / "best").read_text().strip()).is_dir()
+    assert weights(run, n_step) == weights(never_killed, n_step)
+
+
+def test_a_run_killed_in_an_evaluation_loses_no_step(text: Path, alone: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    finish(command(text, run, *RARELY), log, status=KILLED, at=("evaluation", 3))
+    assert last_step(run) == 18
+    finish_as(alone, run, command(text, run, "--resume"), log)
+    assert evaluations(run) == evaluations(alone)
+
+
+def test_a_rank_whose_peer_is_killed_says_so_and_ends(text: Path, tmp_path: Path) -> None:
+    for victim in (0, 1):
+        run, logs = tmp_path / f"run_{victim}", tmp_path / f"logs_{victim}"
+        traps = tuple({"at": ("step", 6)} if rank == victim else {} for rank in (0, 1))
+        ranks = pair_of(command(text, run), logs, traps=traps)
+        statuses, said = [rank.wait() for rank in ranks], ranks[1 - victim].log.read_text()
+        assert (statuses[victim], statuses[1 - victim]) == (KILLED, 1), said
+        assert f"rank {1 - victim} has lost contact with the other processes" in said
+        assert "Traceback" not in said
 
 
 def whole_weights(run: Path) -> dict[str, bytes]:
@@ -68,85 +143,27 @@ def whole_weights(run: Path) -> dict[str, bytes]:
     return {name: p.detach().numpy().tobytes() for name, p in model.named_parameters()}
 
 
-def test_a_run_killed_at_10_drawn_places_beside_writing_in_the_background_ends_with_the_same_weights(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
-    """In the thread that writes, and in the one that trains while a write is half done."""
-    dice = random.Random(10)
-    run, log = tmp_path / "run", tmp_path / "log"
-    flags = command(text, run, "--resume", "--async_save")
-    n_in_write, steps = 0, []
-    for i in range(10):
-        writes = writes_under_way(run)
-        event = "flush" if i % 2 else "beside"
-        assert start(flags, log, at=(event, dice.randint(1, 26))).wait() == -signal.SIGKILL, log.read_text()
-        n_in_write += bool(writes_under_way(run) - writes)
-        steps.append(last_step(run) or 0)
-    assert steps == sorted(steps)
-    assert n_in_write >= 3
-    assert len(set(steps)) >= 4
-    assert start([*flags, *RARELY], log).wait() == 0, log.read_text()
-    assert weights(run) == weights(alone)
-    assert hidden(run) == []
-    assert trained_steps(run) == list(range(1, N_STEP + 1))
-
-
 @long_test
 def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_killed(text: Path, tmp_path: Path) -> None:
     """Both ranks at once, or one, of which the other hears; every other time written in the background."""
     dice = random.Random(30)
-    never, run = tmp_path / "never", tmp_path / "run"
-    ranks = pair_of(command(text, never, "--shard"), tmp_path / "never_logs")
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].log.read_text()
-    flags, logs = command(text, run, "--resume", "--shard", "--sample_length", "20"), tmp_path / "logs"
+    never, run, logs = tmp_path / "never", tmp_path / "run", tmp_path / "logs"
+    finish_pair(command(text, never, "--shard"), tmp_path / "never_logs")
+    flags = command(text, run, "--resume", "--shard", "--sample_length", "20")
     steps = []
     for i in range(6):
         event = ("step", "flush", "segment")[i % 3]
         trap = {"at": (event, dice.randint(3, {"step": 8, "flush": 20, "segment": 6}[event]))}
         traps = ((trap, trap), (trap, {}), ({}, trap))[dice.randrange(3)]
         ranks = pair_of([*flags, "--async_save" if i % 2 else "--no_async_save"], logs, traps=traps)
-        assert -signal.SIGKILL in [rank.wait() for rank in ranks]
+        assert KILLED in [rank.wait() for rank in ranks]
         steps.append(last_step(run) or 0)
     assert steps == sorted(steps)
     assert len(set(steps)) >= 3
     assert "Traceback" not in (logs / "0").read_text() + (logs / "1").read_text()
-    ranks = pair_of([*flags, *RARELY], logs)
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].log.read_text()
+    finish_pair([*flags, *RARELY], logs)
     assert whole_weights(run) == whole_weights(never)
     assert hidden(run) == []
-
-
-def test_a_run_killed_at_each_flush_of_a_write_loses_no_more_than_that_write(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    flags = command(text, run, "--resume")
-    assert start(command(text, run, "--max_step_scheduler", f"{N_STEP}", "--max_step", "4"), log).wait() == 0
-    for i in range(1, 14):
-        step = last_step(run)
-        assert start(flags, log, at=("flush", i)).wait() == -signal.SIGKILL, log.read_text()
-        assert last_step(run) >= step
-    assert step > 4
-    assert hidden(run) != []
-    assert start([*flags, *RARELY], log).wait() == 0, log.read_text()
-    assert weights(run) == weights(alone)
-    assert hidden(run) == []
-
-
-@pytest.mark.parametrize(("n_step", "lr"), [(8, "0.01"), (40, "0.3")], ids=["the last", "followed by worse ones"])
-def test_the_best_checkpoint_is_known_although_a_kill_fell_before_it_was_pointed_at(
-    n_step: int, lr: str, text: Path, tmp_path: Path
-) -> None:
-    run, never_killed, log = tmp_path / "run", tmp_path / "never_killed", tmp_path / "log"
-    flags = ("--max_step", f"{n_step}", "--eval_interval", "2", "--scheduler", "constant", "--lr", lr)
-    assert start(command(text, never_killed, *flags), log).wait() == 0, log.read_text()
-    losses = [nats for _, nats in evaluations(never_killed)]
-    n_best = sum(nats < min([*losses[:i], float("inf")]) for i, nats in enumerate(losses))
-    assert start(command(text, run, *flags), log, at=("best", n_best)).wait() == -signal.SIGKILL
-    assert start(command(text, run, *flags, "--resume"), log).wait() == 0, log.read_text()
-    assert (run / "best").read_text() == (never_killed / "best").read_text()
-    assert (run / (run / "best").read_text().strip()).is_dir()
-    assert weights(run, n_step) == weights(never_killed, n_step)
 
 
 @long_test
@@ -161,14 +178,3 @@ def test_torchrun_restarts_a_run_with_a_killed_rank_and_the_weights_are_those_of
     assert resumed_from(run) == [None, 4]
     assert weights(run) == weights(pair)
     assert hidden(run) == []
-
-
-def test_a_rank_whose_peer_is_killed_says_so_and_ends(text: Path, tmp_path: Path) -> None:
-    for victim in (0, 1):
-        run, logs = tmp_path / f"run_{victim}", tmp_path / f"logs_{victim}"
-        traps = tuple({"at": ("step", 6)} if rank == victim else {} for rank in (0, 1))
-        ranks = pair_of(command(text, run), logs, traps=traps)
-        statuses, said = [rank.wait() for rank in ranks], ranks[1 - victim].log.read_text()
-        assert (statuses[victim], statuses[1 - victim]) == (-signal.SIGKILL, 1), said
-        assert f"rank {1 - victim} has lost contact with the other processes" in said
-        assert "Traceback" not in said

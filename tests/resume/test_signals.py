@@ -12,11 +12,11 @@ from tests.forks import ENVIRONMENT, LIMIT_S, ROOT, wait_until
 from tests.resume.runs import (
     command,
     evaluations,
+    finish,
+    finish_pair,
     hidden,
     last_step,
-    pair_of,
     records,
-    start,
     torchrun,
     trained_steps,
     trapped,
@@ -26,7 +26,7 @@ from tests.resume.runs import (
 
 pytestmark = pytest.mark.slow
 
-ASKED_IN = 17  # no step of an evaluation or of a checkpoint that is due anyway
+ASKED_IN = 13  # neither this step nor the next is one of an evaluation or of a checkpoint that is due anyway
 RARELY = ("--save_interval", "10")
 
 
@@ -35,12 +35,11 @@ def test_a_signal_stops_a_run_after_the_next_step_and_it_goes_on_as_if_never_sto
     name: str, status: int, text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    trap = {"at": ("step", ASKED_IN), "send": signal.Signals[name]}
-    assert start(command(text, run, *RARELY), log, **trap).wait() == status, log.read_text()
+    finish(command(text, run, *RARELY), log, status=status, at=("step", ASKED_IN), send=signal.Signals[name])
     assert last_step(run) == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
     assert f"after step {last_step(run)}; saved in" in log.read_text()
     assert "Traceback" not in log.read_text()
-    assert start(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
+    finish(command(text, run, *RARELY, "--resume"), log)
     assert weights(run) == weights(alone)
     assert hidden(run) == []
 
@@ -49,10 +48,10 @@ def test_a_run_whose_time_is_up_stops_with_status_0_and_goes_on_as_if_never_stop
     text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    assert start(command(text, run, "--max_hours", "1e-9"), log).wait() == 0, log.read_text()
+    finish(command(text, run, "--max_hours", "1e-9"), log)
     assert last_step(run) == trained_steps(run)[-1] == 1
     assert "after step 1; saved in" in log.read_text()
-    assert start(command(text, run, "--resume", "--max_hours", "1"), log).wait() == 0, log.read_text()
+    finish(command(text, run, "--resume", "--max_hours", "1"), log)
     assert trained_steps(run) == trained_steps(alone)
     assert weights(run) == weights(alone)
 
@@ -61,10 +60,9 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(text
     """The learning rate of dev_perf depends on every evaluation."""
     run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
     schedule = ("--scheduler", "dev_perf", *RARELY)
-    assert start(command(text, never_stopped, *schedule), log).wait() == 0, log.read_text()
-    trap = {"at": ("evaluation", 3), "send": signal.SIGTERM}
-    assert start(command(text, run, *schedule), log, **trap).wait() == 143, log.read_text()
-    assert start(command(text, run, *schedule, "--resume"), log).wait() == 0, log.read_text()
+    finish(command(text, never_stopped, *schedule), log)
+    finish(command(text, run, *schedule), log, status=143, at=("evaluation", 3), send=signal.SIGTERM)
+    finish(command(text, run, *schedule, "--resume"), log)
     assert evaluations(run) == evaluations(never_stopped)
     assert weights(run) == weights(never_stopped)
     assert (run / "best").read_text() == (never_stopped / "best").read_text()
@@ -74,14 +72,12 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(text: Path,
     """Had they stopped after different steps, one would wait for the other and end with another status."""
     run, logs = tmp_path / "run", tmp_path / "logs"
     trap = {"at": ("step", ASKED_IN), "send": signal.SIGUSR1}
-    ranks = pair_of(command(text, run, *RARELY), logs, traps=({}, trap))
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run, *RARELY), logs, traps=({}, trap))
     step = last_step(run)
     assert step == trained_steps(run)[-1] in (ASKED_IN, ASKED_IN + 1)
-    assert {folder.name for folder in run.glob("step_*")} == {"step_00000010", f"step_{step:08d}"}  # best and last
+    assert {folder.name for folder in run.glob("step_*")} == {"step_00000012", f"step_{step:08d}"}  # best and last
     assert hidden(run) == []
-    ranks = pair_of(command(text, run, *RARELY, "--resume"), logs)
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run, *RARELY, "--resume"), logs)
     assert weights(run) == weights(pair)
 
 
@@ -90,24 +86,12 @@ def test_a_signal_during_an_evaluation_of_two_ranks_stops_both_and_it_is_made_wh
 ) -> None:
     run, logs = tmp_path / "run", tmp_path / "logs"
     trap = {"at": ("evaluation", 3), "send": signal.SIGTERM}
-    ranks = pair_of(command(text, run, *RARELY), logs, traps=({}, trap))
-    assert [rank.wait() for rank in ranks] == [143, 143], [rank.log.read_text() for rank in ranks]
-    assert last_step(run) == 30
-    assert [step for step, _ in evaluations(run)] == [10, 20]
-    ranks = pair_of(command(text, run, *RARELY, "--resume"), logs)
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run, *RARELY), logs, status=143, traps=({}, trap))
+    assert last_step(run) == 18
+    assert [step for step, _ in evaluations(run)] == [6, 12]
+    finish_pair(command(text, run, *RARELY, "--resume"), logs)
     assert weights(run) == weights(pair)
     assert evaluations(run) == evaluations(pair)
-
-
-def test_a_run_killed_in_an_evaluation_loses_no_step(text: Path, alone: Path, tmp_path: Path) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    trap = {"at": ("evaluation", 3)}
-    assert start(command(text, run, *RARELY), log, **trap).wait() == -signal.SIGKILL
-    assert last_step(run) == 30
-    assert start(command(text, run, *RARELY, "--resume"), log).wait() == 0, log.read_text()
-    assert evaluations(run) == evaluations(alone)
-    assert weights(run) == weights(alone)
 
 
 @long_test
@@ -144,8 +128,7 @@ def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(text: Path, pair: P
     assert f"torchrun has ended, so this run has too, after step {last_step(run)}; saved in" in log.read_text()
     assert last_step(run) in (ASKED_IN, ASKED_IN + 1)
     assert hidden(run) == []
-    ranks = pair_of(command(text, run, "--resume"), tmp_path / "logs")
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run, "--resume"), tmp_path / "logs")
     assert weights(run) == weights(pair)
 
 
@@ -167,6 +150,5 @@ def test_sigterm_below_torchrun_leaves_one_whole_checkpoint_and_no_process(
     assert "lost contact" not in said
     assert [folder.name for folder in run.glob("step_*")] == [f"step_{trained_steps(run)[-1]:08d}"]
     assert hidden(run) == []
-    ranks = pair_of(command(text, run, "--resume"), tmp_path / "logs")
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.log.read_text() for rank in ranks]
+    finish_pair(command(text, run, "--resume"), tmp_path / "logs")
     assert weights(run) == weights(pair)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it: once for all forks
 from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
@@ -92,6 +91,8 @@ def measure(name: str) -> None:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # optimizers import it: once for all forks
+
     torch.set_num_threads(1)
     keep_freed_memory()
     for case in DRAWN if "all" in sys.argv else (*CASES, *MEASURED_AGAIN):

@@ -1,9 +1,5 @@
-"""Small trainings, in one process or two."""
+"""Small trainings."""
 
-import os
-import pickle
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.forks import LIMIT_S, free_port, start
+from tests.forks import LIMIT_S
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import (
     Background,
@@ -24,7 +20,7 @@ from txl.checkpoint import (
 )
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
-from txl.runtime.distributed import Ranks, process_group, whole
+from txl.runtime.distributed import Ranks, whole
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 from txl.training.loop import Outcome, train
@@ -125,27 +121,3 @@ def same_weights(one: Run, other: Run) -> bool:
     """True if all weights are equal, bit by bit. In shards all ranks call it together."""
     theirs = other.weights()
     return all(torch.equal(weight, theirs[name]) for name, weight in one.weights().items())
-
-
-def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work(ranks, *args)` returns on each of `world` processes joined over gloo."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "work").write_bytes(pickle.dumps((work, args)))
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = [
-            start(f"{__name__}:be_rank", folder / f"log_{i}", environment=place | {"RANK": str(i)}, folder=name)
-            for i in range(world)
-        ]
-        statuses = [rank.wait() for rank in ranks]
-        assert statuses == [0] * world, "\n".join(rank.log.read_text() for rank in ranks)
-        return [pickle.loads((folder / str(i)).read_bytes()) for i in range(world)]
-
-
-def be_rank(folder: str) -> None:
-    """One of the processes of `on_ranks`."""
-    work, args = pickle.loads((Path(folder) / "work").read_bytes())
-    torch.set_num_threads(1)
-    with process_group(timeout_s=LIMIT_S) as ranks:
-        (Path(folder) / str(ranks.rank)).write_bytes(pickle.dumps(work(ranks, *args)))
-    os._exit(0)  # as txl.cli ends a process of several

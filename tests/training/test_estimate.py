@@ -75,7 +75,7 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "shaw", "learned_absolute", "none"])
+@pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])
 def test_weights_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, position: str
 ) -> None:

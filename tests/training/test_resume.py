@@ -6,10 +6,15 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.training.runs import Run, config, same_weights
+from tests.hygiene.toy_memory import ToyMemory
+from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
+from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
 from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
+from txl.memory import MEMORIES
+from txl.runtime import signals
 from txl.runtime.signals import TERMINATE, StopNow
 from txl.training.config import TrainConfig
 from txl.training.step import TrainState
@@ -18,57 +23,67 @@ HINTS = get_type_hints(TrainConfig)
 OPTIMIZERS, SCHEDULERS = get_args(HINTS["optim"]), get_args(HINTS["scheduler"])
 PAIRS = [(optim, SCHEDULERS[i % len(SCHEDULERS)]) for i, optim in enumerate(OPTIMIZERS)]
 """Each of both: what an optimizer keeps and what a schedule keeps do not touch each other."""
-PAIRS += [("adam", name) for name in SCHEDULERS if ("adam", name) not in PAIRS]
 EVERYTHING = {"dropout": 0.2, "dropatt": 0.1, "varlen": True, "roll": True, "warmup_step": 2, "weight_decay": 0.01}
+RULES = {"position": "none", "n_feature": 6, "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}
 
 
-def assert_resuming_changes_nothing(folder: Path, stop_at: int, **settings: Any) -> None:
-    whole = Run(config(**settings)).begin()
+def drawn(run: Run) -> dict[str, Tensor]:
+    """What attention rules hold at random."""
+    return {name: b.clone() for name, b in run.state.model.named_buffers() if "rule" in name}
+
+
+def all_of(run: Run) -> dict[str, Tensor]:
+    """Everything that a run would go on with."""
+    with run.state.average.in_use():
+        average = {f"average of {name}": weight for name, weight in run.weights().items()}
+    remembered = {f"{i} {k}": v for i, m in enumerate(run.state.memories) for k, v in m.named().items()}
+    return run.weights() | average | remembered | drawn(run) | run.state.optimizers.state()
+
+
+def assert_resuming_changes_nothing(folder: Path, stop_at: int, settings: dict[str, Any], **more: Any) -> None:
+    whole = Run(config(**settings), **more).begin()
     whole.train()
-    first = Run(config(**settings | {"max_step": stop_at}), folder=folder).begin()
+    first = Run(config(**settings | {"max_step": stop_at}), folder=folder, **more).begin()
     first.train()
     torch.manual_seed(999)  # whatever happens between the two starts
-    second = Run(config(**settings), folder=folder).resume()
+    second = Run(config(**settings), folder=folder, **more).resume()
+    assert all(torch.equal(value, drawn(second)[name]) for name, value in drawn(first).items())
     second.train()
-    losses = first.losses + second.losses
-    assert len(losses) == len(whole.losses)
-    assert all(torch.equal(a, b) for a, b in zip(losses, whole.losses, strict=True))
-    assert same_weights(whole, second)
-    theirs = second.state.optimizers.state()
-    assert all(torch.equal(value, theirs[key]) for key, value in whole.state.optimizers.state().items())
+    torch.testing.assert_close(first.losses + second.losses, whole.losses, rtol=0, atol=0)
+    torch.testing.assert_close(all_of(second), all_of(whole), rtol=0, atol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optim", "scheduler"), PAIRS)
 def test_every_optimizer_and_schedule_goes_on_as_if_never_stopped(tmp_path: Path, optim: str, scheduler: str) -> None:
     settings = EVERYTHING | {"optim": optim, "scheduler": scheduler, "mom": 0.5, "eval_interval": 1}
-    assert_resuming_changes_nothing(tmp_path, 3, **settings)
+    assert_resuming_changes_nothing(tmp_path, 3, settings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop_at", "settings"),
-    [
-        *((stop_at, {"varlen": True, "roll": True}) for stop_at in (1, 3, 4, 5)),
-        (4, {}),
-        (3, {"batch_chunk": 2}),
-        (5, {"swap_mem": True}),
-    ],
-    ids=str,
-)
-def test_stopping_anywhere_in_an_epoch_or_at_its_end_changes_nothing(
-    tmp_path: Path, stop_at: int, settings: dict[str, Any]
-) -> None:
-    assert_resuming_changes_nothing(tmp_path, stop_at, dropout=0.2, **settings)
+MOVING = {"dropout": 0.2, "varlen": True, "roll": True}
+WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # stops at, training, shape; an epoch has 4 steps
+    "at the first step of an epoch": (1, MOVING, {}),
+    "at its last step": (4, MOVING, {}),
+    "in the second epoch": (5, MOVING, {}),
+    "finished, to a larger max_step": (6, {"dropout": 0.2, "max_step": 9, "max_step_scheduler": 9}, {}),
+    "chunks, moved to the host": (3, {"dropout": 0.2, "batch_chunk": 2, "swap_mem": True}, {}),
+    "half precision": (2, {"dropout": 0.1, "dtype": "float16", "max_step": 5}, {}),
+    "average": (3, {"dropout": 0.2, "ema": 0.9, "eval_interval": 2}, {}),
+    "reversible": (3, {"dropout": 0.3}, {"pre_lnorm": True, "reversible": True}),
+    "drawn before the stop": (3, {"redraw_interval": 2, "dropout": 0.2}, RULES | {"attention": "performer"}),
+    "drawn at the stop": (4, {"redraw_interval": 2, "dropout": 0.2}, RULES | {"attention": "lsh"}),
+    "drawn once": (3, {"redraw_interval": 0}, RULES | {"attention": "performer"}),
+    **{name: (3, {"memory_parts": 2}, shape_of(name)) for name in MEMORY_MODELS},
+}
 
 
-@pytest.mark.slow
-def test_half_precision_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    assert_resuming_changes_nothing(tmp_path, 3, dtype="float16", dropout=0.1)
-
-
-def test_a_finished_run_goes_on_to_a_larger_max_step(tmp_path: Path) -> None:
-    assert_resuming_changes_nothing(tmp_path, 6, max_step=9, max_step_scheduler=9)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setitem(MEMORIES, "toy", ToyMemory)
+    stop_at, settings, changes = WAYS[way]
+    more = {"context": context_of(way)} if way in MEMORY_MODELS else {}
+    shape = SHAPE | ({} if "reversible" in changes or "attention" in changes else ADAPTIVE) | changes
+    assert_resuming_changes_nothing(tmp_path, stop_at, settings, shape=shape, **more)
 
 
 def test_another_split_into_chunks_goes_on_with_the_same_memory(tmp_path: Path) -> None:
@@ -91,26 +106,12 @@ def test_without_its_memory_a_run_would_go_on_differently(tmp_path: Path) -> Non
     assert not torch.equal(second.losses[0], whole.losses[2])
 
 
-def test_averaged_weights_go_on_as_if_never_stopped(tmp_path: Path) -> None:
-    stop_at, settings = 3, {"ema": 0.9, "dropout": 0.2, "eval_interval": 2}
-    assert_resuming_changes_nothing(tmp_path / "whole", stop_at, **settings)
-    averages = []
-    for name, stops in (("never", [6]), ("stopped", [stop_at, 6])):
-        for stop in stops:
-            run = Run(config(**settings | {"max_step": stop}), folder=tmp_path / name)
-            (run.begin() if stop == stops[0] else run.resume()).train()
-        with run.state.average.in_use():
-            averages.append(run.weights())
-    assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
-
-
-def test_a_checkpoint_holds_the_average_of_the_weights(tmp_path: Path) -> None:
+def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_path: Path) -> None:
     """d = min(0.5, (1 + n) / (10 + n)) is 2/11, 3/12, ... after the first updates."""
-    run = Run(config(ema=0.5, max_step=3), folder=tmp_path).begin()
-    average = run.weights()
-    step = run.state.step
+    run, read = Run(config(ema=0.5, max_step=3), folder=tmp_path).begin(), []
+    average, step, score = run.weights(), run.state.step, run.score
 
-    def watched(*batch: torch.Tensor) -> torch.Tensor:
+    def watched(*batch: Tensor) -> Tensor:
         nll_BT = step(*batch)
         d = (1 + run.state.progress.step) / (10 + run.state.progress.step)
         for name, weight in run.weights().items():
@@ -118,22 +119,13 @@ def test_a_checkpoint_holds_the_average_of_the_weights(tmp_path: Path) -> None:
         return nll_BT
 
     run.state.step = watched  # type: ignore[method-assign]
-    run.train()
-    saved = dict(load_model(last_checkpoint(tmp_path)).named_parameters())
-    for name, value in average.items():
-        torch.testing.assert_close(saved[name].detach(), value)
-    assert any(not torch.equal(saved[name], weight) for name, weight in run.weights().items())
-
-
-def test_evaluations_read_the_average_of_the_weights() -> None:
-    run, read = Run(config(ema=0.5, max_step=3)).begin(), []
-    score = run.score
     run.score = lambda *asked: read.append(run.weights()) or score(*asked)  # type: ignore[method-assign]
     run.train()
     (evaluated,) = read
-    with run.state.average.in_use():
-        assert all(torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
-    assert any(not torch.equal(weight, evaluated[name]) for name, weight in run.weights().items())
+    torch.testing.assert_close(evaluated, average)
+    saved = load_model(last_checkpoint(tmp_path)).named_parameters()
+    torch.testing.assert_close({name: weight.detach() for name, weight in saved}, average)
+    assert any(not torch.equal(evaluated[name], weight) for name, weight in run.weights().items())
 
 
 @pytest.mark.parametrize("below_torchrun", [True, False])
@@ -141,13 +133,14 @@ def test_a_run_whose_torchrun_has_ended_saves_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool
 ) -> None:
     """One that a shell has started goes on without it."""
+    monkeypatch.setattr(signals, "_PARENT", os.getppid())
     if below_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     run, step = Run(config(), folder=tmp_path).begin(), TrainState.step
 
-    def orphaned(state: TrainState, *batch: torch.Tensor) -> torch.Tensor:
+    def orphaned(state: TrainState, *batch: Tensor) -> Tensor:
         if state.progress.step == 2:
-            monkeypatch.setattr(os, "getppid", lambda: 1)
+            monkeypatch.setattr(os, "getppid", lambda: -1)
         return step(state, *batch)
 
     monkeypatch.setattr(TrainState, "step", orphaned)
@@ -169,3 +162,15 @@ def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path:
     again.score = lambda *asked: evaluated.append(again.state.progress.step) or score(*asked)  # type: ignore[method-assign]
     again.train()
     assert evaluated == [3, 4]
+
+
+def test_a_training_that_writes_in_the_background_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
+    settings = {"dropout": 0.1, "eval_interval": 3}
+    never = Run(config(**settings)).begin()
+    never.train()
+    settings |= {"async_save": True, "save_interval": 1}
+    Run(config(**settings, max_step=3), folder=tmp_path).begin().train()
+    second = Run(config(**settings), folder=tmp_path).resume()
+    second.train()
+    assert [path.name for path in sorted(tmp_path.glob("step_*"))][-1] == "step_00000006"
+    assert same_weights(never, second)

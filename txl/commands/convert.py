@@ -83,8 +83,8 @@ def opened(source: str, config: ConvertConfig, typed: Collection[str]) -> Langua
         return lm
     data = lm.record["data"]
     has = data.get("dataset")
-    same = config.dataset in (None, has)
-    require(same, f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the flag out")
+    asked = config.dataset or has
+    require(asked == has, f"--dataset {config.dataset}: {source} says that it was trained on {has}; leave the flag out")
     if config.data is not None:
         data["data"] = config.data
     return lm

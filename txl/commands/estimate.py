@@ -13,8 +13,9 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from txl.cli import Typed, read_flags
-from txl.commands.shape import AUTO, shape_of_model
-from txl.commands.train import MOST_USED, set_batch_size, settings
+from txl.commands.settings import new_settings, with_batch_size
+from txl.commands.shape import AUTO, Shape
+from txl.commands.train import MOST_USED
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.report import write_json
@@ -38,15 +39,16 @@ def main(argv: Sequence[str]) -> int:
     if cluster.json:
         require_writable(Path(cluster.json))
     ranks = Ranks(0, cluster.gpus, torch.device("cuda"))
-    notes = fit_batch(typed, ranks)
-    config, context, data = settings(typed, ranks, None, None)
+    typed, notes = with_fitting_batch(typed, ranks)
+    config, context, data, asked, *_ = new_settings(typed, ranks)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     n_token = cluster.n_token or data.vocab_size or WORDS.get(data.dataset)
     require(
         n_token is not None, f"--dataset {data.dataset}: its vocabulary is in its text; give its size with --n_token"
     )
-    require(AUTO not in typed.get("cutoffs", ()), "--cutoffs auto: needs the text; give the ranks that train.py prints")
-    shape = shape_of_model(typed, n_token or 0, data.dataset)
+    assert isinstance(asked, Shape)
+    require(asked.cutoffs != AUTO, "--cutoffs auto: needs the text; give the ranks that train.py prints")
+    shape = asked.of_words(n_token or 0, data.dataset)
 
     def estimated() -> tuple[dict[str, Plan], int, int]:
         model = estimated_model(shape, config, context, dtype)
@@ -85,20 +87,21 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def fit_batch(typed: Typed, ranks: Ranks) -> list[str]:
-    """Raise --batch_size to one that divides into the devices, if it does not; returns what is to be said of that."""
-    set_batch_size(typed, ranks)
+def with_fitting_batch(typed: Typed, ranks: Ranks) -> tuple[Typed, list[str]]:
+    """The flags with a --batch_size that divides into the devices, and what is to be said if that is another one."""
+    typed = with_batch_size(typed, ranks)
     asked = build(TrainConfig, typed)
     parts = ranks.world * asked.batch_chunk
     if asked.batch_size % parts == 0:
-        return []
-    typed["batch_size"] = -(-asked.batch_size // parts) * parts
+        return typed, []
+    batch_size = -(-asked.batch_size // parts) * parts
     chunks = f" times --batch_chunk {asked.batch_chunk}" if asked.batch_chunk > 1 else ""
     fit = worlds_that_fit(asked, ranks.world)
-    return [
+    note = (
         f"The batch: --batch_size {asked.batch_size} does not divide into {ranks.world} processes{chunks}"
-        f"{f', which can be {fit}' if fit else ''}. These figures are for --batch_size {typed['batch_size']}."
-    ]
+        f"{f', which can be {fit}' if fit else ''}. These figures are for --batch_size {batch_size}."
+    )
+    return {**typed, "batch_size": batch_size}, [note]
 
 
 def estimated_model(shape: ModelConfig, config: TrainConfig, context: Context, dtype: torch.dtype) -> TransformerXL:

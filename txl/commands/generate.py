@@ -22,11 +22,10 @@ def main(argv: Sequence[str]) -> None:
     refuse_idle_flags(typed, config, lm.model_config)
     vocab, tokenised = lm.tokenizer, lm.is_tokenised
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]
-    given = {name: getattr(config, name) for name in ("mem_len", "clamp_len", "same_length", "compressed_len")}
     with lm.used_as(config, device_of(config.device)) as model:
         how = TextGenerator(
             model=model,
-            context=lm.context.overlaid(**given),
+            context=lm.context.as_asked(config),
             tokenizer=vocab,
             tokenised=tokenised and not config.raw,
             ending=config.ending(),

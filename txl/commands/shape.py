@@ -1,60 +1,79 @@
 """The architecture of a new model: the flags, and what follows from the text."""
 
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from txl.cli import Typed
-from txl.config import Context, ModelConfig, UsageError, build, require
-from txl.convert.kimiyoung_arguments import CUTOFFS
+from txl.config import Context, ModelConfig, build, require
+from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus
 from txl.memory import MEMORIES
 from txl.model.cutoffs import best_cutoffs, products_per_token
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
 
-AUTO = "auto"
+AUTO = ("auto",)
 CUTOFF_SHARES = (0.075, 0.15, 0.75)  # WikiText-103's, for vocabularies of other sizes
 _AT_A_TIME = 1 << 24
 
 
-def shape_of_text(typed: Typed, corpus: Corpus, ranks: Ranks) -> ModelConfig:
-    """The configuration of a new model for a text. --cutoffs auto asks for the cheapest ones for its frequencies."""
-    asked, dataset = typed.get("cutoffs_" + AUTO), corpus.config.dataset
-    if asked is None:
-        return shape_of_model(typed, len(corpus.vocab), dataset)
-    require(asked == (AUTO,), f"--cutoffs {' '.join(map(str, asked))}: give ranks, or auto alone")
-    n_token, ids = len(corpus.vocab), corpus.split("train")
-    plain = build(ModelConfig, typed, n_token=n_token)
-    parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
-    counts_V = sum(np.bincount(part, minlength=n_token) for part in parts)
-    assert isinstance(counts_V, np.ndarray)
-    found = best_cutoffs(counts_V, plain)
-    if ranks.is_main:
-        chosen, whole = (products_per_token(counts_V, cutoffs, plain) for cutoffs in (found, ()))
-        print_line(
-            f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products per token in the "
-            f"softmax, {whole:,.0f} without cutoffs"
-        )
-    return shape_of_model({**typed, "cutoffs": found, "adaptive": bool(found)}, n_token, dataset)
+@dataclass(frozen=True)
+class Shape:
+    """An architecture before its text is known.
+
+    Attributes:
+        model: all of it but words and clusters.
+        cutoffs: as asked for; None: nothing is.
+    """
+
+    model: ModelConfig
+    cutoffs: tuple[int, ...] | tuple[str, ...] | None
+
+    def of_text(self, corpus: Corpus, ranks: Ranks) -> ModelConfig:
+        """The model for a text. --cutoffs auto asks for the cheapest ones for its frequencies."""
+        n_token = len(corpus.vocab)
+        if self.cutoffs != AUTO:
+            return self.of_words(n_token, corpus.config.dataset)
+        ids, plain = corpus.split("train"), replace(self.model, n_token=n_token)
+        parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
+        counts_V = sum(np.bincount(part, minlength=n_token) for part in parts)
+        assert isinstance(counts_V, np.ndarray)
+        found = best_cutoffs(counts_V, plain)
+        if ranks.is_main:
+            chosen, whole = (products_per_token(counts_V, cutoffs, plain) for cutoffs in (found, ()))
+            print_line(
+                f"| --cutoffs auto: {' '.join(map(str, found)) or 'none'}: {chosen:,.0f} products per token in the "
+                f"softmax, {whole:,.0f} without cutoffs"
+            )
+        plain = replace(self.model, adaptive=bool(found))
+        return replace(self, model=plain, cutoffs=found).of_words(n_token, corpus.config.dataset)
+
+    def of_words(self, n_token: int, dataset: str) -> ModelConfig:
+        """The model of as many words, with what follows from the data set: cutoffs, tied projections. Raises
+        `UsageError` if there are too few words for clusters, or a cluster's embeddings get no width."""
+        published = PUBLISHED.get(dataset, Published(()))
+        cutoffs = self.cutoffs or ()
+        if self.model.adaptive and self.cutoffs is None:
+            cutoffs = published.cutoffs
+            if not cutoffs or cutoffs[-1] >= n_token:
+                cutoffs = tuple(int(share * n_token) for share in CUTOFF_SHARES)
+                few = f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag"
+                require(0 < cutoffs[0] < cutoffs[1] < cutoffs[2] < n_token, few)
+        tied = (False,) + (published.ties_projections,) * len(cutoffs)
+        config = replace(self.model, n_token=n_token, cutoffs=cutoffs, tie_projs=tied)
+        widths = " ".join(map(str, config.cluster_widths))
+        none = f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed"
+        require(0 not in config.cluster_widths, none)
+        return config
 
 
-def shape_of_model(typed: Typed, n_token: int, dataset: str) -> ModelConfig:
-    """The model's configuration, with what follows from the data set: words, cutoffs, tied projections."""
-    context = build(Context, typed)
+def shape_of(typed: Typed, context: Context) -> Shape:
+    """What flags ask for; `context` says how many positions a learned table has. Raises `UsageError`."""
+    cutoffs = typed.get("cutoffs")
+    mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
+    require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
     n_before = MEMORIES[typed.get("memory", ModelConfig.memory)].length(context)
     n_position = context.tgt_len + context.ext_len + n_before
-    decided: dict[str, Any] = {"n_token": n_token, "n_position": n_position}
-    if typed.get("adaptive") and "cutoffs" not in typed:
-        published = CUTOFFS.get(dataset, (n_token,))
-        shares = tuple(int(share * n_token) for share in CUTOFF_SHARES)
-        decided["cutoffs"] = published if published[-1] < n_token else shares
-        if decided["cutoffs"] == shares and not 0 < shares[0] < shares[1] < shares[2] < n_token:
-            raise UsageError(f"--adaptive: a vocabulary of {n_token} words is too small for clusters; drop the flag")
-    n_cluster = len(typed.get("cutoffs", decided.get("cutoffs", ())))
-    decided["tie_projs"] = (False,) + (dataset != "lm1b",) * n_cluster  # as published
-    config = build(ModelConfig, typed, **decided)
-    if 0 in config.cluster_widths:
-        widths = " ".join(map(str, config.cluster_widths))
-        raise UsageError(f"--div_val {config.div_val}: embeddings of the clusters get widths {widths}; raise --d_embed")
-    return config
+    asked = {name: value for name, value in typed.items() if name != "cutoffs"}
+    return Shape(build(ModelConfig, asked, n_position=n_position), cutoffs)

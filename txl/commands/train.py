@@ -3,7 +3,6 @@
 python train.py --data FOLDER ...           torchrun --nproc_per_node=4 train.py --data FOLDER ...
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import Typed, read_flags, refuse_idle_flags
+from txl.cli import read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
-from txl.commands.shape import AUTO, shape_of_text
-from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
+from txl.commands.settings import Settings, resolved
+from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream
@@ -23,9 +22,7 @@ from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in
-from txl.language.texts import data_settings
-from txl.memory import require_works, unbounded
-from txl.model.settings import AXES
+from txl.memory import unbounded
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.allocator import keep_freed_memory
@@ -33,11 +30,11 @@ from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line
 from txl.training.config import TrainConfig
 from txl.training.estimate import require_memory, require_room_for_weights, training_bytes
-from txl.training.folder import locked_run_directory, open_run, prepare_resume, saved_settings, start_new_run
+from txl.training.folder import locked_run_directory, prepare_resume, start_new_run
 from txl.training.init import init_weights
 from txl.training.loop import train
 from txl.training.metrics import Metrics, provenance
-from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, require_shares, sizes
+from txl.training.run import conclude, describe, describe_bytes, device_name, require_disk, sizes
 from txl.training.sharding import drawn_in_shards, in_shards, model_in_shards, require_shards, shard
 from txl.training.step import TrainState, autocast_dtype
 
@@ -51,39 +48,25 @@ _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 def main(argv: Sequence[str]) -> int:
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
-    if AUTO in typed.get("cutoffs", ()):
-        typed["cutoffs_" + AUTO] = typed.pop("cutoffs")
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
     with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
-        set_batch_size(typed, ranks)
         run_folder = Path(asked.work_dir)
         with locked_run_directory(run_folder, ranks) as restarted:
-            return run(typed, ranks, run_folder, open_run(run_folder, typed, ranks, restarted=restarted))
+            return run(resolved(typed, ranks, run_folder, restarted=restarted), ranks, run_folder)
 
 
-def set_batch_size(typed: Typed, ranks: Ranks) -> None:
-    """Set `batch_size` from --local_batch_size, if that is given."""
-    if "local_batch_size" in typed:
-        batch_size = typed["local_batch_size"] * ranks.world
-        same = typed.setdefault("batch_size", batch_size) == batch_size
-        both = f"--batch_size {typed['batch_size']} and --local_batch_size {typed['local_batch_size']}"
-        require(same, f"{both}: over {ranks.world} process(es) they differ; drop one of them")
-
-
-def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | None) -> int:
-    """Train as the flags say, from a checkpoint or from the beginning; returns the exit status."""
-    start = initial_model(typed) if checkpoint is None else None
-    config, context, data = settings(typed, ranks, checkpoint, start)
+def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
+    """Train, from a checkpoint or from the beginning; returns the exit status."""
+    config, context, checkpoint, start = settings.train, settings.context, settings.checkpoint, settings.initial
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
-    corpus = ranks.main_first(lambda: Corpus(data, words, needed=splits))
-    known = checkpoint or start
+    corpus = ranks.main_first(lambda: Corpus(settings.data, words, needed=splits))
     if ranks.is_main and corpus.said:
         print_line(f"| {corpus.said}")
-    shape = known.model_config if known else shape_of_text(typed, corpus, ranks)
+    shape = settings.shape if isinstance(settings.shape, ModelConfig) else settings.shape.of_text(corpus, ranks)
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
@@ -130,54 +113,6 @@ def run(typed: Typed, ranks: Ranks, run_folder: Path, checkpoint: Checkpoint | N
         if config.eval_test and outcome.reason is None:
             evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
     return conclude(outcome, config, run_folder, ranks)
-
-
-def initial_model(typed: Typed) -> LanguageModel | None:
-    """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
-    if typed.get("init_from") is None:
-        return None
-    source = typed["init_from"]
-    found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
-    for f in dataclasses.fields(ModelConfig):
-        has, asked = getattr(found.model_config, f.name), typed.get(f.name)
-        if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
-            raise UsageError(f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag")
-    return found
-
-
-def settings(
-    typed: Typed, ranks: Ranks, checkpoint: Checkpoint | None, start: LanguageModel | None
-) -> tuple[TrainConfig, Context, DataConfig]:
-    """The configurations of a run: the flags over the checkpoint's settings over the defaults, checked together.
-
-    Args:
-        start: the model of --init_from, whose lengths are the defaults.
-    """
-    known = checkpoint or start
-    config = build(TrainConfig, typed, **(saved_settings(checkpoint) if checkpoint else {}))
-    trained_on = data_settings(checkpoint.record, checkpoint.folder, typed) if checkpoint else {}
-    data = build(DataConfig, typed, **trained_on)
-    which = {name: typed[name] for name in (*AXES, "compression", "gate", "pre_lnorm") if name in typed}
-    shape = known.model_config if known else ModelConfig(n_token=1, **which)
-    refuse_idle_flags(typed, config, data, shape)
-    for name in ("eta_min", "lr_min"):
-        lowest = getattr(config, name)
-        require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
-    require_shares(config, ranks)
-    masks = config.attn_impl != "fused" and shape.attention == "softmax"
-    how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
-    require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
-    context = build(Context, typed, **(as_dict(known.context) if known else {}))
-    eval_tgt_len = config.eval_tgt_len or context.tgt_len
-    good = "eval_tgt_len" not in typed or checkpoint is not None or eval_tgt_len <= context.tgt_len
-    require(good, f"--eval_tgt_len {eval_tgt_len}: longer than --tgt_len {context.tgt_len}; lower it")
-    require_works(shape.memory, config)
-    require_works(shape.memory, context)
-    parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
-    require(config.memory_parts <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
-    require(config.memory_parts == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
-    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
-    return config, context, data
 
 
 def require_resources(

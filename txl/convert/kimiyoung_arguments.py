@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,24 @@ _TRAIN_PY = (
     "varlen multi_gpu log_interval eval_interval work_dir restart restart_dir debug eta_min gpu0_bsz max_eval_steps "
     "patience finetune_v2 finetune_v3 fp16 static_loss_scale dynamic_loss_scale n_all_param n_nonemb_param"
 ).split()
-CUTOFFS = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000)}
-"""What the 2019 train.py takes for `--adaptive`; it ties projections for wt103 only."""
+
+
+class Published(NamedTuple):
+    """What the 2019 train.py takes for `--adaptive`.
+
+    Attributes:
+        cutoffs: empty: it knows none for this data set.
+        ties_projections: of the clusters after the first.
+    """
+
+    cutoffs: tuple[int, ...]
+    ties_projections: bool = True
+
+
+PUBLISHED = {
+    "wt103": Published((20_000, 40_000, 200_000)),
+    "lm1b": Published((60_000, 100_000, 640_000), ties_projections=False),
+}
 
 
 def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,11 +74,10 @@ def _of_constructor(given: Mapping[str, Any]) -> dict[str, Any]:
     if says_tied:
         arguments["tie_weight"] = next(iter(says_tied.values()))
     if "adaptive" in given and arguments.get("cutoffs") is None:
-        dataset = given.get("dataset", "wt103")  # train.py's default
-        cutoffs = list(CUTOFFS.get(dataset, ())) if given["adaptive"] else []
-        arguments["cutoffs"] = cutoffs
+        published = PUBLISHED.get(given.get("dataset", "wt103"), Published(()))  # train.py's default
+        arguments["cutoffs"] = cutoffs = list(published.cutoffs) if given["adaptive"] else []
         if arguments.get("tie_projs") is None:
-            arguments["tie_projs"] = [False] + [dataset == "wt103"] * len(cutoffs)
+            arguments["tie_projs"] = [False] + [published.ties_projections] * len(cutoffs)
     return arguments
 
 

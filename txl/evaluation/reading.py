@@ -78,7 +78,7 @@ class Reading:
 
 def within(context: Context, n_token: int) -> Context:
     """The context with lengths limited to a text of n_token tokens; results are the same."""
-    names = ("tgt_len", "mem_len", "compressed_len", "ext_len", "clamp_len")
+    names = ("tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len")
     return dataclasses.replace(context, **{name: min(getattr(context, name), n_token) for name in names})
 
 

@@ -26,6 +26,9 @@ _CLASSES = {
     "fifo": "Fifo",
     "none": "NoMemory",
     "compressive": "Compressive",
+    "infini": "Infini",
+    "knn": "Knn",
+    "neural": "Neural",
 }
 """The class of each memory, in the file of the memory's name."""
 
@@ -34,10 +37,11 @@ MEMORIES: dict[str, type[MemoryRule]] = {
 }
 
 
-def build_memory_rule(config: ModelConfig) -> MemoryRule:
-    """The rule named by `config.memory`. Raises `UsageError` if there is none, or it does not work with the model."""
+def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
+    """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
+    not work with the model."""
     require_works(config.memory, config)
-    return MEMORIES[config.memory](config)
+    return MEMORIES[config.memory].of_layer(config, layer)
 
 
 def is_bounded(config: ModelConfig) -> bool:

@@ -10,6 +10,16 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.span import Span
 
+BESIDE: Mapping[str, tuple[Any, ...]] = {
+    "recurrence": ("below",),
+    "reversible": (False,),
+    "same_length": (False,),
+    "shard": (False,),
+    "convention": ("txl",),
+    "attention_by_distance": (False,),
+}
+"""What works with rules that keep what has left the window in another form; see `MemoryRule.only`."""
+
 
 class State(NamedTuple):
     """What a layer remembers, in plain tensors with one row a stream.
@@ -37,6 +47,7 @@ class MemoryRule(nn.Module):
         empty         the memory before the first segment
         span          where what a layer reads stands, and what of it belongs to another document
         read          the hidden states that stand before the segment
+        beside        what is read of the rest, with queries that attention asks too
         kept          what is kept of a segment, and what that adds to the loss
     A checkpoint stores every tensor of a `State`. Rows are streams: what is kept of one never depends on another.
     """
@@ -55,6 +66,14 @@ class MemoryRule(nn.Module):
         self.keeps_output = config.recurrence == "same"
 
     @classmethod
+    def of_layer(cls, config: ModelConfig, layer: int) -> "MemoryRule":
+        """The rule of a layer, counted from 0. Raises `UsageError` if the configuration names a layer that is none."""
+        return cls(config)
+
+    def reset_parameters(self) -> None:
+        """Initialise weights of its own that are not drawn as others are."""
+
+    @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         """The memory of a layer before the first segment, with dtype and device of `like`."""
         return State(like.new_empty(batch_size, 0, config.d_model))
@@ -71,6 +90,15 @@ class MemoryRule(nn.Module):
     def read(self, state: State) -> Tensor:
         """The hidden states before the segment, (B, M, D), at consecutive positions, which attention reads."""
         return state.hidden_BMD
+
+    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        """The result of attention with what the rule reads of `State.more`, (B, N, T, H).
+
+        Args:
+            q_BNTH: queries without positions.
+            local_BNTH: the result of attention to what `read` gives and the segment.
+        """
+        return local_BNTH
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         """The memory for the next segment.
@@ -93,9 +121,26 @@ class MemoryRule(nn.Module):
         run: Callable[..., Tensor],
     ) -> tuple[Tensor, Any]:
         """The state of the segment after a layer, and the memory for the next segment; `run` computes the layer."""
-        out_BTD = run(layer, h_BTD, self.read(state), feats, span)
+        out_BTD = run(layer, h_BTD, self.read(state), feats, span, state.more)
         new_BTD = layer.read(out_BTD if self.keeps_output else h_BTD)
         return out_BTD, self.kept(state, new_BTD, span, context, layer)
+
+
+def beyond_window(state: State, new_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """What of [memory, segment] leaves the window of mem_len tokens, (B, L, D), and the detached rest. The last ext_len
+    tokens of the segment are neither."""
+    n_new = max(0, new_BTD.shape[1] - context.ext_len)
+    plain_BMD = torch.cat([state.hidden_BMD, new_BTD[:, :n_new]], dim=1)
+    n_left = max(0, plain_BMD.shape[1] - context.mem_len)
+    return plain_BMD[:, :n_left], plain_BMD[:, n_left:].detach().clone()
+
+
+def same_document(span: Span, n_left: int) -> tuple[Tensor, Tensor]:
+    """Whether what has left the window before, (B,), and each of the tokens that leave it now, (B, L), are of one
+    document with the last of these, if any later token can see that."""
+    assert span.first_BT is not None
+    first_B = span.first_BT[:, max(0, n_left - 1 - span.n_mem)]
+    return first_B < 0, torch.arange(n_left, device=first_B.device) >= first_B[:, None]
 
 
 @dataclass(frozen=True, eq=False)

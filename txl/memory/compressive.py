@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import MemoryRule, State
+from txl.memory.base import BESIDE, MemoryRule, State
 from txl.memory.span import Span
 
 
@@ -33,14 +33,7 @@ class Compressive(MemoryRule):
     """
 
     settings = ("compress_rate", "compression", "compress_loss", "compressed_len")
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "recurrence": ("below",),
-        "reversible": (False,),
-        "same_length": (False,),
-        "shard": (False,),
-        "convention": ("txl",),
-        "attention_by_distance": (False,),
-    }
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
     is_bounded = False
 
     def __init__(self, config: ModelConfig) -> None:

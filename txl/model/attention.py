@@ -1,5 +1,6 @@
 """Multi-head attention over [memory, segment], for any position encoding and attention rule."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from txl.memory import KeyValue, Span
 from txl.ops.few_rows import Linear
 from txl.ops.numbers import product_dtype
 from txl.positions import PositionEncoding
+
+Beside = Callable[[Tensor, Tensor], Tensor]
+"""Makes, from queries without positions and the result of attention, another result, (B, N, T, H) each."""
 
 
 class Attention(nn.Module):
@@ -33,12 +37,14 @@ class Attention(nn.Module):
         self.v_net = Linear(config.d_model, inner, bias=False)
         self.o_net = Linear(inner, config.d_model, bias=False)
 
-    def forward(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, beside: Beside | None = None
+    ) -> Tensor:
         """The attention output of the new tokens, (B, T, D). `feats` is the result of `pos.prepare` for `span`."""
         x_BTD, mem_BMD = _as_multiplied(x_BTD), _as_multiplied(mem_BMD)
         q_BNTH, k_BNSH = self.queries_and_keys(x_BTD, mem_BMD, feats, span)
         v_BNSH = self._heads(_joined(self.v_net(mem_BMD), self.v_net(x_BTD)))
-        return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span)
+        return self._attend(q_BNTH, k_BNSH, v_BNSH, self.pos.project(feats), span, beside)
 
     def queries_and_keys(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Projected queries (B, N, T, H) and keys (B, N, S, H), before `pos.transform_qk`; arguments as `forward`."""
@@ -68,12 +74,21 @@ class Attention(nn.Module):
 
     def remembered(self, before: KeyValue, x_BTD: Tensor) -> KeyValue:
         """The keys and values from before with those of more tokens."""
-        return before.appended(self._heads(self.k_net(x_BTD)), self._heads(self.v_net(x_BTD)))
+        return before.appended(*self.keys_and_values(x_BTD))
 
-    def _attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+    def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected keys and values, (B, N, L, H) each, without positions."""
+        return self._heads(self.k_net(x_BLD)), self._heads(self.v_net(x_BLD))
+
+    def _attend(
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span, beside: Beside | None = None
+    ) -> Tensor:
+        plain_BNTH = q_BNTH
         if not self.rule.shared_qk:
             q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
         out_BNTH = self.rule(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
+        if beside is not None:
+            out_BNTH = beside(plain_BNTH, out_BNTH)
         return self.o_net(rearrange(out_BNTH, "b n t h -> b t (n h)"))
 
     def _heads(self, x_BLE: Tensor) -> Tensor:

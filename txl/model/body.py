@@ -40,7 +40,9 @@ class Body(nn.Module):
         parameters."""
         self.config = config
         encodings = build_position_encodings(config, dropout=dropout)
-        layers = nn.ModuleList(Layer(config, pos, dropout=dropout, dropatt=dropatt) for pos in encodings)
+        layers = nn.ModuleList(
+            Layer(config, pos, index=i, dropout=dropout, dropatt=dropatt) for i, pos in enumerate(encodings)
+        )
         self.layers = layers  # type: ignore[assignment]  # a ModuleList does not know the class of its elements
         self.drop = Dropout(dropout)
         self.recompute = False
@@ -157,7 +159,8 @@ class Body(nn.Module):
             dtype = next(self.parameters()).dtype
             return self.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=self.device))
         layer = self.layers[0]
-        if layer.attn.pos.places_hidden_states() or layer.memory.keeps_output or not layer.memory.is_projected:
+        projects = all(one.memory.is_projected and not one.memory.keeps_output for one in self.layers)
+        if layer.attn.pos.places_hidden_states() or not projects:
             return self.empty_memory(batch_size)
         n_head, d_head, weight = self.config.n_head, self.config.d_head, layer.attn.k_net.weight
         return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))

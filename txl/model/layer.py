@@ -1,11 +1,14 @@
 """A layer of the model, for any position encoding and attention rule."""
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.memory import KeyValue, Span, build_memory_rule
-from txl.model.attention import Attention
+from txl.model.attention import Attention, Beside
 from txl.model.feed_forward import FeedForward
 from txl.model.gates import build_gate
 from txl.ops.dropout import Dropout
@@ -19,23 +22,28 @@ class Layer(nn.Module):
     With `reversible` the state holds two streams, concatenated as (B, T, 2D); see `txl.model.reversible`.
     """
 
-    def __init__(self, config: ModelConfig, pos: PositionEncoding, *, dropout: float, dropatt: float) -> None:
+    def __init__(
+        self, config: ModelConfig, pos: PositionEncoding, *, index: int = 0, dropout: float, dropatt: float
+    ) -> None:
         super().__init__()
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
-        self.memory = build_memory_rule(config)
+        self.memory = build_memory_rule(config, index)
         self.attn_drop = Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)
         self.ff_norm = nn.LayerNorm(config.d_model)
         self.attn_gate, self.ff_gate = build_gate(config), build_gate(config)
 
-    def forward(self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
-        """The state after the layer, (B, T, D)."""
+    def forward(
+        self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, more: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """The state after the layer, (B, T, D). `more` is what the memory keeps besides, see `MemoryRule.beside`."""
         if self.reversible:
             return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
         x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
-        return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span))
+        beside = partial(self.memory.beside, more, span) if more else None
+        return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span, beside))
 
     def with_key_values(
         self, state: Tensor, remembered: KeyValue, feats: Tensor, span: Span
@@ -58,10 +66,21 @@ class Layer(nn.Module):
         """The attention output, added to stream 1. Positions added to the layer input do not stay in stream 2."""
         return self._attended(*self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span), feats, span)
 
-    def _attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
+    def keys_and_values(self, hidden_BLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of hidden states that the layer has read, (B, N, L, H) each, without positions."""
+        return self.attn.keys_and_values(self.attn_norm(hidden_BLD) if self.pre_lnorm else hidden_BLD)
+
+    def _attended(
+        self,
+        x_BTD: Tensor,
+        mem_BMD: Tensor,
+        feats: Tensor,
+        span: Span,
+        beside: Beside | None = None,
+    ) -> Tensor:
         if self.pre_lnorm:  # memory is stored unnormalised and normalised on each read
             x_BTD, mem_BMD = self.attn_norm(x_BTD), self.attn_norm(mem_BMD)
-        return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span))
+        return self.attn_drop(self.attn(x_BTD, mem_BMD, feats, span, beside))
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
         """The feed-forward output, before the residual connection."""

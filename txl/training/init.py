@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from txl.memory import MemoryRule
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.gates import Gate
 from txl.model.transformer import TransformerXL
@@ -20,7 +21,7 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
     | biases                                                      | 0                                            |
     | biases of gates                                             | gate_bias                                    |
 
-    Position encodings with their own initialisation come last, see `PositionEncoding.reset_parameters`.
+    Position encodings and memories with their own initialisation come last, see their `reset_parameters`.
     """
     projections = {
         id(p) for m in model.modules() if isinstance(m, AdaptiveEmbedding | AdaptiveSoftmax) for p in m.projs
@@ -38,5 +39,5 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
         else:
             nn.init.normal_(parameter, 0.0, config.init_std)
     for module in model.modules():
-        if isinstance(module, PositionEncoding | Gate):
+        if isinstance(module, PositionEncoding | Gate | MemoryRule):
             module.reset_parameters()

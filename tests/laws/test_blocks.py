@@ -1,20 +1,20 @@
-"""What the layers are made of: reversible streams, activations and gates, chunks, what a layer remembers."""
+"""What the layers are made of: reversible streams, activations, chunks, recurrence, dropout."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.kernels import step_peak
-from tests.laws.conftest import PAIRS, RULE_SIZES, build
-from tests.laws.test_memory_laws import FAR, read
+from tests.conftest import long_test
+from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, other, read
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.config import UsageError
 from txl.model.feed_forward import ACTIVATIONS, GATED, FeedForward
 from txl.model.reversible import reversible_layers
 
-REVERSIBLE = {"pre_lnorm": True, "reversible": True}
+REVERSIBLE = LAYERS["reversible"]
 
 
 def build_noisy(shape: str, *, dropout: float, dropatt: float, **changes: Any) -> TransformerXL:
@@ -33,20 +33,19 @@ def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span
     return x1, x2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("position", "rule", "impl", "noisy"),
-    [(*pair, "auto", True) for pair in PAIRS]
-    + [("rel_sinusoid", "softmax", impl, False) for impl in ("naive", "dense", "blockwise")],
+    ("name", "impl", "noisy"),
+    [("reversible", impl, False) for impl in ("naive", "dense", "blockwise")]
+    + [(name, "auto", True) for name in ("reversible", "t5", "shaw", "floater", "performer_rotary", "lsh_none")],
 )
-def test_reversible_gradients_equal_the_stored_ones(position: str, rule: str, impl: str, noisy: bool) -> None:
-    changes = REVERSIBLE | RULE_SIZES | {"position": position, "attention": rule, "n_layer": 4}
-    dropout, dropatt = 0.3 * noisy, 0.2 * noisy * (rule == "softmax")  # the other rules refuse dropatt
-    model = build_noisy("plain", dropout=dropout, dropatt=dropatt, **changes)
+def test_reversible_gradients_equal_the_stored_ones(name: str, impl: str, noisy: bool) -> None:
+    dropatt = 0.2 * noisy * (MODELS[name].get("attention") is None)  # the other rules refuse it
+    changes = SMALL | MODELS[name] | REVERSIBLE | {"n_layer": 3}
+    model = build_noisy(name, dropout=0.3 * noisy, dropatt=dropatt, **changes)
     model.use_attention(impl)
-    memory = tuple(torch.randn(2, 5, 16).double() for _ in range(4))
-    span, x1, x2 = Span(5, 7), *torch.randn(2, 2, 7, 16).double()
-    upstream, kept = torch.randn(2, 2, 7, 16).double(), []
+    memory = tuple(torch.randn(2, 5, 8).double() for _ in range(3))
+    span, x1, x2 = Span(5, 7), *torch.randn(2, 2, 7, 8).double()
+    upstream, kept = torch.randn(2, 2, 7, 8).double(), []
     results = []
     for way in ("stored", "reversible"):
         torch.manual_seed(4)
@@ -65,20 +64,7 @@ def test_reversible_gradients_equal_the_stored_ones(position: str, rule: str, im
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-9)
     assert torch.equal(kept[0][0], x2)
-    assert len(kept) == 4
-
-
-@pytest.mark.parametrize("context", [FAR, Context(tgt_len=8, mem_len=5), Context(mem_len=7, same_length=True)], ids=str)
-def test_reversible_layers_remember_keys_and_values_too(token_BT: Tensor, context: Context) -> None:
-    model = build("plain", **REVERSIBLE)
-    hidden, cached = None, model.fresh_memory(2)
-    for segment_BT in token_BT.split(8, dim=1):
-        one, hidden = model(segment_BT, hidden, context)
-        with torch.inference_mode():
-            two, cached = model(segment_BT, cached, context)
-        torch.testing.assert_close(two, one.detach())
-        assert hidden.length == cached.length
-        assert not any(layer.requires_grad for layer in hidden.layers)
+    assert len(kept) == 3
 
 
 def saved_bytes(model: TransformerXL, token_BT: Tensor) -> int:
@@ -93,19 +79,20 @@ def saved_bytes(model: TransformerXL, token_BT: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = model(token_BT, None, Context(tgt_len=24, mem_len=0))
+        out = model(token_BT, None, Context(tgt_len=12, mem_len=0))
     assert out.hidden_BTD.requires_grad
     return sum(seen.values()) + sum(layer.untyped_storage().nbytes() for layer in out.memory.layers)
 
 
 def test_what_is_kept_for_the_backward_pass_does_not_grow_with_reversible_layers(token_BT: Tensor) -> None:
-    few, many = (saved_bytes(build("plain", n_layer=n, **REVERSIBLE).train(), token_BT) for n in (2, 12))
+    few, many = (saved_bytes(build("reversible", n_layer=n).train(), token_BT) for n in (2, 10))
     assert many == few
-    stored_few, stored_many = (saved_bytes(build("plain", n_layer=n, pre_lnorm=True), token_BT) for n in (2, 12))
+    stored_few, stored_many = (saved_bytes(build("pre_lnorm", n_layer=n), token_BT) for n in (2, 10))
     assert stored_many > 4 * stored_few > 4 * few
 
 
 @pytest.mark.slow
+@long_test
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
 def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> None:
     """Measured, the gradients of the weights left out."""
@@ -115,9 +102,9 @@ def test_the_peak_of_a_training_step_does_not_grow_with_reversible_layers() -> N
 
 
 def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(token_BT: Tensor) -> None:
-    model = build("plain", **REVERSIBLE).train()
+    model = build("reversible").train()
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    out = torch.func.functional_call(model, weights, (token_BT, None, Context(tgt_len=24)))
+    out = torch.func.functional_call(model, weights, (token_BT, None, Context(tgt_len=12)))
     with pytest.raises(RuntimeError, match="not with functional_call"):
         out.hidden_BTD.sum().backward()
 
@@ -125,11 +112,6 @@ def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(
 def test_post_norm_layers_are_not_reversible() -> None:
     with pytest.raises(UsageError, match="--reversible needs --pre_lnorm"):
         ModelConfig(n_token=5, reversible=True)
-
-
-def test_memory_holds_on_to_no_more_than_it_keeps(token_BT: Tensor) -> None:
-    memory = build("plain")(token_BT, None, Context(mem_len=3)).memory
-    assert [layer.untyped_storage().nbytes() for layer in memory.layers] == [2 * 3 * 16 * 8] * 3
 
 
 FORMULAS = {
@@ -193,31 +175,53 @@ def test_chunks_keep_none_of_the_inner_states() -> None:
 
 def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor) -> None:
     """Ding et al. 2021 (ERNIE-Doc), "enhanced recurrence mechanism": layer n reads [h_(tau)^n, h_(tau+1)^(n-1)]."""
-    model = build("plain", recurrence="same")
-    span, empty = Span(0, 8), torch.empty(2, 0, 16).double()
-    returned, h_BTD = [], model.word_emb(token_BT[:, :8])
+    model = build("same")
+    span, empty = Span(0, 7), torch.empty(2, 0, 16).double()
+    returned, h_BTD = [], model.word_emb(token_BT[:, :7])
     feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
     for layer in model.layers:
         h_BTD = layer(h_BTD, empty, feats, span)
         returned.append(h_BTD.detach())
-    span, h_BTD = Span(8, 5), model.word_emb(token_BT[:, 8:13])
+    span, h_BTD = Span(7, 5), model.word_emb(token_BT[:, 7:])
     feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
     for layer, mem_BMD in zip(model.layers, returned, strict=True):
         h_BTD = layer(h_BTD, mem_BMD, feats, span)
-    ours, memory = read(model, token_BT[:, :13], [8, 5], FAR)
-    torch.testing.assert_close(ours[:, 8:], h_BTD)
+    ours, memory = read(model, token_BT, [7, 5], FAR)
+    torch.testing.assert_close(ours[:, 7:], h_BTD)
     torch.testing.assert_close(memory.layers[-1], ours)  # without dropout what the last layer returned
-    assert not torch.allclose(ours, read(build("plain"), token_BT[:, :13], [8, 5], FAR)[0])
 
 
 @pytest.mark.parametrize("changes", [{}, REVERSIBLE], ids=str)
 def test_what_was_returned_reaches_back_farther_than_layers_times_memory(
     token_BT: Tensor, changes: dict[str, Any]
 ) -> None:
-    """One layer, memory 4: after three segments the first token still matters, as it does not with `below`."""
-    context, other_BT = Context(tgt_len=4, mem_len=4), token_BT.clone()
-    other_BT[:, 0] = (other_BT[:, 0] + 1) % 50
+    """One layer, memory 3: after two segments the first token still matters, as it does not with `below`."""
+    context, texts = Context(tgt_len=3, mem_len=3), (token_BT, other(token_BT, slice(1)))
     for recurrence in ("below", "same"):
         model = build("plain", n_layer=1, recurrence=recurrence, **changes)
-        one, two = (read(model, text, [4] * 6, context)[0][:, 12:] for text in (token_BT, other_BT))
+        one, two = (read(model, text, [3] * 4, context)[0][:, 6:] for text in texts)
         assert torch.allclose(one, two, rtol=0, atol=1e-14) == (recurrence == "below")
+
+
+@pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, REVERSIBLE], ids=str)
+def test_each_place_of_dropout_acts_alone(changes: dict[str, Any]) -> None:
+    """With all others off, the result differs from that without dropout, of training as of evaluation."""
+    model = build_noisy("plain", dropout=0.5, dropatt=0.0, n_layer=1, **changes)
+    token_BT = torch.randint(0, N_TOKEN, (2, 9))
+
+    def states(acting: nn.Module | None) -> Tensor:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.5 * (module is acting)
+        return model(token_BT, None, Context(mem_len=8)).hidden_BTD.detach()
+
+    quiet = states(None)
+    places = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for place in places:
+        place.p = 0.5
+    torch.testing.assert_close(model.eval()(token_BT, None, FAR).hidden_BTD, quiet)
+    model.train()
+    assert len(places) == 6  # words and last hidden states, R, probabilities, after attention, two in the feed-forward
+    assert not any(torch.equal(states(place), quiet) for place in places)
+    kept = states(model.drop) != 0  # the last hidden states too
+    assert 0.3 < kept.double().mean() < 0.7

@@ -1,0 +1,188 @@
+"""What the equations leave open: shifts, sinusoids, borders of buckets, precision, sharing, refusals."""
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.equations.loops import D, H, N, bucket, derivative
+from txl import Context, ModelConfig, Span, TransformerXL
+from txl.config import UsageError
+from txl.positions import build_position_encodings
+from txl.positions.alibi import slopes
+from txl.positions.base import rel_shift, rel_unshift, sinusoid
+from txl.positions.t5 import bucket_starts
+from txl.training.config import TrainConfig
+from txl.training.init import init_weights
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {"n_token": 9, "n_layer": 2, "n_head": N, "d_head": H, "d_model": D, "d_inner": 5}
+
+
+def model_of(position: str, **settings: Any) -> TransformerXL:
+    if position == "floater":
+        pytest.importorskip("torchdiffeq")
+    return TransformerXL(ModelConfig(**SIZES | {"position": position} | settings))
+
+
+def encoding(position: str, **settings: Any) -> Any:
+    """Of the first layer, in float64, with weights from N(0, 1)."""
+    pos = model_of(position, **settings).layers[0].attn.pos.double()
+    with torch.no_grad():
+        for parameter in pos.parameters():
+            parameter.normal_()
+    return pos
+
+
+def test_sinusoids_are_the_formula() -> None:
+    """Vaswani et al. 2017, sec. 3.5, sines before cosines; to float32, in which the original keeps the frequencies."""
+    for distance in (0, 1, 7, 100):
+        angles = [distance / 10000 ** (2 * i / D) for i in range(D // 2)]
+        expected = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)]).double()
+        found = sinusoid(torch.tensor([distance]), D, torch.float64)[0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7 * (1 + distance))
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 9), (4, 4), (5, 9), (7, 8)])
+def test_shifts_are_gathers_and_each_others_inverse(T: int, S: int) -> None:
+    x, visible = torch.randn(2, 3, T, S), Span(S - T, T).mask_TS(CPU)
+    shifted, by_distance = rel_shift(x), rel_unshift(x * visible)
+    for t in range(T):
+        for s in range(S - T + t + 1):
+            assert torch.equal(shifted[..., t, s], x[..., t, s + T - 1 - t])
+    assert torch.equal(rel_shift(by_distance) * visible, x * visible)
+    assert all(not by_distance[..., t, : T - 1 - t].any() for t in range(T))
+
+
+def test_columns_of_distances_become_columns_of_keys() -> None:
+    span = Span(4, 5, clamp_len=6)
+    shifted_TS = rel_shift(span.distances_S(CPU).expand(1, 1, 5, 9))[0, 0]
+    visible_TS = span.mask_TS(CPU)
+    assert torch.equal(shifted_TS[visible_TS], span.distances_TS(CPU)[visible_TS])
+
+
+@pytest.mark.parametrize(("M", "T", "window"), [(0, 5, -1), (0, 5, 4), (0, 5, 5), (3, 5, -1), (2, 1, -1)])
+def test_a_triangle_is_what_the_mask_says(M: int, T: int, window: int) -> None:
+    span = Span(M, T, window=window)
+    triangle_TS = torch.ones(T, M + T, dtype=torch.bool).tril()
+    assert span.is_triangle == torch.equal(span.mask_TS(CPU), triangle_TS)
+
+
+def test_what_is_far_is_not_rounded_to_half_precision() -> None:
+    """Angles of sinusoids and of rotations, and linear biases."""
+    far, half = torch.tensor([5000]), torch.bfloat16
+    assert torch.equal(sinusoid(far, 8, half), sinusoid(far, 8, torch.float32).to(half))
+    pos, span = encoding("rotary"), Span(4000, 1)
+    q, k = torch.randn(1, 2, 1, H).to(half), torch.randn(1, 2, 4001, H).to(half)
+    exact = pos.transform_qk(q.float(), k.float(), span)
+    assert all(map(torch.equal, pos.transform_qk(q, k, span), [x.to(half) for x in exact]))
+    rows_SN = encoding("alibi").prepare(span, like=torch.zeros(1, dtype=half))
+    assert len(rows_SN.unique(dim=0)) == 4001
+
+
+def test_turning_keeps_distances_however_far_the_window_reaches() -> None:
+    pos, q, k = encoding("rotary"), torch.randn(1, 2, 1, H).double(), torch.randn(1, 2, 1001, H).double()
+    far_q, far_k = pos.transform_qk(q, k, Span(1000, 1))
+    near_q, near_k = pos.transform_qk(q, k[:, :, -5:], Span(4, 1))
+    torch.testing.assert_close((far_q @ far_k.mT)[..., -5:], near_q @ near_k.mT, rtol=0, atol=1e-12)
+
+
+def test_distances_are_dropped_out_once_for_all_layers() -> None:
+    """As the 2019 code does: one mask of R, whose other entries grow by 1 / (1 - p); none in evaluation."""
+    config = ModelConfig(**SIZES | {"d_model": 64})
+    model, seen = TransformerXL(config, dropout=0.25), []
+    pos, span, like = model.layers[0].attn.pos, Span(40, 20), torch.zeros(1)
+    plain = sinusoid(span.distances_S(CPU), 64, torch.float32)
+    assert torch.equal(pos.eval().prepare(span, like), plain)
+    dropped = pos.train().prepare(span, like)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], plain[kept] / 0.75)
+    assert kept[plain != 0].float().mean() == pytest.approx(0.75, abs=0.05)
+    for layer in model.train().layers:
+        layer.attn.pos.r_net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(torch.zeros(1, 3, dtype=torch.long), None, Context())
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    assert (seen[0] == 0).any()
+
+
+@pytest.mark.parametrize("position", ["sinusoid_input", "learned_per_layer"])
+def test_counting_back_makes_what_is_read_depend_on_where_segments_end(position: str) -> None:
+    """Why new models count from the start: counted from the end, two segments are not one pass."""
+    token_BT, far = torch.randint(0, 9, (2, 12)), Context(mem_len=100)
+    for count_back in (False, True):
+        model = model_of(position, n_position=20, count_back=count_back).eval()
+        init_weights(model, TrainConfig(init_std=0.5))
+        first = model(token_BT[:, :5], None, far)
+        second = model(token_BT[:, 5:], first.memory, far)
+        found = torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1)
+        assert torch.allclose(found, model(token_BT, None, far).hidden_BTD, atol=1e-5) != count_back
+
+
+@pytest.mark.parametrize(("n_bucket", "max_distance"), [(32, 128), (8, 64), (6, 8), (7, 100), (32, 17)])
+def test_every_distance_falls_in_its_bucket(n_bucket: int, max_distance: int) -> None:
+    pos = encoding("t5", n_bucket=n_bucket, max_distance=max_distance)
+    rows_S = pos.prepare(Span(0, 150), like=torch.zeros(1))
+    assert rows_S.tolist() == [bucket(d, n_bucket, max_distance) for d in range(149, -1, -1)]
+
+
+def test_borders_are_where_logarithms_are_whole() -> None:
+    assert bucket_starts(8, 64) == [0, 1, 2, 3, 4, 8, 16, 32]
+    assert bucket_starts(32, 128)[16:20] == [math.ceil(16 * 8 ** (i / 16)) for i in range(4)]
+
+
+def test_slopes_are_those_that_the_paper_lists() -> None:
+    """Eight heads; sixteen go by the root of two."""
+    assert slopes(8, CPU, torch.float64).tolist() == [2**-i for i in range(1, 9)]
+    assert slopes(16, CPU, torch.float64).tolist() == pytest.approx([2 ** (-i / 2) for i in range(1, 17)], rel=1e-12)
+
+
+@torch.no_grad()
+def test_the_path_of_floater_solves_its_equation() -> None:
+    """By many small steps of the midpoint rule; more text does not move the positions before it."""
+    pos = encoding("floater")
+    path_SD, z, h = pos.path(Span(0, 5)), pos.z0_D, 0.001
+    for step in range(400):
+        time = step * h
+        z = z + h * derivative(pos, time + h / 2, z + h / 2 * derivative(pos, time, z))
+    torch.testing.assert_close(path_SD[4], z, rtol=0, atol=1e-4)
+    assert torch.equal(pos.path(Span(9, 4))[:5], path_SD)
+
+
+@pytest.mark.parametrize("untie_r", [False, True])
+def test_training_of_floater_begins_at_the_sinusoids(untie_r: bool) -> None:
+    """Layers share the equation unless they are untied."""
+    model = model_of("floater", untie_r=untie_r)
+    init_weights(model, TrainConfig())
+    first, second = (layer.attn.pos for layer in model.layers)
+    assert (first.motion is second.motion) == (first.z0_D is second.z0_D) == (not untie_r)
+    span, x_BSD = Span(3, 5), torch.zeros(1, 8, D)
+    for pos in (first, second):
+        placed_BTD, placed_BMD = pos.qk_input(x_BSD[:, 3:], x_BSD[:, :3], first.prepare(span, like=x_BSD), span)
+        placed_SD = torch.cat([placed_BMD, placed_BTD], dim=1)[0]
+        assert torch.equal(placed_SD, sinusoid(torch.arange(8), D, torch.float32))
+        assert pos.motion[0].weight.std() > 0.005
+
+
+TABLES = ["learned_relative", "learned_per_layer", "learned_absolute", "relative_keys"]
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"position": name}, f"--position {name}: learns a row for each position; set the number with")
+        for name in TABLES
+    ),
+    ({"position": "rotary", "d_head": 5}, "--d_head 5: --position rotary rotates pairs of channels; use an even one"),
+    ({"position": "t5", "max_distance": 16}, "--max_distance 16: must be above half of --n_bucket 32"),
+    ({"position": "t5", "n_bucket": 1}, "--n_bucket 1: --position t5 needs at least 2"),
+    ({"position": "floater"}, r"--position floater: needs torchdiffeq, .* pip install torchdiffeq"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSALS, ids=str)
+def test_settings_that_do_not_fit_are_refused(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    with pytest.raises(UsageError, match=message):
+        build_position_encodings(ModelConfig(**SIZES | settings))

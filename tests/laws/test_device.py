@@ -1,0 +1,113 @@
+"""A training step never waits for the device: what depends on the ids is settled where they come from, on the CPU. And
+a compiled layer is one graph, whatever it remembers."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.laws.conftest import SHAPES, SMALL, build
+from txl import Context, ModelConfig, Span, TransformerXL
+from txl.ops.rel_attention.dense import dense
+from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
+from txl.training.step import TrainState
+
+META = torch.device("meta")
+"""Tensors there have no values: what would look at one raises."""
+CONTEXT = Context(mem_len=8)
+
+
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"floater", "floater_untied"}))
+def test_loss_and_gradients_ask_the_device_for_no_number(model: TransformerXL) -> None:
+    """Only torchdiffeq compares times where they are, at every step."""
+    model = model.train().to("meta")
+    token_BT = torch.randint(0, 50, (2, 9))
+    nll_BT, memory = model.nll(token_BT[:, :4], token_BT[:, 1:5], None, CONTEXT)
+    nll_BT, _ = model.nll(token_BT[:, 4:8], token_BT[:, 5:], memory, CONTEXT)
+    nll_BT.mean().backward()
+    assert {nll_BT.device, *(p.grad.device for p in model.parameters())} == {META}
+
+
+@pytest.mark.parametrize("optim", ["adam", "lamb"])
+def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it: clipping, the note of a gradient that is not finite, the update. To look for that note is to ask."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # off here, and not to be had on meta
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_: None)
+    config = TrainConfig(optim=optim, batch_size=4, batch_chunk=2, max_step=2, clip=1.0)
+    model = build("pre_lnorm_adaptive", **SMALL).train().to(META)
+    state = TrainState(model, config, CONTEXT, Ranks(0, 1, META))
+    token_BT = torch.randint(0, 50, (4, 9))
+    for first in (0, 4):
+        nll_BT = state.step(token_BT[:, first : first + 4], token_BT[:, first + 1 : first + 5])
+    assert nll_BT.device == state.grad_norm.device == state.bad_step.device == META
+    assert len(state.optimizers.state()) >= 2 * len(list(model.parameters()))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        state.check()
+
+
+def test_looking_at_a_number_there_would_be_seen() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.int64, device=META)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        build("pre_lnorm_adaptive").to(META).nll(ids, ids, None, Context())
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What other tests have compiled, and what this one has."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
+def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> None:
+    """A graph for none, one for the first length there is, which PyTorch takes for a constant, and one for all others.
+
+    A part that cannot stand in a graph would raise.
+    """
+    config = ModelConfig(n_token=5, n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=12)
+    model = TransformerXL(config, dropout=0.1, dropatt=0.1).train()
+    model.use_attention("dense")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def counted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    layer = torch.compile(model.layers[0], fullgraph=True, backend=counted)
+    made = []
+    for n_mem in (0, 4, 8, 11):
+        span = Span.of(Context(tgt_len=4, mem_len=11), n_mem=n_mem, n_new=4)
+        x_BTD, mem_BMD = torch.randn(2, 4, 8, requires_grad=True), torch.randn(2, n_mem, 8)
+        feats = model.layers[0].attn.pos.prepare(span, like=x_BTD)
+        with torch.autocast("cpu", torch.bfloat16):
+            out_BTD = layer(x_BTD, mem_BMD, feats, span)
+        out_BTD.square().sum().backward()
+        assert x_BTD.grad.isfinite().all()
+        made.append(len(graphs))
+    assert made[0] == 1
+    assert made[-1] <= 3, made
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_compiled_graph_drops_it_drops_again_when_it_recomputes() -> None:
+    operands = [torch.randn(shape, requires_grad=True) for shape in [(2, 2, 5, 4)] * 3 + [(5, 2, 4), (2, 4), (2, 4)]]
+
+    def attended(*operands: torch.Tensor) -> torch.Tensor:
+        return dense(*operands, scale=0.5, dropout=0.5)
+
+    def recomputed(*operands: torch.Tensor) -> torch.Tensor:
+        return checkpoint(attended, *operands, use_reentrant=False)
+
+    def gradients(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(3)
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        return torch.autograd.grad(compiled(*operands).square().sum(), operands)
+
+    torch.testing.assert_close(gradients(recomputed), gradients(attended))

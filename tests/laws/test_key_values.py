@@ -1,0 +1,127 @@
+"""What evaluation remembers: projected keys and values, where they hold no positions."""
+
+import copy
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.conftest import ENCODINGS, FAR, MODELS, SMALL, build, clamps, read
+from txl import Context, Memory, ModelConfig, Span, TransformerXL
+from txl.memory import KeyValueMemory
+
+TINY = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
+
+
+@pytest.mark.parametrize("name", ["plain", "t5", "relative_keys_short", "rotary"])
+def test_they_serve_another_look_back(model: TransformerXL, token_BT: Tensor) -> None:
+    """Positions are projected anew when clamp_len changes or the span grows."""
+    hidden, cached = None, model.fresh_memory(2)
+    near, far = Context(tgt_len=4, mem_len=6), Context(tgt_len=4, mem_len=20)
+    clamped = dataclasses.replace(far, clamp_len=2 if clamps(model) else -1)
+    with torch.inference_mode():
+        for context, segment_BT in zip((near, far, clamped) * 2, token_BT.repeat(1, 2).split(4, dim=1), strict=True):
+            one, hidden = model(segment_BT, hidden, context)
+            two, cached = model(segment_BT, cached, context)
+            torch.testing.assert_close(two, one)
+
+
+@pytest.mark.parametrize("name", ["plain", "t5"])
+def test_distances_are_projected_once(model: TransformerXL, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = type(model.layers[0].attn.pos)
+    calls, project = [], cls.project
+    monkeypatch.setattr(cls, "project", lambda *args: calls.append(None) or project(*args))
+    with torch.inference_mode():
+        read(model, token_BT, [4, 4, 4], Context(tgt_len=4, mem_len=8), model.fresh_memory(2))
+    assert len(calls) == len(model.layers)
+
+
+@pytest.mark.parametrize("name", ["plain", "rotary"])
+def test_they_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
+    """What one continuation appends is invisible to another from the same memory, and to the memory itself."""
+    context = Context(tgt_len=4, mem_len=9)
+    hidden = read(model, token_BT, [4, 4, 4], context)[1]
+    cached = read(model.requires_grad_(False), token_BT, [4, 4, 4], context, model.fresh_memory(2))[1]
+    for first in (0, 4, 8, 0):
+        ways = [(hidden, cached)] * 2
+        for segment_BT in token_BT[:, first : first + 4].split(2, dim=1):
+            for i, (one, two) in enumerate(ways):
+                expected, one = model((segment_BT + i) % 50, one, context)
+                found, two = model((segment_BT + i) % 50, two, context)
+                torch.testing.assert_close(found, expected)
+                ways[i] = one, two
+
+
+@torch.no_grad()
+def test_a_token_more_does_not_copy_the_memory(token_BT: Tensor) -> None:
+    model, rooms = build("plain", **SMALL), []
+    memory = model.fresh_memory(2)
+    for segment_BT in token_BT.repeat(1, 6).split(1, dim=1):
+        _, memory = model(segment_BT, memory, Context(tgt_len=1, mem_len=16))
+        rooms.append(memory.layers[0].k_BNMH.untyped_storage().data_ptr())
+    moves = sum(a != b for a, b in itertools.pairwise(rooms[20:]))
+    assert moves <= 52 // 4
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_keys_that_hold_positions_are_not_remembered(model: TransformerXL) -> None:
+    """Keys are kept where they hold no position, or are given one when they are read; else hidden states are."""
+    state, span = torch.zeros(1, 3, 8).double(), Span(3, 3)
+    feats = model.layers[0].attn.pos.prepare(span, like=state)
+    placed = [
+        hook(state, state, feats, span)
+        for layer in model.layers
+        for hook in (layer.attn.pos.layer_input, layer.attn.pos.qk_input)
+    ]
+    hold_positions = any(remembered.any() for _, remembered in placed)
+    assert isinstance(model.fresh_memory(2), Memory if hold_positions else KeyValueMemory)
+
+
+def test_a_fresh_memory_takes_gradients_to_every_layer(token_BT: Tensor) -> None:
+    """As the empty memory does, also with frozen embeddings; one of keys and values that holds something is refused."""
+    model, context = build("one_head_untied", **SMALL | MODELS["one_head_untied"]), Context(tgt_len=4, mem_len=8)
+    model.word_emb.requires_grad_(False)
+    first, second = token_BT.split((4, 8), dim=1)
+    grads = []
+    for memory in (None, model.fresh_memory(2)):
+        model.zero_grad()
+        _, memory = model.nll(first, first, memory, context)
+        model.nll(second[:, :-1], second[:, 1:], memory, context)[0].sum().backward()
+        grads.append([p.grad.clone() for p in model.layers.parameters()])
+    torch.testing.assert_close(grads[0], grads[1])
+    with torch.no_grad():
+        _, memory = model.nll(first, first, model.fresh_memory(2), context)
+    with pytest.raises(ValueError, match="takes no gradient"):
+        model.nll(first, first, memory, context)
+
+
+def test_position_features_do_not_keep_what_training_dropped(token_BT: Tensor) -> None:
+    """Nor the dtype of autocast."""
+    model, context = TransformerXL(ModelConfig(**TINY), dropout=0.5), Context(tgt_len=6, mem_len=6)
+    first, second = token_BT.split(6, dim=1)
+    for autocast in (False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            memory = model.train()(first, model.fresh_memory(2), context).memory
+        with torch.no_grad():
+            found = model.eval()(second, memory, context).hidden_BTD
+            expected = model(second, dataclasses.replace(memory, feats=()), context).hidden_BTD
+        torch.testing.assert_close(found, expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_computes_in_half_precision(model: TransformerXL, token_BT: Tensor) -> None:
+    exact = read(model, token_BT, [4, 8], FAR)[0]
+    for dtype in (torch.bfloat16, torch.float16):
+        half = read(copy.deepcopy(model).to(dtype), token_BT, [4, 8], FAR)[0]
+        assert half.dtype == dtype
+        assert (half - exact).norm() < 0.2 * exact.norm()
+
+
+def test_the_layers_share_one_mask(token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plain = [], Span._mask
+    monkeypatch.setattr(Span, "_mask", lambda span, device: made.append(span) or plain(span, device))
+    read(TransformerXL(ModelConfig(**TINY, position="alibi")), token_BT, [8, 4], FAR)
+    assert len(made) == 2

@@ -1,0 +1,106 @@
+"""What a training is to be: flags over a checkpoint's settings over the defaults, resolved once."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+from txl.checkpoint import Checkpoint
+from txl.cli import Typed, refuse_idle_flags
+from txl.commands.shape import AUTO, Shape, shape_of
+from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
+from txl.data_utils.corpus import DataConfig
+from txl.language.model import LanguageModel
+from txl.language.texts import data_settings
+from txl.memory import require_works
+from txl.runtime.distributed import Ranks
+from txl.training.config import TrainConfig
+from txl.training.folder import open_run, saved_settings
+from txl.training.run import require_shares
+
+
+class Settings(NamedTuple):
+    """The configurations of a training, which go together.
+
+    Attributes:
+        shape: the model's architecture; of a new one, before its text is known.
+        checkpoint: what it goes on from.
+        initial: the model of --init_from, if it does not go on.
+    """
+
+    train: TrainConfig
+    context: Context
+    data: DataConfig
+    shape: ModelConfig | Shape
+    checkpoint: Checkpoint | None = None
+    initial: LanguageModel | None = None
+
+
+def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -> Settings:
+    """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags contradict each other, or
+    the model or run that is gone on from."""
+    typed = with_batch_size(typed, ranks)
+    fixed = {name: value for name, value in typed.items() if value != AUTO}  # which contradicts no model's cutoffs
+    checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
+    if checkpoint is None:
+        return new_settings(typed, ranks, _initial_model(fixed))
+    train = build(TrainConfig, typed, **saved_settings(checkpoint))
+    data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
+    context = build(Context, typed, **as_dict(checkpoint.context))
+    return _checked(Settings(train, context, data, checkpoint.model_config, checkpoint), typed, ranks)
+
+
+def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
+    """Those of a new training. Raises `UsageError` if flags contradict each other."""
+    context = build(Context, typed, **(as_dict(initial.context) if initial else {}))
+    train = build(TrainConfig, typed)
+    length = train.eval_tgt_len or context.tgt_len
+    longer = f"--eval_tgt_len {length}: longer than --tgt_len {context.tgt_len}; lower it"
+    require("eval_tgt_len" not in typed or length <= context.tgt_len, longer)
+    shape = initial.model_config if initial else shape_of(typed, context)
+    return _checked(Settings(train, context, build(DataConfig, typed), shape, initial=initial), typed, ranks)
+
+
+def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
+    """The flags with the `batch_size` that follows from --local_batch_size, if that is given."""
+    if "local_batch_size" not in typed:
+        return typed
+    batch_size = typed["local_batch_size"] * ranks.world
+    asked = typed.get("batch_size", batch_size)
+    both = f"--batch_size {asked} and --local_batch_size {typed['local_batch_size']}"
+    require(asked == batch_size, f"{both}: over {ranks.world} process(es) they differ; drop one of them")
+    return {**typed, "batch_size": batch_size}
+
+
+def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
+    """The same, with what follows from other settings. Raises `UsageError` unless they go together."""
+    config, context, data, found, *_ = settings
+    shape = found.model if isinstance(found, Shape) else found
+    refuse_idle_flags(typed, config, data, shape)
+    for name in ("eta_min", "lr_min"):
+        lowest = getattr(config, name)
+        require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
+    require_shares(config, ranks)
+    masks = config.attn_impl != "fused" and shape.attention == "softmax"
+    how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
+    require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
+    require_works(shape.memory, config)
+    require_works(shape.memory, context)
+    parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
+    require(config.memory_parts <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
+    require(config.memory_parts == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
+    eval_tgt_len = config.eval_tgt_len or context.tgt_len
+    config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
+    return settings._replace(train=config)
+
+
+def _initial_model(typed: Typed) -> LanguageModel | None:
+    """The model of --init_from. Raises `UsageError` if a flag asks for another architecture."""
+    if typed.get("init_from") is None:
+        return None
+    source = typed["init_from"]
+    found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
+    for f in dataclasses.fields(ModelConfig):
+        has, asked = getattr(found.model_config, f.name), typed.get(f.name)
+        if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):
+            raise UsageError(f"--{f.name} {asked}: the model of --init_from {source} has {has}; drop the flag")
+    return found

@@ -1,0 +1,79 @@
+"""The memory of Infini-attention: what has left the window is a matrix per head, read by linear attention."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import Context, ModelConfig
+from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.span import Span
+
+
+class Infini(MemoryRule):
+    """Hidden states as in `fifo`, and of those before them a matrix and a norm per head.
+
+    read      A = sigmoid(b) s(Q) M / (s(Q) z) + (1 - sigmoid(b)) A_local        s(x) = ELU(x) + 1, b a number per head
+    linear    M' = M + s(K)^T V                                 z' = z + sum_t s(K_t)
+    delta     M' = M + s(K)^T (V - s(K) M / (s(K) z))           of the tokens that leave the window of mem_len at once
+
+    Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10.
+    Differs from the paper: there the window is the segment alone, as here with mem_len 0; Q, K are without positions
+    here with every encoding; what an empty matrix reads, or one of another document, is 0.
+    Gradients: hidden states in the window are detached, their keys and values are not, until the end of a step.
+    Documents: the matrix begins anew with the first token of a document that leaves the window.
+    """
+
+    settings = ("infini_update",)
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    is_bounded = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.has_delta = config.infini_update == "delta"
+        self.gate_N = nn.Parameter(torch.empty(config.n_head))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.gate_N)
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
+        n_head, d_head, dtype = config.n_head, config.d_head, torch.promote_types(like.dtype, torch.float32)
+        matrix_BNHH = like.new_zeros(batch_size, n_head, d_head, d_head, dtype=dtype)
+        return State(
+            like.new_empty(batch_size, 0, config.d_model), {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()}
+        )
+
+    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        read_BNTH = _read(more["matrix"], more["norm"], _feature(q_BNTH))
+        if span.first_BT is not None:
+            read_BNTH = read_BNTH * (span.first_BT < 0)[:, None, :, None]
+        share_N11 = self.gate_N.sigmoid()[:, None, None]
+        return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
+        k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
+        k_BNLH, v_BNLH = _feature(k_BNLH), v_BNLH.to(state.more["norm"].dtype)
+        matrix_BNHH, norm_BNH = state.more["matrix"], state.more["norm"]
+        if span.since_BT is not None:
+            goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
+            matrix_BNHH, norm_BNH = matrix_BNHH * goes_on_B[:, None, None, None], norm_BNH * goes_on_B[:, None, None]
+            k_BNLH = k_BNLH * stays_BL[:, None, :, None]
+        if self.has_delta:
+            v_BNLH = v_BNLH - _read(matrix_BNHH, norm_BNH, k_BNLH)
+        more = {"matrix": matrix_BNHH + k_BNLH.mT @ v_BNLH, "norm": norm_BNH + k_BNLH.sum(2)}
+        return State(hidden_BMD, more)
+
+
+def _feature(x: Tensor) -> Tensor:
+    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
+
+
+def _read(matrix_BNHH: Tensor, norm_BNH: Tensor, q_BNTH: Tensor) -> Tensor:
+    """Linear attention to what a matrix holds; 0 if that is nothing."""
+    weight_BNT1 = q_BNTH @ norm_BNH[..., None]
+    return q_BNTH @ matrix_BNHH / torch.where(weight_BNT1 > 0, weight_BNT1, 1)

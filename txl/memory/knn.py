@@ -1,0 +1,115 @@
+"""The memory of Memorizing Transformers: one layer looks up the nearest keys of what has left the window."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import Context, ModelConfig, require
+from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.fifo import Fifo
+from txl.memory.span import Span
+
+_AT_A_TIME = 1 << 24
+"""Similarities that are there at once."""
+
+
+class Knn(MemoryRule):
+    """Hidden states as in `fifo`, and in one layer keys and values of up to lookup_len tokens before them.
+
+    read    A = g A_memory + (1 - g) A_local          g = sigmoid(b), b a number per head
+            A_memory = sum_{i in top k} p_i V_i       p = softmax over the k keys of exp(s) q.K_i, |q| = |K_i| = 1
+
+    Source: Wu et al. 2022 (arXiv 2203.08913), sec. 3. Keys and values take no gradient once they are stored.
+    Differs from the paper, which names no temperature for its normalised keys: exp(s) is learned, one per head, from 10
+    on; only what has left the window is looked up, so no token is seen twice. The search is exact.
+    Documents: keys of other documents are never found.
+    """
+
+    settings = ("lookup_layer", "lookup_k", "lookup_len")
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    is_bounded = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.k = config.lookup_k
+        self.gate_N, self.scale_N = (nn.Parameter(torch.empty(config.n_head)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.gate_N)
+        nn.init.constant_(self.scale_N, math.log(10))
+
+    @classmethod
+    def of_layer(cls, config: ModelConfig, layer: int) -> MemoryRule:
+        at, n = config.lookup_layer, config.n_layer
+        require(
+            -n <= at < n, f"--lookup_layer {at}: the model has {n} layers; name one from 0 to {n - 1}, or from -{n}"
+        )
+        return cls(config) if layer == at % n else Fifo(config)
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
+        none_BN0H = like.new_empty(batch_size, config.n_head, 0, config.d_head)
+        n_found_B = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        more = {"keys": none_BN0H, "values": none_BN0H, "n_own": n_found_B}
+        return State(like.new_empty(batch_size, 0, config.d_model), more)
+
+    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        share_N11 = self.gate_N.sigmoid()[:, None, None]
+        n_own_B1 = more["n_own"][:, None]
+        if span.first_BT is not None:  # none of another document
+            n_own_B1 = n_own_B1 * (span.first_BT < 0)
+        found_BNTH = self._found(more, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH)
+        return (share_N11 * found_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+
+    def _found(self, more: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
+        """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where there are none."""
+        k_BNLH, v_BNLH = more["keys"], more["values"]
+        n_key = k_BNLH.shape[2]
+        q_BNTH = F.normalize(q_BNTH.to(k_BNLH.dtype), dim=-1) * self.scale_N.exp()[:, None, None]
+        if not n_key:
+            return 0 * q_BNTH
+        found = []
+        n_query = max(1, _AT_A_TIME // (n_key * len(q_BNTH) * q_BNTH.shape[1]))
+        for q_BNtH, own_Bt in zip(q_BNTH.split(n_query, dim=2), n_own_BT.split(n_query, dim=1), strict=True):
+            place_BNtK = _nearest(q_BNtH.detach(), k_BNLH, own_Bt, min(self.k, n_key))
+            hidden_BNtK = place_BNtK < n_key - own_Bt[:, None, :, None]
+            near_BNtKH, value_BNtKH = (_at(place_BNtK, x) for x in (k_BNLH, v_BNLH))
+            logit_BNtK = (q_BNtH[..., None, :] * near_BNtKH).sum(-1).masked_fill(hidden_BNtK, -torch.inf)
+            prob_BNtK = logit_BNtK.softmax(-1).masked_fill(hidden_BNtK.all(-1, keepdim=True), 0)
+            found.append((prob_BNtK[..., None] * value_BNtKH).sum(-2))
+        return torch.cat(found, dim=2)
+
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
+        n_left, n_own_B = left_BLD.shape[1], state.more["n_own"]
+        if span.since_BT is None:
+            n_own_B = n_own_B + n_left
+        else:
+            goes_on_B, stays_BL = same_document(span, n_left)
+            n_own_B = n_own_B * goes_on_B + stays_BL.sum(1)
+        with torch.no_grad():
+            k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
+        more = {}
+        for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
+            all_BNLH = torch.cat([state.more[name], new_BNLH.to(state.more[name].dtype)], dim=2)
+            more[name] = all_BNLH[:, :, max(0, all_BNLH.shape[2] - context.lookup_len) :].clone()
+        return State(hidden_BMD, {**more, "n_own": n_own_B.clamp(max=context.lookup_len)})
+
+
+def _nearest(q_BNTH: Tensor, k_BNLH: Tensor, n_own_BT: Tensor, k: int) -> Tensor:
+    """Indices of the k keys with the largest product among the last `n_own`; others where there are fewer."""
+    product_BNTL = q_BNTH @ k_BNLH.mT
+    place_L = torch.arange(k_BNLH.shape[2], device=k_BNLH.device)
+    hidden_BTL = place_L < (k_BNLH.shape[2] - n_own_BT)[..., None]
+    return product_BNTL.masked_fill(hidden_BTL[:, None], -torch.inf).topk(k, dim=-1).indices
+
+
+def _at(place_BNTK: Tensor, x_BNLH: Tensor) -> Tensor:
+    """The rows of x at these places, (B, N, T, K, H)."""
+    flat_BNPH = x_BNLH.take_along_dim(place_BNTK.flatten(2)[..., None], dim=2)
+    return flat_BNPH.unflatten(2, place_BNTK.shape[2:])

@@ -1,0 +1,151 @@
+"""The memory of Titans: a small network per head whose weights learn what has left the window."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import Context, ModelConfig
+from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.span import Span
+
+_RATES = (0.01, 0.5, 0.05)
+"""Forgetting, momentum and learning rate of a new model."""
+
+
+class Neural(MemoryRule):
+    """Hidden states as in `fifo`, and a network per head that maps keys of tokens before them to values.
+
+    read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
+    f         k W, or silu(k W1) W2                                 |q| = |k| = 1
+    learned   S_t = n_t S_(t-1) - o_t grad |f_W(k_t) - v_t|^2       W_t = (1 - a_t) W_(t-1) + S_t
+    of a token: momentum n, rate o and forgetting a are sigmoids of (hidden . w + b), one each per head
+
+    Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2, the gradients of all
+    tokens that leave the window at once are those at the weights before the first of them.
+    Differs from the paper: keys, values and queries are those of attention, per head; there are no convolutions and no
+    persistent tokens; W begins at learned weights, from which a row remembers its difference.
+    Gradients: hidden states in the window are detached; what W learned from keys, values and rates is not, until the
+    end of a step.
+    Documents: W begins anew with the first token of a document that leaves the window.
+    """
+
+    settings = ("neural_layers",)
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    is_bounded = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
+        self.gate_N = nn.Parameter(torch.empty(config.n_head))
+        self.rates = nn.Linear(config.d_model, 3 * config.n_head)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        *inner, last = self.begin
+        for weight in inner:
+            nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5)
+        nn.init.zeros_(last)
+        nn.init.zeros_(self.gate_N)
+        with torch.no_grad():
+            self.rates.bias.copy_(torch.tensor(_RATES).logit().repeat(len(self.gate_N)))
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        zeros = [like.new_zeros(batch_size, *shape, dtype=dtype) for shape in _shapes(config)]
+        more = {f"{name}{i}": x for i, x in enumerate(zeros, 1) for name in ("learned", "momentum")}
+        return State(like.new_empty(batch_size, 0, config.d_model), more)
+
+    def weights(self, more: Mapping[str, Tensor]) -> list[Tensor]:
+        """The weights of each row's networks, (B, N, in, out), the first layer first."""
+        return [begin + more[f"learned{i}"] for i, begin in enumerate(self.begin, 1)]
+
+    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        q_BNTH, weights = F.normalize(q_BNTH.to(more["learned1"].dtype), dim=-1), self.weights(more)
+        read_BNTH = _layers(q_BNTH, weights)[-1]
+        if span.first_BT is not None:  # nothing of another document
+            unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
+            read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH)
+        unread = 0 * sum(p.sum() for p in self.rates.parameters())  # until the next part: a gradient in each step
+        share_N11 = (self.gate_N + unread).sigmoid()[:, None, None]
+        return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
+        if not left_BLD.shape[1]:
+            return State(hidden_BMD, state.more)
+        more, dtype = dict(state.more), state.more["learned1"].dtype
+        k_BNLH, v_BNLH = (x.to(dtype) for x in layer.keys_and_values(left_BLD))
+        rates = self.rates(left_BLD).to(dtype).sigmoid().unflatten(-1, (-1, 3)).permute(3, 0, 2, 1)
+        forget_BNL, momentum_BNL, rate_BNL = rates
+        if span.since_BT is not None:
+            goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
+            more = {name: x * goes_on_B.view(-1, *[1] * (x.dim() - 1)) for name, x in more.items()}
+            forget_BNL, rate_BNL = (x * stays_BL[:, None] for x in (forget_BNL, rate_BNL))
+        of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
+        k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
+        steps = (
+            _gradients(k_BNLH, v_BNLH, weights, of_weights.tokens),
+            _gradients(k_BNLH, v_BNLH, weights, of_momentum.tokens),
+        )
+        for i, (begin, weight, step, last) in enumerate(zip(self.begin, weights, *steps, strict=True), 1):
+            momentum = more[f"momentum{i}"]
+            more[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
+            more[f"momentum{i}"] = of_momentum.momentum * momentum - last
+        return State(hidden_BMD, more)
+
+
+def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """Of the weights of each layer, (N, in, out)."""
+    n, d = config.n_head, config.d_head
+    return [(n, d, d)] if config.neural_layers == 1 else [(n, d, 2 * d), (n, 2 * d, d)]
+
+
+def _layers(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """The input of each layer, and the output."""
+    found = [x]
+    for i, weight in enumerate(weights):
+        x = found[-1] @ weight
+        found.append(F.silu(x) if i < len(weights) - 1 else x)
+    return found
+
+
+def _gradients(k_BNLH: Tensor, v_BNLH: Tensor, weights: list[Tensor], share_BNL: Tensor) -> list[Tensor]:
+    """The gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's weights."""
+    inputs = _layers(k_BNLH, weights)
+    back_BNLH = 2 * share_BNL[..., None] * (inputs[-1] - v_BNLH)
+    if len(weights) == 1:
+        return [k_BNLH.mT @ back_BNLH]
+    first, second = weights
+    at = k_BNLH @ first
+    slope = at.sigmoid() * (1 + at * (1 - at.sigmoid()))
+    return [k_BNLH.mT @ (back_BNLH @ second.mT * slope), inputs[1].mT @ back_BNLH]
+
+
+class _Shares(NamedTuple):
+    """Of what the weights, or the momentum, consist after several tokens: less the gradient of each of them, (B, N, L),
+    and what was there before, (B, N, 1, 1)."""
+
+    tokens: Tensor
+    momentum: Tensor
+    before: Tensor | int
+
+
+def _shares(forget_BNL: Tensor, momentum_BNL: Tensor, rate_BNL: Tensor) -> tuple[_Shares, _Shares]:
+    """Those of the weights and of the momentum."""
+    left = reach = torch.ones_like(forget_BNL[..., 0])  # of an update by this token, and by it and all later ones
+    n, shares = forget_BNL.shape[-1], []
+    for t in range(n - 1, -1, -1):
+        reach = left + momentum_BNL[..., t + 1] * reach if t + 1 < n else left
+        shares.append(reach)
+        left = left * (1 - forget_BNL[..., t])
+    of_weights = torch.stack(shares[::-1], dim=-1) * rate_BNL
+    later_BNL = F.pad(momentum_BNL[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
+    first, whole = momentum_BNL[..., 0] * reach, momentum_BNL.prod(-1)
+    return (
+        _Shares(of_weights, first[..., None, None], left[..., None, None]),
+        _Shares(rate_BNL * later_BNL, whole[..., None, None], 0),
+    )
