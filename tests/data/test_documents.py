@@ -234,7 +234,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             open_any(tmp_path / name)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=8))
 def test_a_documents_ids_do_not_depend_on_its_shard(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     """Also: documents begin where the corpus says, and decode gives the tokens of the text."""

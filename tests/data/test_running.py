@@ -54,7 +54,7 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return vocab
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(text=ANY_TEXT)
 def test_decode_of_encode_gives_any_text(vocab: RunningTokenizer, text: str) -> None:
     ids = vocab.encode(text).ids.tolist()
@@ -64,7 +64,7 @@ def test_decode_of_encode_gives_any_text(vocab: RunningTokenizer, text: str) -> 
     assert shown.rstrip("\ufffd") == known.rstrip("\ufffd")
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(text=ANY_TEXT)
 def test_words_characters_and_bytes_are_those_of_the_text(vocab: RunningTokenizer, text: str) -> None:
     sizes_N4 = sizes_of(text, vocab.encode(text).ends)

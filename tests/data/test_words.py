@@ -30,7 +30,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(TEXT)
 def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.mktemp("text")
