@@ -108,6 +108,7 @@ def test_another_text_or_vocabulary_has_another_store(folder: Path) -> None:
     (folder / "valid.txt").write_text(TEXT)
     assert words(open_text(folder), "valid") == "a b c <eos> <eos> a b <unk> <eos>"
     assert len(stores(folder) - before) == 1
+    assert words(open_text(folder, max_size=1), "valid") == "a <unk> <unk> <eos> <eos> a <unk> <unk> <eos>"
     (folder / "train.txt").write_text("c c c b b\n")
     assert words(open_text(folder), "valid") == "<unk> b c <eos> <eos> <unk> b <unk> <eos>"
 
