@@ -235,7 +235,7 @@ def test_the_users_own_text_is_never_overwritten(folder: Path) -> None:
 @pytest.mark.slow
 def test_ram_does_not_grow_with_the_corpus(folder: Path) -> None:
     """Tokenising holds one line at a time: what is written between two lines is on its way to the file."""
-    (folder / "train.txt").write_text("a b c d e f g h\n" * 200_000)
+    (folder / "train.txt").write_text("a b c d e f g h\n" * 100_000)
     corpus = open_text(folder)
     tracemalloc.start()
     corpus.split("train")

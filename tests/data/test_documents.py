@@ -105,17 +105,6 @@ def test_files_are_named_by_folder_list_or_glob(tmp_path: Path) -> None:
         assert len(documents(open_any(*names))) == 60
 
 
-@pytest.mark.parametrize("name", ["valid-00000.txt", "wiki.valid.tokens", "validation/0.txt", "dev.txt.gz"])
-def test_splits_are_taken_by_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.jsonl").write_bytes(jsonl())
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    content = b"only here\n"
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    corpus = open_any(tmp_path, documents="row")
-    assert documents(corpus, "valid") == ["only here"]
-    assert len(documents(corpus, "train", "test")) == 60
-
-
 def test_neither_shards_nor_their_order_decide_where_a_document_goes(tmp_path: Path) -> None:
     for name, texts in {"one": [TEXTS], "two": [TEXTS[30:], TEXTS[:30]]}.items():
         (tmp_path / name).mkdir()

@@ -29,6 +29,11 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments
     "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
     "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
     "a folder of such a name": (BY_NAME, ["test_runs"], ["train", ""]),
+    "other names of valid": (
+        ["valid-00000.txt", "wiki.valid.tokens", "validation/0.txt", "dev.txt.gz", "val.txt"],
+        ["../home"],
+        ["valid"] * 5,
+    ),
 }
 
 
