@@ -17,7 +17,7 @@ from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
-from txl.memory import MEMORIES, Memory
+from txl.memory import Memory, empty_states
 from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
@@ -71,7 +71,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
         UsageError: if a file is missing or damaged.
     """
     folder, shape = checkpoint.folder, checkpoint.model_config
-    empty = Memory.of([MEMORIES[shape.memory].empty(shape, 1, like=torch.empty(0))] * shape.n_layer).named()
+    empty = Memory.of(empty_states(shape, 1, like=torch.empty(0))).named()
     remembered: dict[str, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
     for path in _stream_files(checkpoint):
