@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ops.conftest import LargestTensor
 from txl.ops.rel_attention import refusal, rel_attention, resolved
 
 MODULES = {name: sys.modules[f"txl.ops.rel_attention.{name}"] for name in ("dense", "blockwise")}
@@ -151,26 +151,13 @@ def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 
 
-class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        parts = out if isinstance(out, tuple | list) else [out]
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in parts if isinstance(x, Tensor)]
-        self.numel = max(self.numel, *sizes, 0)
-        return out
-
-
 def test_blockwise_memory_grows_with_the_length_alone() -> None:
     largest = {}
     for M in (1000, 4000):
         inputs = operands(1, 2, 256, M, 8)
-        with _Largest() as mode:
+        with LargestTensor() as mode:
             value_and_gradients("blockwise", inputs, -1)
-        largest[M] = mode.numel
+        largest[M] = mode.elements
     assert largest[4000] <= max(2 * 128 * 2 * 512, 2 * 4256 * 8)
     assert largest[4000] < 2 * 256 * 1000
 
