@@ -51,7 +51,7 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (types.UnionType, typing.Union):
         return any(fits(value, arg) for arg in args)
     if origin is Literal:
-        return isinstance(value, str) and value in args
+        return any(type(value) is type(arg) and value == arg for arg in args)
     if origin in (tuple, list):
         return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
     if origin is dict:

@@ -4,7 +4,7 @@ import ast
 
 from tests.mutants.__main__ import ROOT, faulty, mutants
 
-N_WITHOUT = 54
+N_WITHOUT = 31
 """Files with functions that no fault is of yet. Whoever writes one for such a file lowers it."""
 
 

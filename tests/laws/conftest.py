@@ -67,7 +67,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
     "infini": {"memory": "infini", "mem_len": 5},
     "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
-    "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "mem_len": 3},
+    "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
     "neural": {"memory": "neural", "mem_len": 3},
     "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
