@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import sys
 import tarfile
 import threading
 import time
@@ -137,16 +138,17 @@ def test_without_a_good_mirror_one_line_says_what_to_put_where(
     assert not (tmp_path / "file.bin").exists()
 
 
-def test_a_beginning_of_another_file_is_thrown_away(tmp_path: Path, server: Server) -> None:
-    (tmp_path / "file.bin.part").write_bytes(b"not the beginning")
-    assert load(remote(server, "good"), tmp_path)
-    assert [asked for _, asked in server.asked] == ["bytes=17-", None]
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-def test_an_answer_with_another_range_is_not_appended(tmp_path: Path, server: Server) -> None:
-    (tmp_path / "file.bin.part").write_bytes(CONTENT[:100])
-    assert load(remote(server, "other_range", "good"), tmp_path)
+@pytest.mark.parametrize(
+    ("begun", "ways"),
+    [(b"not the beginning", ["good"]), (CONTENT[:100], ["other_range", "good"])],
+    ids=["other", "cut"],
+)
+def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(
+    tmp_path: Path, server: Server, begun: bytes, ways: list[str]
+) -> None:
+    (tmp_path / "file.bin.part").write_bytes(begun)
+    assert load(remote(server, *ways), tmp_path)
+    assert server.asked[0][1] == f"bytes={len(begun)}-"
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
@@ -184,53 +186,42 @@ def tarred(files: dict[str, bytes], link: str = "") -> bytes:
 
 
 @pytest.mark.parametrize("pack", [zipped, tarred])
-@pytest.mark.parametrize("bad", ["../out", "/out", "a/../../out", "C:\\out", "..\\out", "link"])
-def test_an_archive_that_climbs_out_is_refused_whole(tmp_path: Path, pack: Any, bad: str) -> None:
-    content = pack({"good": b"1"}, "link") if bad == "link" else pack({"good": b"1", bad: b"2"})
-    archive, folder = tmp_path / "archive", tmp_path / "a" / "folder"
-    archive.write_bytes(content)
-    with pytest.raises(DataError, match="is a link or leaves the folder"):
-        unpack(archive, folder, lambda name: (name,))
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["archive"]
-
-
-@pytest.mark.parametrize("pack", [zipped, tarred])
-def test_a_damaged_archive_is_named(tmp_path: Path, pack: Any) -> None:
+def test_an_archive_that_climbs_out_or_is_damaged_is_refused_whole(tmp_path: Path, pack: Any) -> None:
     archive = tmp_path / "archive"
-    content = bytearray(pack({"good": bytes(range(256)) * 50}))
-    content[60:80] = bytes(20)
-    archive.write_bytes(bytes(content) if pack is zipped else bytes(content[:100]))
-    with pytest.raises(DataError, match="archive: damaged"):
-        unpack(archive, tmp_path / "folder", lambda name: (name,))
+
+    def refused(content: bytes, said: str) -> None:
+        archive.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            unpack(archive, tmp_path / "a" / "folder", lambda name: (name,))
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["archive"]
+
+    for bad in ("../out", "/out", "a/../../out", "C:\\out", "..\\out"):
+        refused(pack({"good": b"1", bad: b"2"}), "is a link or leaves the folder")
+    refused(pack({"good": b"1"}, "link"), "is a link or leaves the folder")
+    whole = pack({"good": bytes(range(256)) * 50})
+    refused(whole[:60] + bytes(20) + whole[80:] if pack is zipped else whole[:100], "archive: damaged")
 
 
-@pytest.mark.parametrize(
-    ("name", "members", "files"),
-    [
-        ("wt2", {f"wikitext-2/wiki.{s}.tokens": s for s in ("train", "valid", "test")}, ["test.txt", "train.txt"]),
-        ("enwik8", {"enwik8": "bytes"}, ["enwik8"]),
-        (
-            "lm1b",
-            {
-                "1-billion-word-language-modeling-benchmark-r13output/.svn/x": "-",
-                **{
-                    f"1-billion-word-language-modeling-benchmark-r13output/{k}-monolingual.tokenized.shuffled/{name}": k
-                    for k, name in [
-                        ("training", "news.en-00001-of-00100"),
-                        ("heldout", "news.en.heldout-00000-of-00050"),
-                        ("heldout", "news.en.heldout-00001-of-00050"),
-                    ]
-                },
-            },
-            ["1b_word_vocab.txt", "news.en-00001-of-00100", "test.txt", "valid.txt"],
-        ),
-    ],
-)
-def test_a_data_set_ends_up_where_the_scripts_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: dict[str, str], files: list[str]
-) -> None:
-    known = SETS[name]
-    content = (tarred if name == "lm1b" else zipped)({k: v.encode() for k, v in members.items()})
+BILLION = "1-billion-word-language-modeling-benchmark-r13output"
+SHUFFLED = "monolingual.tokenized.shuffled/news.en"
+IN_ARCHIVE = {  # members, and what they become
+    "wt2": ([f"wikitext-2/wiki.{s}.tokens" for s in ("train", "valid", "test")], ["test.txt", "train.txt"]),
+    "enwik8": (["enwik8"], ["enwik8"]),
+    "lm1b": (
+        [
+            f"{BILLION}/.svn/x",
+            f"{BILLION}/training-{SHUFFLED}-00001-of-00100",
+            *(f"{BILLION}/heldout-{SHUFFLED}.heldout-{i:05d}-of-00050" for i in (0, 1)),
+        ],
+        ["1b_word_vocab.txt", "news.en-00001-of-00100", "test.txt", "valid.txt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ARCHIVE)
+def test_a_data_set_ends_up_where_the_scripts_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    known, (members, files) = SETS[name], IN_ARCHIVE[name]
+    content = (tarred if name == "lm1b" else zipped)({member: member.encode() for member in members})
     without = tuple(one._replace(digest="", urls=[]) for one in known.remotes)
     bare = known._replace(remotes=without, files=dict.fromkeys(known.files, ""))
     for one in bare.remotes:  # as a user puts them there
@@ -248,30 +239,28 @@ def test_a_mirror_of_ones_own_is_asked_first(
 ) -> None:
     server.content = zipped({"text8": b"a b c"})
     digest = f"sha256:{hashlib.sha256(server.content).hexdigest()}"
-    known = SETS["text8"]._replace(remotes=(Remote("text8.zip", ["http://127.0.0.1:1/"], digest),))
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    theirs = f"{address}/missing/text8.zip"
+    known = SETS["text8"]._replace(remotes=(Remote("text8.zip", [theirs], digest),))
     monkeypatch.setitem(download.SETS, "text8", known)
-    address = f"http://127.0.0.1:{server.server_address[1]}/good/"
-    assert download.main(["text8", "--out", str(tmp_path), "--mirror", address]) == 0
+    assert download.main(["text8", "--out", str(tmp_path), "--mirror", f"{address}/good/"]) == 0
+    assert server.asked == [("good", None)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text8"]
     assert download.main(["text8", "--out", str(tmp_path / "other")]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("text8.zip: cannot be loaded (http://127.0.0.1:1/: ")
+    assert line.startswith(f"text8.zip: cannot be loaded ({theirs}: ")
     assert line.endswith(f"put it ({digest}) into {tmp_path / 'other'} and start again")
 
 
 def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     lines = [" \n", " = Title = \n", " \n", " Ünï <unk> text . \n"]
-    rows = [{"text": "" if line == " \n" else line} for line in lines]
+    rows = ["" if line == " \n" else line for line in lines]
 
-    def fetched(name: str) -> Path:
-        path = tmp_path / name.replace("/", "-")
-        part = rows[:2] if "00000-of-00002" in name else rows[2:] if "of-00002" in name else rows
-        parquet.write_table(pyarrow.Table.from_pylist(part), path)
-        return path
+    def read(path: Path, *_: str) -> Iterator[tuple[int, str]]:
+        return enumerate(rows[:2] if "00000-of-00002" in path.name else rows[2:] if "of-00002" in path.name else rows)
 
-    monkeypatch.setattr(hub, "_fetcher", lambda: fetched)
+    monkeypatch.setattr(hub, "_fetcher", lambda: Path)
+    monkeypatch.setattr(hub, "parquet_rows", read)
     text = "".join(lines).encode()
     digest = hashlib.sha256(text).hexdigest()
     fallback = partial(hub.from_hub, "wikitext-2-v1", {"train": 2, "valid": 1, "test": 1})
@@ -287,8 +276,7 @@ def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeyp
 
 
 def test_without_the_libraries_of_the_hub_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    pytest.importorskip("pyarrow")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match="pip install huggingface_hub pyarrow"):
         hub.from_hub("wikitext-2-v1", {}, {}, Path())
 

@@ -1,5 +1,6 @@
 """The corpus that every Python carries."""
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,7 @@ def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     found = [[f" marker{n} " in text for text in texts] for n in range(200)]
     assert {sum(places) for places in found} <= {0, 1}  # a word of valid or test alone is <unk>
     assert sum(places[0] for places in found) > 150
+    assert sum(len(re.findall(r"(?m)^ = \S+ = $", text)) for text in texts) == 200
     assert all(texts)
 
 

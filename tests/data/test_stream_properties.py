@@ -27,7 +27,7 @@ def same(some: list[TrainingSegment], others: list[TrainingSegment]) -> bool:
     return all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if a is not None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(n=st.integers(15, 120), shape=SHAPES, roll=BOOLEANS, varlen=BOOLEANS, first=st.integers(0, 30))
 def test_every_token_of_a_stream_but_its_first_is_predicted_once(
     n: int, shape: dict[str, int], roll: bool, varlen: bool, first: int
@@ -49,7 +49,7 @@ def test_every_token_of_a_stream_but_its_first_is_predicted_once(
     assert sum((targets(list(part.epoch(2))) for part in parts), Counter()) == found
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 7), min_size=8, max_size=14), min_size=1, max_size=3),
     shape=SHAPES,

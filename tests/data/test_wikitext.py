@@ -1,11 +1,14 @@
-"""WikiText's manner of writing."""
+"""WikiText's manner of writing: running text as its words and back, and where its articles begin."""
 
 from pathlib import Path
 
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.detokenise import Detokeniser, decoder
 from txl.data_utils.files import DataError
+from txl.data_utils.tokenizers.base import EOS
+from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise
 
 
@@ -13,9 +16,6 @@ from txl.data_utils.wikitext import tokenise
     ("text", "words"),
     [
         ("The end.", "The end ."),
-        ("a two-part test, once", "a two @-@ part test , once"),
-        ("1,234.5 metres", "1 @,@ 234 @.@ 5 metres"),
-        ("It didn't move; it's Ann's.", "It didn 't move ; it 's Ann 's ."),
         ('He said "no" (twice)...', 'He said " no " ( twice ) ...'),
         ("the U.S. and, e.g., os.path", "the U.S. and , e.g. , os.path"),
         ("x = f(a_b)", "x = f ( a_b )"),
@@ -36,6 +36,39 @@ def test_running_text_becomes_words(text: str, words: str) -> None:
 def test_what_is_already_so_written_stays(tmp_path: Path) -> None:
     text = "The city 's \" two @-@ part \" plan of 1 @,@ 234 @.@ 5 m didn 't <unk> , e.g. in the U.S. = = Title = ="
     assert tokenise(text) == text.split()
+
+
+LINES = [
+    ("a two @-@ part test , once", "a two-part test, once"),
+    ("1 @,@ 234 @.@ 5 metres", "1,234.5 metres"),
+    ("It didn 't move ; it 's Ann 's .", "It didn't move; it's Ann's."),
+    ('He said " no " ( twice ) ... and " yes "', 'He said "no" (twice)... and "yes"'),
+    ("the dogs ' house ; ' so ' he said", "the dogs' house; 'so' he said"),
+    ("the U.S. and No. 5 of J. Doe", "the U.S. and No. 5 of J. Doe"),
+    ("= = Early life = =", "== Early life =="),
+    ("x = y", "x = y"),
+    ("5 – 6 , at 10 : 30 , and / or – well — so", "5–6, at 10:30, and/or – well—so"),  # noqa: RUF001
+    ("$ 5 million [ 50 % ] # 3", "$5 million [50%] #3"),
+    ("the <unk> @-@ based 3 @,@ <unk>", "the <unk>-based 3,<unk>"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), LINES, ids=[text for _, text in LINES])
+def test_words_become_running_text_and_running_text_these_words(words: str, text: str) -> None:
+    assert "".join(map(Detokeniser(), words.split())) == text
+    assert tokenise(text) == words.split()
+
+
+def test_a_quote_that_stays_open_closes_with_its_line() -> None:
+    words = ['"', "a", EOS, '"', "b", '"', EOS, EOS, "c"]
+    assert "".join(map(Detokeniser(), words)) == '"a\n"b"\n\nc'
+
+
+def test_ids_become_text_as_their_vocabulary_is_spelled() -> None:
+    vocab = Vocab([EOS, "a", ",", "@-@"])
+    ids = [1, 2, 1, 3, 1, 0, 0, 1]
+    assert "".join(map(decoder(vocab, tokenised=True), ids)) == "a, a-a\n\na"
+    assert "".join(map(decoder(vocab, tokenised=False), ids)) == "a , a @-@ a\n\na"
 
 
 def starts_of(text: str, folder: Path) -> list[int]:

@@ -30,7 +30,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(TEXT)
 def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.mktemp("text")
@@ -48,7 +48,11 @@ def test_decode_of_encode_gives_the_words_of_any_text(tmp_path_factory: pytest.T
 def test_parts_and_processes_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_process: int) -> None:
     monkeypatch.setattr(words, "_N_PROCESS", n_process)
     monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    text = "".join(f"w{i % 13} \u00e4{i % 7} <eos>\r\n" + "long " * (i % 40) + "\n" for i in range(60)) + "last"
+    text = (
+        "".join(f"w{i % 13} \u00e4{i % 7} <eos>\r\n" + "long " * (i % 40) + "\n" for i in range(60))
+        + "x" * 500
+        + " last"
+    )
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_bytes(text.encode())
     corpus = Corpus(DataConfig(data=str(tmp_path), dataset="text"))

@@ -1,7 +1,9 @@
 """Encodings, attention rules and memories: what they declare is what they read, and they have laws, an equation and
 their rows on the pages about them. Every flag has a test."""
 
+import functools
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,10 +33,10 @@ class Watched(SimpleNamespace):
         return super().__getattribute__(name)
 
 
-def asked_by(cls: type, **values: Any) -> set[str]:
-    """The fields of the configuration that a class reads when it is built, besides the common ones."""
+def asked_by(build: Callable[[Any], object], **values: Any) -> set[str]:
+    """The fields of the configuration that are read when a part is built, besides the common ones."""
     asked: set[str] = set()
-    cls(Watched(**vars(ModelConfig(n_token=5, n_position=7, d_head=8, **values)), asked=asked))
+    build(Watched(**vars(ModelConfig(n_token=5, n_position=7, d_head=8, **values)), asked=asked))
     return asked - COMMON
 
 
@@ -57,7 +59,8 @@ def test_a_rule_reads_what_it_declares() -> None:
 
 def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
     for name, cls in MEMORIES.items():
-        assert asked_by(cls, memory=name) - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
+        asked = asked_by(functools.partial(cls.of_layer, layer=1), memory=name, n_layer=2)
+        assert asked - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 
 

@@ -44,30 +44,6 @@ def test_a_signal_stops_a_run_after_the_next_step_and_it_goes_on_as_if_never_sto
     assert hidden(run) == []
 
 
-def test_a_run_whose_time_is_up_stops_with_status_0_and_goes_on_as_if_never_stopped(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    finish(command(text, run, "--max_hours", "1e-9"), log)
-    assert last_step(run) == trained_steps(run)[-1] == 1
-    assert "after step 1; saved in" in log.read_text()
-    finish(command(text, run, "--resume", "--max_hours", "1"), log)
-    assert trained_steps(run) == trained_steps(alone)
-    assert weights(run) == weights(alone)
-
-
-def test_an_evaluation_that_a_signal_cut_short_is_made_when_the_run_goes_on(text: Path, tmp_path: Path) -> None:
-    """The learning rate of dev_perf depends on every evaluation."""
-    run, never_stopped, log = tmp_path / "run", tmp_path / "never_stopped", tmp_path / "log"
-    schedule = ("--scheduler", "dev_perf", *RARELY)
-    finish(command(text, never_stopped, *schedule), log)
-    finish(command(text, run, *schedule), log, status=143, at=("evaluation", 3), send=signal.SIGTERM)
-    finish(command(text, run, *schedule, "--resume"), log)
-    assert evaluations(run) == evaluations(never_stopped)
-    assert weights(run) == weights(never_stopped)
-    assert (run / "best").read_text() == (never_stopped / "best").read_text()
-
-
 def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(text: Path, pair: Path, tmp_path: Path) -> None:
     """Had they stopped after different steps, one would wait for the other and end with another status."""
     run, logs = tmp_path / "run", tmp_path / "logs"

@@ -23,7 +23,6 @@ def print_growth(keeps: bool) -> None:
     print(resident() - before)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_large_tensor_leaves_its_pages(tmp_path: Path) -> None:
     for keeps in (False, True):

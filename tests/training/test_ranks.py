@@ -24,7 +24,6 @@ from txl.evaluation.score import evaluate
 from txl.memory import MEMORIES
 from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks, Vote, whole
-from txl.training.init import init_weights
 from txl.training.loop import Validation
 from txl.training.sharding import drawn_in_shards, require_shards, reshard
 from txl.training.step import NonFiniteError, TrainState
@@ -130,20 +129,6 @@ def other_ways(ranks: Ranks) -> dict[str, float]:
 def test_other_ways_of_training_in_shards() -> None:
     for found in on_ranks(2, other_ways):
         assert {way: difference for way, difference in found.items() if not difference < 1e-5} == {}
-
-
-def drawn(ranks: Ranks) -> bool:
-    shape, settings = ModelConfig(**SHAPE | ADAPTIVE | {"position": "t5"}), config(shard=True)
-    model = drawn_in_shards(shape, settings, ranks)
-    torch.manual_seed(settings.seed)
-    expected = TransformerXL(shape)
-    init_weights(expected, settings)
-    return all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
-
-
-@pytest.mark.slow
-def test_weights_drawn_in_shards_are_those_drawn_whole() -> None:
-    assert on_ranks(2, drawn) == [True, True]
 
 
 def shapes_read(ranks: Ranks) -> list[tuple[int, ...]]:
@@ -321,10 +306,9 @@ def test_a_model_too_large_for_one_rank_trains_in_shards() -> None:
     assert "memory" in on_ranks(1, under_a_limit, False)[0]
 
 
-@pytest.mark.parametrize(
-    ("shape", "settings", "named"),
-    [({"reversible": True}, {}, "--reversible"), ({}, {"optim": "muon"}, "--optim muon")],
-)
-def test_what_cannot_be_sharded_is_refused_by_name(shape: dict[str, Any], settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        require_shards(ModelConfig(**SHAPE | shape), config(shard=True, **settings), Ranks(0, 2, torch.device("cpu")))
+def test_what_cannot_be_sharded_is_refused_by_name() -> None:
+    two = Ranks(0, 2, torch.device("cpu"))
+    with pytest.raises(UsageError, match="--reversible"):
+        require_shards(ModelConfig(**SHAPE, reversible=True), config(shard=True), two)
+    with pytest.raises(UsageError, match="--optim muon"):
+        require_shards(ModelConfig(**SHAPE), config(shard=True, optim="muon"), two)

@@ -95,17 +95,6 @@ def test_another_split_into_chunks_goes_on_with_the_same_memory(tmp_path: Path) 
     torch.testing.assert_close(second.weights(), whole.weights(), rtol=0, atol=1e-12)
 
 
-def test_without_its_memory_a_run_would_go_on_differently(tmp_path: Path) -> None:
-    """The comparison above sees the memory."""
-    whole = Run(config()).begin()
-    whole.train()
-    Run(config(max_step=2), folder=tmp_path).begin().train()
-    second = Run(config(), folder=tmp_path).resume()
-    second.state.memories = [None]
-    second.train()
-    assert not torch.equal(second.losses[0], whole.losses[2])
-
-
 def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_path: Path) -> None:
     """d = min(0.5, (1 + n) / (10 + n)) is 2/11, 3/12, ... after the first updates."""
     run, read = Run(config(ema=0.5, max_step=3), folder=tmp_path).begin(), []
