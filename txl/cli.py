@@ -239,7 +239,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:
-        type_ = supported_optimizer if f.name == "optim" else str
+        type_ = supported_optimizer if f.name == "optim" else type(args[0])
         group.add_argument(f"--{f.name}", choices=args, type=type_, **given)
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)

@@ -124,7 +124,7 @@ def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
 def _check(f: Field, value: Any) -> None:
     require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
-        raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(get_args(f.type))}")
+        raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(map(str, get_args(f.type)))}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         must_be = refusal(value, f.metadata["bounds"])
         require(not must_be, f"--{f.name} {value}: must be {must_be}")

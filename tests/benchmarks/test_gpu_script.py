@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long_test
-from tests.forks import LIMIT_S, wait_until
+from tests.forks import LIMIT_S, ROOT, wait_until
 
 pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU coreutils, as gpu.sh does")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
+SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 
 
 def run(folder: Path, part: int, cases: str, *, seconds: int = 585) -> tuple[int, str]:
@@ -40,7 +40,11 @@ def table(out: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line}
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 4])
+ALL = {1: ["correctness", "step"], 2: ["tiles", "attention"], 3: ["same-loss", "growth"], 4: ["train-base"]}
+"""Some benchmarks of each part."""
+
+
+@pytest.mark.parametrize("part", ALL)
 def test_all_are_run_as_they_can_be_called_and_packed(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,12 +54,10 @@ def test_all_are_run_as_they_can_be_called_and_packed(
     assert "WRONG: 0 of" in out
     assert (tmp_path / "out" / f"part-{part}.txt").read_text() in out
     ends = table(out)
-    some = {1: ["correctness", "step"], 2: ["tiles", "attention"], 3: ["same-loss", "growth"], 4: ["train-base"]}[part]
-    assert all(ends[name].endswith("s done") for name in some)
+    assert all(ends[name].endswith("s done") for name in ALL[part])
     with tarfile.open(tmp_path / "out" / f"part-{part}.tar.gz") as packed:
-        assert {f"part-{part}/{some[-1]}.log", f"part-{part}/table.txt"} <= set(packed.getnames())
-    left = {f"part-{part}.txt", f"part-{part}.tar.gz"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == left
+        assert {f"part-{part}/{ALL[part][-1]}.log", f"part-{part}/table.txt"} <= set(packed.getnames())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"part-{part}.txt", f"part-{part}.tar.gz"}
 
     parse = argparse.ArgumentParser.parse_args
 

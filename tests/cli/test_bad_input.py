@@ -60,99 +60,61 @@ def archive_of_numpy() -> None:
             np.savez(file, np.arange(500) % 7)
 
 
-def closed_folder() -> None:
-    """A folder that nobody can make, root included."""
-    Path("file").write_text("")
+def gone(name: str) -> Callable[[], None]:
+    return lambda: Path(name).unlink()
+
+
+def holds(text: str, *names: str) -> Callable[[], object]:
+    return lambda: [Path(name).write_text(text) for name in names]
 
 
 Table = dict[str, tuple[Callable[[], object], str, str]]
+LM1B, ENWIK8 = "train --data lm1b --dataset lm1b", "train --data . --dataset enwik8 --prefix"
+A_FILE = holds("", "file")
+"""In which nobody can make a folder, root included."""
 TEXTS: Table = {
-    "no train split": (lambda: Path("text/train.txt").unlink(), "train", "text/train.txt: no such file"),
+    "no train split": (gone("text/train.txt"), "train", "text/train.txt: no such file"),
     "no valid split": (
-        lambda: Path("text/valid.txt").unlink(),
+        gone("text/valid.txt"),
         "train --dataset wt103",
         "text/valid.txt: no such file; a folder of text needs train.txt, valid.txt and test.txt",
     ),
-    "no test split": (lambda: Path("text/test.txt").unlink(), "train --eval_test", "text/test.txt"),
+    "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
     "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
     "no <unk>": (
-        lambda: Path("text/valid.txt").write_text("bab ded\nbab unread\n"),
+        holds("bab ded\nbab unread\n", "text/valid.txt"),
         "train --dataset wt103",
         "text/valid.txt, line 2: the word 'unread' is not in the vocabulary",
     ),
     "too few words for clusters": (
-        lambda: [Path(f"text/{split}.txt").write_text("only four words here\n" * 30) for split in ("train", "valid")],
+        holds("only four words here\n" * 30, "text/train.txt", "text/valid.txt"),
         "train --adaptive",
         "--adaptive: a vocabulary of 6 words",
     ),
     "an archive of numpy": (archive_of_numpy, "train --dataset ids", "train.npy: no array of numpy"),
-    "lm1b is shuffled": (
+    "lm1b, shuffled already": (
         lambda: sentences("zofe", "zofe"),
-        "train --data lm1b --dataset lm1b --varlen",
-        "--varlen: the sentences of lm1b are shuffled already",
+        f"{LM1B} --varlen",
+        "--varlen: the sentences of lm1b",
     ),
-    "a blank line": (
-        lambda: sentences("</S> 155\n", "\n"),
-        "train --data lm1b --dataset lm1b",
-        "lm1b/1b_word_vocab.txt, line 2: is blank",
-    ),
-    "no <UNK>": (
-        lambda: sentences("<UNK>", "<UNKNOWN>"),
-        "train --data lm1b --dataset lm1b",
-        "lm1b/1b_word_vocab.txt: has no <UNK>",
-    ),
-    "no vocabulary": (
-        sentences,
-        "train --data lm1b --dataset lm1b",
-        "load it with: python -m data_utils.download lm1b",
-    ),
-    "no documents": (
-        lambda: zipped("enwik8"),
-        "train --data . --dataset enwik8 --prefix --reset document",
-        "enwik8 is one text without documents",
-    ),
-    "two files": (
-        lambda: zipped("enwik8", "other"),
-        "train --data . --dataset enwik8 --prefix",
-        "enwik8.zip: holds 2 files",
-    ),
-    "half an archive": (
-        lambda: zipped("enwik8", keep=0.5),
-        "train --data . --dataset enwik8 --prefix",
-        "enwik8.zip: damaged (File is not a zip file)",
-    ),
-    "no archive": (
-        closed_folder,
-        "train --data . --dataset enwik8 --prefix",
-        "enwik8: no such file; put enwik8 or enwik8.zip there",
-    ),
-    "too short": (
-        lambda: Path("enwik8").write_bytes(b"short"),
-        "train --data . --dataset enwik8 --prefix",
-        "too short for a valid split",
-    ),
+    "a blank line": (lambda: sentences("</S> 155\n", "\n"), LM1B, "lm1b/1b_word_vocab.txt, line 2: is blank"),
+    "no <UNK>": (lambda: sentences("<UNK>", "<NO>"), LM1B, "lm1b/1b_word_vocab.txt: has no <UNK>"),
+    "no vocabulary": (sentences, LM1B, "load it with: python -m data_utils.download lm1b"),
+    "no documents": (lambda: zipped("enwik8"), f"{ENWIK8} --reset document", "enwik8 is one text without documents"),
+    "two files": (lambda: zipped("enwik8", "other"), ENWIK8, "enwik8.zip: holds 2 files"),
+    "half an archive": (lambda: zipped("enwik8", keep=0.5), ENWIK8, "enwik8.zip: damaged (File is not a zip file)"),
+    "no archive": (A_FILE, ENWIK8, "enwik8: no such file; put enwik8 or enwik8.zip there"),
+    "too short": (holds("short", "enwik8"), ENWIK8, "too short for a valid split"),
     "words for bytes": (
-        lambda: Path("text/train.txt").write_text("32 97 300 \n 32"),
+        holds("32 97 300 \n 32", "text/train.txt"),
         "train --dataset enwik8 --prefix",
         "has something else than numbers of bytes",
     ),
-    "a folder that cannot be made": (
-        closed_folder,
-        "train --work_dir file/new --data nowhere",
-        "file/new",
-    ),
-    "a cache that cannot be made": (
-        closed_folder,
-        "train --cache_dir file/cache",
-        "name another folder with --cache_dir",
-    ),
-    "a result that cannot be written": (closed_folder, "eval --json file/r.json", "name a folder that can be written"),
-    "tokens that cannot be written": (
-        closed_folder,
-        "eval --text text/test.txt --per_token file/t.tsv",
-        "file: File exists",
-    ),
+    "a folder that cannot be made": (A_FILE, "train --work_dir file/new --data nowhere", "file/new"),
+    "a cache that cannot be made": (A_FILE, "train --cache_dir file/x", "name another folder with --cache_dir"),
+    "a result that cannot be written": (A_FILE, "eval --json file/r.json", "name a folder that can be written"),
+    "tokens that cannot be written": (A_FILE, "eval --text text/test.txt --per_token file/t.tsv", "file: File exists"),
 }
 
 
@@ -269,7 +231,7 @@ CHECKPOINTS: Table = {
     "a word too few": (words(lambda lines: lines[:-1]), "generate", "vocab.txt"),
     "no <eos>": (words(lambda lines: ["x", *lines[1:]]), "generate", "vocab.txt"),
     "another text": (
-        lambda: Path("text/valid.txt").write_text("bab bad\n"),
+        holds("bab bad\n", "text/valid.txt"),
         RESUME,
         "valid.txt has changed since run/step_00000004 was saved; bring the text back, or start a new run",
     ),

@@ -283,6 +283,7 @@ SPELT: list[tuple[str, str, dict[str, Any]]] = [
     ("eval", "--no-same-length", {"same_length": False}),
     ("train", "--data my-text --work-dir=a-b", {"data": "my-text", "work_dir": "a-b"}),
     ("generate", "--prompt=--a-dash", {"prompt": "--a-dash"}),
+    ("train", "--neural_layers 2", {"neural_layers": 2}),  # a choice of numbers
     ("train", "--n_layer 2 --n-layer 3", {"n_layer": 3}),  # the later one wins
     ("train", "--cutoffs 10 20 --cutoffs 30", {"cutoffs": (30,)}),
     ("train", "--same_length --no_same_length", {"same_length": False}),
@@ -336,6 +337,7 @@ BOUNDS = {
     "at least -1 and below 2^63": "max_eval_steps",
     "at least 0 and at most 1 and finite": "min_p dynamic_decay",
     "at least 0 and at most 1e+30 and finite": "cache_theta",
+    "at least 0 and at most 262144": "lookup_len",
     "at least 0 and below 1 and finite": "mom beta1 beta2 ema dropout dropatt label_smoothing",
     "at least 0 and below 2^31": "n_token mem_len compressed_len ext_len",
     "at least 0 and below 2^32": "seed split_seed",
@@ -347,7 +349,7 @@ BOUNDS = {
     "at least 1 and at most 2^20": "gpus gpus_per_host",
     "at least 1 and at most 2^24": "vocab_size",
     "at least 1 and at most 4096": "n_layer",
-    "at least 1 and at most 65536": "n_bucket n_feature",
+    "at least 1 and at most 65536": "n_bucket n_feature lookup_k",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
         "batch_chunk memory_parts n_token"
@@ -361,7 +363,7 @@ BOUNDS = {
     "at least 1e-30 and finite": "repetition_penalty knn_temperature",
     "at least 2 and at most 65536": "compress_rate",
     "at least 2 and below 2^63": "lsh_bucket",
-    "below 2^63": "cutoffs resume recl_step recl_longest",
+    "below 2^63": "cutoffs resume recl_step recl_longest lookup_layer",
     "finite": "gate_bias length_penalty",
 }
 """Of every number that can be typed: what it must be."""

@@ -66,7 +66,7 @@ def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) 
     shutil.move(source_of("hf") / "vocab.txt", "words.txt")
     assert "holds no vocabulary; put vocab.txt" in here.refused("eval --work_dir source --text words/test.txt")
     here("eval --work_dir source --text words/test.txt --vocabulary words.txt")
-    flags = f"{TEXT} --work_dir tuned --max_step 1 --batch_size 2 --tgt_len 4 --sample_length 0 --vocabulary words.txt"
+    flags = f"{TEXT} --work_dir tuned --max_step 1 --batch_size 2 --tgt_len 8 --sample_length 0 --vocabulary words.txt"
     assert "--vocabulary has no effect without --init_from" in here.refused(f"train {flags}")
     assert here.call("train", *flags.split(), "--init_from", "source").status == 0
     assert txl.load("tuned").tokenizer.words == WORDS

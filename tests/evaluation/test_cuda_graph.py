@@ -36,20 +36,12 @@ def nats(predictor: TransformerXL | CudaGraphModel, token_BT: Tensor, sizes: lis
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "context"),
-    [
-        ([4] * 6, CONTEXTS[0]),
-        ([4] * 5 + [3, 1], CONTEXTS[1]),
-        ([1] * 24, CONTEXTS[0]),
-        ([4, 4, 4, 2, 4, 4, 2], CONTEXTS[1]),
-        ([4] * 6, CONTEXTS[2]),
-    ],
-    ids=str,
-)
-def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], context: Context) -> None:
-    token_BT = torch.randint(0, 30, (3, 25))
-    recorded = []
+CUTS = [([4] * 6, 0), ([4] * 5 + [3, 1], 1), ([1] * 24, 0), ([4, 4, 4, 2, 4, 4, 2], 1), ([4] * 6, 2)]
+
+
+@pytest.mark.parametrize(("sizes", "n"), CUTS, ids=str)
+def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], n: int) -> None:
+    context, token_BT, recorded = CONTEXTS[n], torch.randint(0, 30, (3, 25)), []
     graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(model, token_BT, sizes, context))
     assert len(recorded) > 0 or context.mem_len == 0

@@ -116,7 +116,7 @@ def test_no_length_beyond_the_text_makes_a_difference() -> None:
     far = Context(tgt_len=10**9, mem_len=10**9, ext_len=10**9, clamp_len=10**9, same_length=True)
     whole = score(model, Context(tgt_len=200, mem_len=900), 1)
     assert score(model, within(far, len(IDS)), 4).nats == pytest.approx(whole.nats, rel=1e-12)
-    near = Context(tgt_len=4, mem_len=6, ext_len=2, clamp_len=3)
+    near = Context(tgt_len=4, mem_len=6, lookup_len=9, ext_len=2, clamp_len=3)
     assert within(near, len(IDS)) == near
     assert within(Context(), 2).clamp_len == -1
 

@@ -5,7 +5,7 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,12 @@ class Elsewhere(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def some_data() -> Iterator[tuple[Tensor, Tensor]]:
+    return pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0)
+
+
 def some_pairs() -> tuple[Tensor, Tensor]:
-    return next(pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0))
+    return next(some_data())
 
 
 def begun(target_BT: Tensor) -> Tensor:
@@ -181,7 +185,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
         assert math.isclose(ours, score, abs_tol=1e-9)
 
 
-def test_decoding_happens_where_the_model_is() -> None:
+def test_decoding_and_training_happen_where_the_model_is() -> None:
     model, source_BS = small_model().to("meta"), some_pairs()[0]
     for source in (source_BS.to("meta"), source_BS):
         with Elsewhere():
@@ -189,43 +193,36 @@ def test_decoding_happens_where_the_model_is() -> None:
             found_BT, score_B = beam_search(model, source, max_len=3, width=2)
         assert {x.device.type for x in (token_BT, found_BT, score_B)} == {"meta"}
         assert token_BT.shape == found_BT.shape == (4, 3)
-
-
-def test_training_happens_where_the_model_is() -> None:
-    model = small_model().to("meta")
     with Elsewhere():
-        data = pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0)
-        assert list(train(model, data, n_update=2, warmup_step=1)) == [0, 0]
+        assert list(train(model, some_data(), n_update=2, warmup_step=1)) == [0, 0]
 
 
 def test_training_ends_where_the_data_does() -> None:
-    two = itertools.islice(pairs("copy", n_word=N_WORD, batch_size=4, min_len=1, max_len=5, seed=0), 2)
-    assert len(list(train(small_model(), two, n_update=9, warmup_step=5))) == 2
+    assert len(list(train(small_model(), itertools.islice(some_data(), 2), n_update=9, warmup_step=5))) == 2
 
 
-def test_a_beam_without_hypotheses_is_refused() -> None:
+REFUSED: dict[str, Any] = {
+    "attention": "performer",
+    "pre_lnorm": True,
+    "recurrence": "same",
+    "position": "rel_sinusoid",
+    "n_position": 9,
+    "count_back": True,
+}
+
+
+def test_what_is_not_of_this_model_is_refused() -> None:
+    for name, value in REFUSED.items():
+        why = rf"^{name}={value!r}: .* built with {name}=\S+ only; say so in its ModelConfig$"
+        with pytest.raises(UsageError, match=why):
+            Seq2Seq(small_config(**{name: value}))
     with pytest.raises(UsageError, match="width 0: must be at least 1"):
         beam_search(small_model(), some_pairs()[0], max_len=3, width=0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "thing"),
-    [
-        ({"attention": "performer"}, "attention='performer'"),
-        ({"attention": "lsh"}, "attention='lsh'"),
-        ({"pre_lnorm": True}, "pre_lnorm=True"),
-        ({"pre_lnorm": True, "reversible": True}, "pre_lnorm=True"),
-        ({"recurrence": "same"}, "recurrence='same'"),
-        ({"position": "rel_sinusoid"}, "position='rel_sinusoid'"),
-        ({"position": "none"}, "position='none'"),
-        ({"n_position": 9}, "n_position=9"),
-        ({"count_back": True}, "count_back=True"),
-    ],
-)
-def test_settings_of_a_language_model_are_refused(changes: dict[str, Any], thing: str) -> None:
-    name = thing.partition("=")[0]
-    with pytest.raises(UsageError, match=rf"^{thing}: .* built with {name}=\S+ only; say so in its ModelConfig$"):
-        Seq2Seq(small_config(**changes))
+    with pytest.raises(UsageError, match="task 'sort': there are copy and reverse"):
+        next(pairs("sort", n_word=5, batch_size=2, min_len=1, max_len=6, seed=3))
+    for name, size in {"n_word": 10**9, "max_len": 10**6, "width": 10**9, "warmup_step": 10**400}.items():
+        with pytest.raises(UsageError, match=f"--{name} .*(GiB|2\\^31)"):
+            Lesson(**{name: size})
 
 
 CHOICES = [{"activation": "swiglu"}, {"d_embed": 4}, {"not_tied": True}, {"cutoffs": (4,), "div_val": 2}]
@@ -242,11 +239,6 @@ def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(changes: d
     assert torch.equal(greedy(model, source_BS, max_len=4), beam_search(model, source_BS, max_len=4, width=1)[0])
 
 
-def test_a_task_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="task 'sort': there are copy and reverse"):
-        next(pairs("sort", n_word=5, batch_size=2, min_len=1, max_len=6, seed=3))
-
-
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -256,7 +248,9 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def call(flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["__main__.py", *flags.split()])
-        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__")  # imported above, and to be run anew
+        monkeypatch.delitem(
+            sys.modules, "examples.seq2seq.__main__", raising=False
+        )  # imported above, and to be run anew
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("examples.seq2seq", run_name="__main__")
         return int(stop.value.code or 0), *capsys.readouterr()
@@ -283,24 +277,24 @@ def test_the_example_of_the_readme_runs() -> None:
     assert len(names["token_BT"]) == len(names["score_B"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("--taks copy", "--taks: no such flag; did you mean --task?"),
-        ("--task sort", "--task: invalid choice: 'sort'"),
-        ("--n_update many", "--n_update: invalid int value"),
-        *((f"--{name} 0", f"--{name} 0: must be at least 1") for name in "n_word max_len n_update width".split()),
-        ("--warmup_step 0", "--warmup_step 0: must be at least 1"),
-        ("--smoothing 1", "--smoothing 1.0: must be at least 0 and below 1"),
-        ("--smoothing nan", "--smoothing nan: must be at least 0 and below 1"),
-        ("--seed -1", "--seed -1: must be at least 0 and below 2^32"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(call: Call, flags: str, complaint: str) -> None:
-    status, out, err = call(flags)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"python -m examples.seq2seq: {complaint}")
-    assert len(err.splitlines()) == 1
+COMPLAINTS = {
+    "--taks copy": "--taks: no such flag; did you mean --task?",
+    "--task sort": "--task: invalid choice: 'sort'",
+    "--n_update many": "--n_update: invalid int value",
+    **{
+        f"--{name} 0": f"--{name} 0: must be at least 1" for name in "n_word max_len n_update width warmup_step".split()
+    },
+    "--smoothing nan": "--smoothing nan: must be at least 0 and below 1",
+    "--seed -1": "--seed -1: must be at least 0 and below 2^32",
+}
+
+
+def test_bad_input_is_one_line_and_status_2(call: Call) -> None:
+    for flags, complaint in COMPLAINTS.items():
+        status, out, err = call(flags)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"python -m examples.seq2seq: {complaint}")
+        assert len(err.splitlines()) == 1
 
 
 @long_test
@@ -321,12 +315,3 @@ def shares_right(model: Seq2Seq, task: str, sizes: dict[str, int]) -> tuple[floa
     model.eval()
     found = greedy(model, source_BS, max_len=5), beam_search(model, source_BS, max_len=5)[0]
     return tuple(share_right(found_BT, target_BT) for found_BT in found)
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"n_word": 10**10}, {"n_word": 10**9}, {"max_len": 10**6}, {"width": 10**9}, {"warmup_step": 10**400}]
-)
-def test_sizes_beyond_the_machine_are_refused(sizes: dict[str, int]) -> None:
-    (name,) = sizes
-    with pytest.raises(UsageError, match=f"--{name} .*(GiB|2\\^31)"):
-        Lesson(**sizes)

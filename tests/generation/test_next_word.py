@@ -61,6 +61,18 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
     return rule.probabilities(logprob_V)
 
 
+def assert_same_law(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]) -> None:
+    found, expected = (law(softmax, hidden_D, rule, banned) for law in (distribution, exact))
+    torch.testing.assert_close(found, expected, msg=lambda message: f"{rule}: {message}")
+
+
+def levelled(softmax: AdaptiveSoftmax) -> AdaptiveSoftmax:
+    """Without biases: with hidden states of zeros all entries of each softmax are equally likely."""
+    for bias in (*softmax.biases, softmax.cluster_bias):
+        bias.zero_()
+    return softmax
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("cut", "banned"), [("narrowing", "none"), ("one_word_clusters", "some"), ("narrowing", "a_cluster")]
@@ -68,44 +80,36 @@ def exact(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[i
 def test_every_way_to_a_word_together_has_the_words_probability(cut: str, banned: str) -> None:
     softmax, hidden_D = softmax_of(**CUTS[cut]), torch.randn(6).double()
     for rule in RULES:
-        torch.testing.assert_close(
-            distribution(softmax, hidden_D, rule, BANNED[banned]),
-            exact(softmax, hidden_D, rule, BANNED[banned]),
-            msg=lambda message, rule=rule: f"{rule}: {message}",
-        )
+        assert_same_law(softmax, hidden_D, rule, BANNED[banned])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(8))
-def test_so_it_is_for_many_models_and_rules(seed: int) -> None:
-    torch.manual_seed(seed)
-    draws = random.Random(seed)
-    softmax = softmax_of(n_token=9, cutoffs=draws.choice([(4,), (2, 5), (5, 6)]))
-    hidden_D, banned = torch.randn(6).double() * draws.choice([0.1, 1, 3]), draws.sample(range(9), draws.randrange(4))
-    softmax.cluster_bias += draws.uniform(-3, 3)
-    rule = Rule(temperature=draws.choice([0.1, 0.8, 1.0, 1.1, 3.0]), top_p=draws.choice([1.0, draws.random()]))
-    found, expected = (law(softmax, hidden_D, rule, banned) for law in (distribution, exact))
-    torch.testing.assert_close(found, expected)
+def test_so_it_is_for_many_models_and_rules() -> None:
+    draws = random.Random(3)
+    for _ in range(8):
+        softmax, banned = softmax_of(n_token=9, cutoffs=draws.choice([(4,), (2, 5), (5, 6)])), draws.randrange(4)
+        softmax.cluster_bias += draws.uniform(-3, 3)
+        rule = Rule(temperature=draws.choice([0.1, 0.8, 1.0, 1.1, 3.0]), top_p=draws.choice([1.0, draws.random()]))
+        hidden_D = torch.randn(6).double() * draws.choice([0.1, 1, 3])
+        assert_same_law(softmax, hidden_D, rule, draws.sample(range(9), banned))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", [Rule(), Rule(top_p=0.31), Rule(temperature=1.5, top_p=0.8)], ids=str)
-def test_words_that_are_equally_likely_are_treated_as_in_the_full_distribution(rule: Rule) -> None:
-    softmax, hidden_D = softmax_of(cutoffs=(2, 3, 11)), torch.zeros(6).double()
-    for bias in (*softmax.biases, softmax.cluster_bias):
-        bias.zero_()
-    torch.testing.assert_close(distribution(softmax, hidden_D, rule, []), exact(softmax, hidden_D, rule, []))
+def test_what_is_equally_likely_or_beyond_measure_is_drawn_as_from_the_full_distribution() -> None:
+    softmax = softmax_of(cutoffs=(2, 3, 11))
+    for temperature in (1e-30, 1e30):
+        assert_same_law(softmax, torch.randn(6).double(), Rule(temperature=temperature, top_p=0.7), [])
+    for rule in (Rule(), Rule(top_p=0.31), Rule(temperature=1.5, top_p=0.8)):
+        assert_same_law(levelled(softmax), torch.zeros(6).double(), rule, [])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("banned", sorted(BANNED))
 def test_temperature_zero_takes_the_first_of_the_likeliest(banned: str) -> None:
-    for trial in range(20):
+    for trial in range(8):
         softmax, hidden_D = softmax_of(cutoffs=(2, 3, 11)), torch.randn(6).double()
         if trial % 2:  # the head's entries are equally likely, and so are words 0, 1, 2 and 11
-            hidden_D.zero_()
-            for bias in (*softmax.biases, softmax.cluster_bias):
-                bias.zero_()
+            softmax, hidden_D = levelled(softmax), hidden_D.zero_()
         logprob_V = softmax.log_prob(hidden_D)
         logprob_V[BANNED[banned]] = -torch.inf
         assert NextWord(softmax, hidden_D, BANNED[banned]).draw(Rule(temperature=0), no_pick) == logprob_V.argmax()
@@ -113,14 +117,6 @@ def test_temperature_zero_takes_the_first_of_the_likeliest(banned: str) -> None:
 
 def no_pick(weight_U: Tensor) -> int:
     raise AssertionError("nothing is drawn")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", [1e-30, 1e30])
-def test_temperatures_beyond_measure_do_not_overflow(temperature: float) -> None:
-    softmax, hidden_D = softmax_of(cutoffs=(2, 3, 11)), torch.randn(6).double()
-    rule = Rule(temperature=temperature, top_p=0.7)
-    torch.testing.assert_close(distribution(softmax, hidden_D, rule, []), exact(softmax, hidden_D, rule, []))
 
 
 @torch.no_grad()
@@ -132,7 +128,7 @@ def test_temperatures_beyond_measure_do_not_overflow(temperature: float) -> None
 def test_most_words_are_drawn_from_the_head_alone(rule: Rule, at_most: float) -> None:
     """With as much probability in the tail as a model of WikiText-103 has there, some 5 percent."""
     softmax = softmax_of(n_token=3000, cutoffs=(400, 1000))
-    generator, n_read, n = torch.Generator().manual_seed(1), 0, 200
+    generator, n_read, n = torch.Generator().manual_seed(1), 0, 150
     for _ in range(n):
         hidden_D = torch.randn(6, generator=generator).double()
         shortlist, cluster_C = softmax.head_log_prob(hidden_D)

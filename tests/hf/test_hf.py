@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf"
 NAMES = ["hf_div2", "x_hf_div1_emb16_tie_r"]
 OTHERS = ["div4", "untied", "shared_biases", "no_clusters"]
+GREEDY = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
 SENTENCES = [
     "The 23,000 people -- well-known ones -- aren't 1.80 m tall, said Dr. Smith.",
     'He said: "No" ; <eos> and a <formula> cost $5.50 (about 3%).',
@@ -91,7 +92,7 @@ def test_the_losses_are_those_of_transformers_4(name: str, prefix: str, dtype: s
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_generation_is_ours_token_by_token_with_and_without_mems(name: str) -> None:
     model, prompt_BT = load(GOLDEN / name), torch.tensor([[3, 150, 5, 9], [70, 8, 199, 1]])
-    settings = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    settings = {"max_new_tokens": 40, **GREEDY}
     assert torch.equal(model.generate(prompt_BT, **settings), ours_greedy(GOLDEN / name, prompt_BT, 40)[0])
     before_BT = torch.tensor([[11, 12, 130] * 5, [13, 14, 15] * 5])
     mems = model(before_BT).mems
@@ -113,7 +114,7 @@ def test_a_padded_row_is_read_as_it_would_be_alone(name: str) -> None:
     ids_BT = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     out = model(ids_BT, attention_mask=mask_BT)
-    settings = {"max_new_tokens": 25, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    settings = {"max_new_tokens": 25, **GREEDY}
     together = model.generate(ids_BT, attention_mask=mask_BT, **settings)
     for b, row in enumerate(rows):
         alone = model(torch.tensor([row]))
@@ -187,21 +188,19 @@ def test_the_pipeline_joins_prompt_and_continuation_and_pads_by_itself(tmp_path:
     assert prompts[0] + new == alone[0]
 
 
-def test_sampling_and_beams(made: Path) -> None:
-    model = load(GOLDEN / "hf_div2")
-    prompt_BT = torch.tensor([[3, 150, 5, 9]])
-    settings = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": -1}
-    greedy = model.generate(prompt_BT, do_sample=False, **settings)
-    assert torch.equal(model.generate(prompt_BT, do_sample=True, top_k=1, **settings), greedy)
-    torch.manual_seed(1)
-    first = model.generate(prompt_BT, do_sample=True, top_p=0.9, num_return_sequences=3, **settings)
-    torch.manual_seed(1)
-    again = model.generate(prompt_BT, do_sample=True, top_p=0.9, num_return_sequences=3, **settings)
-    assert first.shape == (3, 16)
-    assert torch.equal(first, again)
-    beams = model.generate(prompt_BT, num_beams=3, do_sample=False, **settings)
-    without = model.generate(prompt_BT, num_beams=3, do_sample=False, use_cache=False, **settings)
-    assert torch.equal(beams, without)  # same_length: the zeros of the first memory are out of sight in both
+def test_sampling_and_beams() -> None:
+    model, prompt_BT = load(GOLDEN / "hf_div2"), torch.tensor([[3, 150, 5, 9]])
+
+    def write(**settings: Any) -> Tensor:
+        torch.manual_seed(1)
+        return model.generate(prompt_BT, max_new_tokens=12, **GREEDY | settings)
+
+    assert torch.equal(write(do_sample=True, top_k=1), write())
+    sampled = {"do_sample": True, "top_p": 0.9, "num_return_sequences": 3}
+    assert write(**sampled).shape == (3, 16)
+    assert torch.equal(write(**sampled), write(**sampled))
+    # same_length: the zeros of the first memory are out of sight in both
+    assert torch.equal(write(num_beams=3), write(num_beams=3, use_cache=False))
 
 
 def compare(model: Any, figures: Any) -> None:

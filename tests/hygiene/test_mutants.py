@@ -4,8 +4,8 @@ import ast
 
 from tests.mutants.__main__ import ROOT, faulty, mutants
 
-N_WITHOUT = 35
-"""Files with functions that no fault is of yet. Whoever writes one for such a file lowers it."""
+N_WITHOUT = 6
+"""Files with functions that no fault is of: those of txl/hf, whose tests need transformers, which the fast part has not."""
 
 
 def test_every_fault_can_be_applied() -> None:

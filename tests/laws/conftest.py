@@ -67,7 +67,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
     "infini": {"memory": "infini", "mem_len": 5},
     "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
-    "knn": {"memory": "knn", "lookup_layer": 0, "lookup_k": 4, "lookup_len": 7, "mem_len": 3},
+    "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
     "neural": {"memory": "neural", "mem_len": 3},
     "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
@@ -84,12 +84,17 @@ ALONE = {
 FAR = Context(mem_len=100)
 
 
+def config_of(name: str, **changes: object) -> ModelConfig:
+    """Of a model of the list."""
+    return built(ModelConfig, SIZES | (MODELS | ALONE)[name] | changes)
+
+
 def build(name: str, **changes: object) -> TransformerXL:
     """A model of the list."""
-    settings = (MODELS | ALONE)[name] | changes
-    if settings.get("position") == "floater":
+    config = config_of(name, **changes)
+    if config.position == "floater":
         pytest.importorskip("torchdiffeq")
-    model = TransformerXL(built(ModelConfig, SIZES | settings)).double().eval()
+    model = TransformerXL(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
@@ -109,8 +114,7 @@ def context_of(name: str, **changes: Any) -> Context:
 
 def for_models(claims: Callable[[ModelConfig], bool] = lambda c: True) -> pytest.MarkDecorator:
     """Try a test on every model of the list that claims its law."""
-    names = [name for name, settings in MODELS.items() if claims(built(ModelConfig, SIZES | settings))]
-    return pytest.mark.parametrize("name", names)
+    return pytest.mark.parametrize("name", [name for name in MODELS if claims(config_of(name))])
 
 
 def is_cut_anywhere(c: ModelConfig) -> bool:

@@ -1,6 +1,8 @@
 """Laws 1 to 6, 10 and 13 of docs/architecture.md, each for all models of the list in conftest.py that claim it."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +13,10 @@ from tests.laws.conftest import (
     MEMORY_MODELS,
     MODELS,
     N_TOKEN,
-    SIZES,
     SMALL,
     build,
     clamps,
+    config_of,
     context_of,
     counts_distances,
     for_models,
@@ -26,7 +28,6 @@ from tests.laws.conftest import (
 from txl import Context, Memory, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
 from txl.config import UsageError
-from txl.config import build as built
 from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS
 from txl.training.nats import Nats
@@ -42,10 +43,22 @@ def masks_documents(c: ModelConfig) -> bool:
 
 
 def test_every_encoding_rule_and_memory_has_a_model() -> None:
-    found = [built(ModelConfig, SIZES | settings) for settings in MODELS.values()]
+    found = [config_of(name) for name in MODELS]
     assert {c.position for c in found} == set(POSITION_ENCODINGS)
     assert {c.attention for c in found} == set(ATTENTION_RULES)
     assert {c.memory for c in found} == set(MEMORIES)
+
+
+def test_each_law_of_the_page_is_found_by_its_name() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    laws = re.findall(r"^\d+\. .*", page.partition("## Laws")[2].partition("\n## ")[0], re.MULTILINE)
+    tests = "".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    assert len(laws) == 13
+    for law in laws:
+        names = re.findall(r"`(test_\w+)`", law)
+        assert [tests.count(f"def {name}(") for name in names] == [1] * len(names), law
+        assert names
 
 
 @for_models(is_cut_anywhere)
@@ -291,10 +304,16 @@ def test_documents_are_masked_whatever_is_remembered(name: str, model: Transform
     assert not torch.allclose(expected, plain)
 
 
-@pytest.mark.parametrize("compression", ["conv", "mean", "max", "most_used"])
-def test_what_stood_before_a_document_is_not_in_what_it_sees_compressed(compression: str, token_BT: Tensor) -> None:
-    """Law 13 but for its end: alone, a document is compressed at other places."""
-    model, context = build("compressive", compression=compression), context_of("compressive")
+LONG_AGO = [(name, "conv") for name in MEMORY_MODELS if masks_documents(config_of(name))]
+LONG_AGO += [("compressive", compression) for compression in ("mean", "max", "most_used")]
+
+
+@pytest.mark.parametrize(("name", "compression"), LONG_AGO)
+def test_what_stood_before_a_document_is_not_in_what_it_sees_of_long_ago(
+    name: str, compression: str, token_BT: Tensor
+) -> None:
+    """Law 13 where a border has left the window. Read alone, a document may be compressed at other places."""
+    model, context = build(name, compression=compression), context_of(name)
     since_BT = torch.arange(24).expand(2, 24).clone()
     since_BT[0, 7:] -= 7  # within a block of two that is compressed
     since_BT[1, 4:] -= 4

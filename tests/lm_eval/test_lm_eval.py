@@ -1,95 +1,105 @@
-"""lm-evaluation-harness with our models; scripts/test_with_transformers.sh makes its environment and runs this."""
+"""lm-evaluation-harness with our models: beside stand-ins for its classes where it is not installed.
+
+Its own command needs it; scripts/test_with_transformers.sh makes its environment and runs this.
+"""
 
 import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import txl
-from tests.cli.conftest import Outcome, call, entry_points, run_folder, trained, write_text
+from tests.cli.conftest import Here, call, entry_points, here, run_folder, text, trained, write_text
+from tests.forks import ROOT
 from txl.config import UsageError
 
-harness = pytest.importorskip("lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
-from txl.lm_eval import TransformerXLForHarness  # noqa: E402
-
-__all__ = ["call", "entry_points", "run_folder", "trained", "write_text"]
-pytestmark = pytest.mark.slow
+__all__ = ["call", "entry_points", "here", "run_folder", "text", "trained", "write_text"]
+IS_INSTALLED = find_spec("lm_eval") is not None
 PAGE = "= bab =\n\nbab ded bab , the ded .\n" + "ded bab bab ded \n" * 40
-TASK = """
-task: page
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {data}}}
-output_type: loglikelihood_rolling
-test_split: test
-doc_to_text: ""
-doc_to_target: "{{{{page}}}}"
-metric_list:
-  - metric: word_perplexity
-  - metric: byte_perplexity
-metadata: {{version: 1.0}}
-"""
-CHOICE = """
-task: choice
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {data}}}
-output_type: multiple_choice
-test_split: test
-doc_to_text: "bab ded"
-doc_to_choice: ["bab", "ded", "nobody knows"]
-doc_to_target: 0
-metadata: {{version: 1.0}}
-"""
-WRITE = """
-task: write
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {data}}}
-output_type: generate_until
-test_split: test
-doc_to_text: "bab ded"
-doc_to_target: "ded"
-generation_kwargs: {{until: ["\\n"], max_gen_toks: 12}}
-metric_list:
-  - metric: exact_match
-metadata: {{version: 1.0}}
-"""
+TASKS: dict[str, dict[str, Any]] = {
+    "page": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{page}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}],
+    },
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "bab ded",
+        "doc_to_choice": ["bab", "ded", "nobody knows"],
+        "doc_to_target": 0,
+    },
+    "write": {
+        "output_type": "generate_until",
+        "doc_to_text": "bab ded",
+        "doc_to_target": "ded",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+
+
+class StandIn:
+    """What our model needs of the harness's."""
+
+    def __init__(self) -> None:
+        self.cache_hook = SimpleNamespace(add_partial=lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Any]:
+    """The class of our model."""
+    parts = {
+        "": {},
+        ".api": {},
+        ".api.model": {"LM": StandIn},
+        ".api.registry": {"register_model": lambda _: lambda c: c},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if not IS_INSTALLED:
+            for name, content in parts.items():
+                module = ModuleType(f"lm_eval{name}")
+                module.__dict__.update(content)
+                patch.setitem(sys.modules, module.__name__, module)
+            patch.delitem(sys.modules, "txl.lm_eval", raising=False)
+        yield import_module("txl.lm_eval").TransformerXLForHarness
+        if not IS_INSTALLED:
+            sys.modules.pop("txl.lm_eval")
 
 
 def requests(*arguments: tuple[Any, ...]) -> list[Any]:
     return [SimpleNamespace(args=args) for args in arguments]
 
 
-def nats_of_eval(run: Path, folder: Path, call: Callable[..., Outcome], *flags: object) -> float:
+def nats_of_eval(here: Here, flags: str = "") -> float:
     """The page's total, by eval.py."""
-    (folder / "page.txt").write_text(PAGE)
-    typed = ["--work_dir", run, "--text", folder / "page.txt", "--per_token", folder / "page.json", *flags]
-    assert call("eval", *typed).status == 0
-    return math.fsum(token["nats"] for token in json.loads((folder / "page.json").read_text())["tokens"])
+    Path("page.txt").write_text(PAGE)
+    here(f"eval --text page.txt --per_token page.json {flags}")
+    return math.fsum(token["nats"] for token in json.loads(Path("page.json").read_text())["tokens"])
 
 
 @pytest.mark.parametrize("mem_len", [None, 5])
-def test_a_page_has_the_figures_of_eval_py(
-    run_folder: Path, tmp_path: Path, call: Callable[..., Outcome], mem_len: int | None
-) -> None:
-    flags = [] if mem_len is None else ["--mem_len", mem_len]
-    model = TransformerXLForHarness(str(run_folder), mem_len=mem_len, batch_size=1)
-    (found, nothing) = model.loglikelihood_rolling(requests((PAGE,), ("",)))
-    assert found == pytest.approx(-nats_of_eval(run_folder, tmp_path, call, *flags), rel=1e-6)
+def test_a_page_has_the_figures_of_eval_py(harness: Any, here: Here, mem_len: int | None) -> None:
+    model = harness("run", mem_len=mem_len, batch_size=1)
+    found, nothing = model.loglikelihood_rolling(requests((PAGE,), ("",)))
+    expected = nats_of_eval(here, "" if mem_len is None else f"--mem_len {mem_len}")
+    assert found == pytest.approx(-expected, rel=1e-6)
     assert nothing == 0.0
 
 
-def test_continuations(run_folder: Path) -> None:
-    model, lm = TransformerXLForHarness(str(run_folder)), txl.load(run_folder)
+def test_continuations(harness: Any, here: Here) -> None:
+    model, lm = harness("run"), txl.load("run")
     context = "bab ded " * 30
     likely = lm.generate(context, length=3, temperature=0)
     pairs = [(context, " bab ded"), (context, f" {likely}"), ("", "ded"), ("ded", " bab\n")]
@@ -101,13 +111,13 @@ def test_continuations(run_folder: Path) -> None:
     assert not model.loglikelihood(requests((context, " <unk>")))[0][1]
 
 
-def test_generation_ends_at_a_string(run_folder: Path) -> None:
-    model, lm = TransformerXLForHarness(str(run_folder)), txl.load(run_folder)
-    whole = lm.generate("bab ded", length=20, temperature=0, allow_unknown=False)
-    asked = {"until": ["bab"], "max_gen_toks": 20}
-    settings = [asked, {"until": "never", "max_gen_toks": 20}, {"until": [], "max_gen_toks": 3, "temperature": 0.0}]
-    stopped, unstopped, short = model.generate_until(requests(*(("bab ded", each) for each in settings)))
-    assert stopped == whole[: whole.index("bab")] if "bab" in whole else whole
+def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:
+    model, whole = harness("run"), txl.load("run").generate("bab ded", length=20, temperature=0, allow_unknown=False)
+    word = whole.split()[3]
+    settings = [{"until": [word]}, {"until": "never"}, {"until": [], "max_gen_toks": 3, "temperature": 0.0}]
+    asked = requests(*(("bab ded", {"max_gen_toks": 20} | each) for each in settings))
+    stopped, unstopped, short = model.generate_until(asked)
+    assert stopped == whole[: whole.index(word)]
     assert unstopped == whole
     assert whole.startswith(short)
 
@@ -115,40 +125,70 @@ def test_generation_ends_at_a_string(run_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ("path=RUN,memlen=64", "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len"),
-        ("path=RUN,same_length=True,x=1", "same_length=True, x=1: no such setting"),
-        ("path=RUN,mem_len=x", "mem_len=x: not a whole number"),
-        ("path=RUN,dtype=float16", "dtype=float16: "),
-        ("mem_len=5", "path is missing; give --model_args path=RUN"),
+        ({"memlen": 64}, "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len"),
+        ({"same_length": True, "x": 1}, "same_length=True, x=1: no such setting"),
+        ({"mem_len": "x"}, "mem_len=x: not a whole number"),
+        ({"dtype": "float16"}, "dtype=float16: "),
+        ({"path": "", "mem_len": 5}, "path is missing; give --model_args path=RUN"),
     ],
 )
-def test_settings_without_effect_are_refused_by_name(run_folder: Path, settings: str, why: str) -> None:
+def test_settings_without_effect_are_refused_by_name(harness: Any, settings: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
-        TransformerXLForHarness.create_from_arg_string(settings.replace("RUN", str(run_folder), 1), {"batch_size": 1})
+        harness(**{"path": "run", "batch_size": 1} | settings)
 
 
-def test_settings_of_the_harness_itself_are_taken(run_folder: Path) -> None:
+def test_settings_of_the_harness_itself_are_taken(harness: Any, here: Here) -> None:
     passed = {"batch_size": "auto:4", "max_batch_size": 8, "device": "cuda:0", "trust_remote_code": True}
-    model = TransformerXLForHarness.create_from_arg_obj({"path": str(run_folder), "dtype": "auto"}, passed)
-    assert model.lm.context == txl.load(run_folder).context
+    assert harness("run", dtype="auto", **passed).lm.context == txl.load("run").context
 
 
-def test_the_command_of_the_harness(run_folder: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_INSTALLED, reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
+def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
     data = tmp_path / "pages.json"
     data.write_text(json.dumps({"page": PAGE}) + "\n")
-    for name, task in (("page", TASK), ("choice", CHOICE), ("write", WRITE)):
-        (tmp_path / f"{name}.yaml").write_text(task.format(data=data))
-    command = [sys.executable, "-m", "txl.lm_eval", "--model", "txl", "--model_args", f"path={run_folder}"]
+    shared = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    for name, task in TASKS.items():  # JSON is YAML
+        Path(f"{name}.yaml").write_text(json.dumps({"task": name, **shared, **task, "metadata": {"version": 1.0}}))
+    command = [sys.executable, "-m", "txl.lm_eval", "--model", "txl", "--model_args", f"path={tmp_path / 'run'}"]
     flags = ["--tasks", "page,choice,write", "--include_path", tmp_path, "--output_path", tmp_path / "out.json"]
     offline = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    root = Path(txl.__file__).parents[1]
-    subprocess.run([*command, *flags], env=os.environ | offline, cwd=root, check=True, capture_output=True, text=True)
+    subprocess.run([*command, *flags], env=os.environ | offline, cwd=ROOT, check=True, capture_output=True, text=True)
     results = json.loads(next(tmp_path.glob("out*.json")).read_text())["results"]
-    nats = nats_of_eval(run_folder, tmp_path, call)
-    found = results["page"]["word_perplexity,none"]
-    assert math.log(found) == pytest.approx(nats / len(re.split(r"\s+", PAGE)), rel=1e-6)
+    found = math.log(results["page"]["word_perplexity,none"])
+    assert found == pytest.approx(nats_of_eval(here) / len(re.split(r"\s+", PAGE)), rel=1e-6)
     assert results["choice"]["acc,none"] in (0.0, 1.0)
     assert "exact_match,none" in results["write"]
-    wrong = subprocess.run([*command[:-1], "path=nowhere", *flags], cwd=root, capture_output=True, text=True)
+    wrong = subprocess.run([*command[:-1], "path=nowhere", *flags], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 2
     assert wrong.stderr.splitlines()[-1].startswith("lm_eval.py: nowhere: no such file or folder")
+
+
+# extras that are not there
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "there", "message"),
+    [
+        ("txl.hf", "transformers", None, r'needs transformers 5.4 or newer: pip install "txl\[hf\]"'),
+        ("txl.hf", "transformers", SimpleNamespace(__version__="4.57.6"), r"needs .* 5.4 or newer, this is 4.57.6"),
+        ("txl.lm_eval", "lm_eval.api.model", None, r'needs lm-evaluation-harness: pip install "txl\[lm-eval\]"'),
+    ],
+)
+def test_a_missing_or_old_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str, there: Any, message: str
+) -> None:
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, there)
+    with pytest.raises(ImportError, match=message):
+        import_module(module)
+
+
+def test_the_command_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    monkeypatch.delitem(sys.modules, "txl.lm_eval", raising=False)
+    monkeypatch.setattr(sys, "argv", ["lm_eval.py", "--tasks", "wikitext"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("txl.lm_eval", run_name="__main__")
+    assert re.fullmatch(r"lm_eval.py: .*pip install .*\n", capsys.readouterr().err)

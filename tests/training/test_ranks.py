@@ -31,6 +31,8 @@ from txl.training.step import NonFiniteError, TrainState
 LOPSIDED = np.concatenate([IDS[:50] % 10, IDS[50:]])
 """The first two streams, those of rank 0, hold words of the shortlist only: that rank misses both tail clusters."""
 
+COMPUTING = ("compressive", "knn")
+"""Models whose memory computes with weights what it keeps, and passes no gradient from part to part."""
 Case = tuple[dict[str, Any], dict[str, Any]]
 IN_SHARDS: dict[str, Case] = {  # shape, training
     "sgd": (ADAPTIVE, {"optim": "sgd", "mom": 0.5, "varlen": True, "roll": True}),
@@ -43,13 +45,18 @@ IN_SHARDS: dict[str, Case] = {  # shape, training
         {"position": "rotary", "attention": "performer", "n_feature": 8},
         {"redraw_interval": 1, "recompute": True},
     ),
+    **{name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "recompute": name == "knn"}) for name in COMPUTING},
 }
 WHOLE: dict[str, Case] = IN_SHARDS | {
     "muon": (ADAPTIVE, {"optim": "muon", "weight_decay": 0.01}),
     "reversible": ({"pre_lnorm": True, "reversible": True}, {"ff_chunk": 3}),
     "lsh": ({"position": "none", "attention": "lsh", "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}, {}),
     "same": ({"recurrence": "same", "activation": "geglu"}, {}),
-    **{name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2}) for name in MEMORY_MODELS},
+    **{
+        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2})
+        for name in MEMORY_MODELS
+        if name not in COMPUTING
+    },
 }
 
 

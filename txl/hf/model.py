@@ -222,7 +222,7 @@ def _recorded(model: TransformerXL, hids: list[Tensor], attentions: list[Tensor]
 
     def watch(attention: Any, args: Any) -> None:
         assert attentions is not None
-        attentions.append(probabilities(attention, *args))
+        attentions.append(probabilities(attention, *args[:4]))
 
     handles = [layer.register_forward_pre_hook(lambda _, args: hids.append(args[0])) for layer in model.layers]
     if attentions is not None:

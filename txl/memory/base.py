@@ -14,7 +14,6 @@ BESIDE: Mapping[str, tuple[Any, ...]] = {
     "recurrence": ("below",),
     "reversible": (False,),
     "same_length": (False,),
-    "shard": (False,),
     "convention": ("txl",),
     "attention_by_distance": (False,),
 }
@@ -58,6 +57,9 @@ class MemoryRule(nn.Module):
     """The table of what works with it: fields of configurations that have one of these values only."""
     is_bounded: ClassVar[bool] = True
     """What is kept depends on mem_len tokens in each layer only, and not on where the reading began."""
+    reads_weights: ClassVar[bool] = False
+    """`kept` computes with weights of the layer or its own, so it is a part of the layer's forward pass: of a model in
+    shards they are there only then."""
     is_projected: ClassVar[bool] = False
     """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
 
@@ -118,12 +120,19 @@ class MemoryRule(nn.Module):
         feats: Tensor,
         span: Span,
         context: Context,
-        run: Callable[..., Tensor],
+        run: Callable[..., Any],
     ) -> tuple[Tensor, Any]:
         """The state of the segment after a layer, and the memory for the next segment; `run` computes the layer."""
-        out_BTD = run(layer, h_BTD, self.read(state), feats, span, state.more)
-        new_BTD = layer.read(out_BTD if self.keeps_output else h_BTD)
-        return out_BTD, self.kept(state, new_BTD, span, context, layer)
+
+        def kept(out_BTD: Tensor) -> State:
+            new_BTD = layer.read(out_BTD if self.keeps_output else h_BTD)
+            return self.kept(state, new_BTD, span, context, layer)
+
+        inputs = layer, h_BTD, self.read(state), feats, span, state.more
+        if self.reads_weights:
+            return run(*inputs, kept)
+        out_BTD = run(*inputs)
+        return out_BTD, kept(out_BTD)
 
 
 def beyond_window(state: State, new_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:

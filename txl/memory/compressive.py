@@ -35,6 +35,7 @@ class Compressive(MemoryRule):
     settings = ("compress_rate", "compression", "compress_loss", "compressed_len")
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
     is_bounded = False
+    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -32,6 +32,7 @@ class Knn(MemoryRule):
     settings = ("lookup_layer", "lookup_k", "lookup_len")
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
     is_bounded = False
+    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

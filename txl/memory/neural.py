@@ -33,8 +33,9 @@ class Neural(MemoryRule):
     """
 
     settings = ("neural_layers",)
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"shard": (False,)}  # whose gradients end with a pass
     is_bounded = False
+    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -106,8 +106,8 @@ class Body(nn.Module):
         needs = h_BTD.requires_grad or any(p.requires_grad for layer in self.layers for p in layer.parameters())
         return torch.is_grad_enabled() and needs
 
-    def run_layer(self, layer: Layer, *inputs: Any) -> Tensor:
-        """The output of a layer; recomputed in the backward pass if `recompute` says so."""
+    def run_layer(self, layer: Layer, *inputs: Any) -> Any:
+        """What a layer returns; recomputed in the backward pass if `recompute` says so."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, *inputs, use_reentrant=False)
         return layer(*inputs)

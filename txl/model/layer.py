@@ -1,7 +1,8 @@
 """A layer of the model, for any position encoding and attention rule."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,26 @@ class Layer(nn.Module):
         self.attn_gate, self.ff_gate = build_gate(config), build_gate(config)
 
     def forward(
-        self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, more: Mapping[str, Tensor] | None = None
+        self,
+        state: Tensor,
+        mem_BMD: Tensor,
+        feats: Tensor,
+        span: Span,
+        more: Mapping[str, Tensor] | None = None,
+        then: Callable[[Tensor], Any] | None = None,
+    ) -> Any:
+        """The state after the layer, (B, T, D).
+
+        Args:
+            more: what the memory keeps besides, see `MemoryRule.beside`.
+            then: something else to compute while the weights are there: returned beside the state.
+        """
+        out = self._out(state, mem_BMD, feats, span, more)
+        return out if then is None else (out, then(out))
+
+    def _out(
+        self, state: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, more: Mapping[str, Tensor] | None
     ) -> Tensor:
-        """The state after the layer, (B, T, D). `more` is what the memory keeps besides, see `MemoryRule.beside`."""
         if self.reversible:
             return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
         x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)

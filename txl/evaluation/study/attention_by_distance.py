@@ -151,9 +151,9 @@ class _Watch:
     def of_layer(self, i: int) -> Any:
         """A forward hook for layer i."""
 
-        def hook(attention: nn.Module, args: tuple[Tensor, Tensor, Tensor, Span], _: Tensor) -> None:
+        def hook(attention: nn.Module, args: tuple[Any, ...], _: Tensor) -> None:
             assert isinstance(attention, Attention)
-            x_BTD, mem_BMD, feats, span = args
+            x_BTD, mem_BMD, feats, span = args[:4]  # what is read beside attention has no distances
             counted_BT = self.counted_BT.to(x_BTD.device)
             n_target = counted_BT.shape[1]  # the segment's last tokens; with ext_len, others are before them
             visible_TS = span.mask_TS(x_BTD.device)[-n_target:]
