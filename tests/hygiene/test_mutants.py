@@ -5,7 +5,7 @@ import ast
 from tests.mutants.__main__ import ROOT, faulty, mutants
 
 N_WITHOUT = 6
-"""Files with functions that no fault is of: those of txl/hf, whose tests need transformers, which the fast part has not."""
+"""Files with functions that no fault is of: those of txl/hf, whose tests need transformers."""
 
 
 def test_every_fault_can_be_applied() -> None:
