@@ -7,5 +7,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/scripts/environment.sh"
 txl_python "$here" requirements-dev.txt
 cd "$here"
+unset PYTHONDONTWRITEBYTECODE # else every worker compiles all tests anew
 [[ -n ${TXL_LONG_TESTS:-} ]] || echo "without the long part (torchrun, two hosts, installation); TXL_LONG_TESTS=1 adds it"
 exec "$python" -m pytest -n auto --dist worksteal "$@"

@@ -49,7 +49,7 @@ class _Pool:
             for line in ready:
                 try:
                     results[line], error = pickle.loads(line.recv_bytes())  # type: ignore[attr-defined]
-                except EOFError:
+                except (EOFError, OSError):
                     error = "has ended"
                 if error:
                     break

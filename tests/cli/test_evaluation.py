@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
-from matplotlib.image import imread
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.cli.conftest import Here, change_weights, config_of, pointed
 from txl.evaluation.plots import _apart, run_names
@@ -79,6 +76,9 @@ def test_each_convention_has_streams_and_figures_of_its_own(here: Here) -> None:
 
 
 def test_a_grid_has_a_row_for_each_pair_of_lengths_in_the_table_and_the_file_and_a_picture(here: Here) -> None:
+    from matplotlib.image import imread
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     result = here.result("eval --split test --tgt_len 3 8 --mem_len 0 4")
     rows, pattern = result["rows"], r"^(\w+) +(\d+) +(\d+) +(\d+) +([\d.]+) +([\d.]+) +\d+ +[\d-]+$"
     assert [(row["tgt_len"], row["mem_len"]) for row in rows] == [(3, 0), (3, 4), (8, 0), (8, 4)]
@@ -121,6 +121,8 @@ def test_attention_by_distance_is_written(here: Here) -> None:
 
 
 def test_labels_of_close_lengths_do_not_touch_and_runs_are_named_by_what_tells_them_apart() -> None:
+    from matplotlib.figure import Figure
+
     axes, lengths = Figure(figsize=(6, 4)).subplots(), [0, 64, 65, 128, 640]
     axes.set_xscale("symlog", linthresh=64)
     axes.plot(lengths, lengths)
@@ -134,6 +136,8 @@ def test_labels_of_close_lengths_do_not_touch_and_runs_are_named_by_what_tells_t
 
 
 def test_effective_context_lengths_are_written_drawn_and_told(here: Here) -> None:
+    from matplotlib.image import imread
+
     shutil.copytree("run", "copy")
     result = here.result("eval --recl run copy")
     content = result["recl"]

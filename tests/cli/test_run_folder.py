@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, Trained, config_of, contents, pointed, records, train_here
@@ -250,6 +249,8 @@ def test_an_ended_cosine_is_extended_only_by_one_who_says_how(here: Here) -> Non
 
 
 def test_records_of_later_steps_are_made_once_and_tensorboard_is_told(here: Here, steps: list[Path]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     shutil.rmtree(steps[3])
     with (NEW / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 4, "trai')

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
 from txl import TransformerXL
@@ -46,6 +45,8 @@ def test_a_run_holds_whole_checkpoints_what_was_typed_and_nothing_else(trained: 
 
 
 def test_tensorboard_gets_curves_that_show_first_what_people_look_for_and_samples(trained: Trained) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(trained.run / "tensorboard")).Reload()
     assert [point.step for point in events.Scalars("loss/train_nats_per_token")] == [2, 4]
     assert [point.step for point in events.Scalars("perplexity/valid")] == [1, 2, 3, 4]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import file_formats
+from txl.data_utils import documents, file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.files import DataError
 from txl.data_utils.tokenizers import words
@@ -25,8 +25,10 @@ def plain(text: str) -> list[str]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, n_byte in [(file_formats, "LONGEST", 64), (file_formats, "_BLOCK", 50), (words, "_IN_CACHE", 16)]:
-        monkeypatch.setattr(module, name, n_byte)
+    for module in (documents, file_formats):
+        monkeypatch.setattr(module, "LONGEST", 64)
+    monkeypatch.setattr(file_formats, "_BLOCK", 50)
+    monkeypatch.setattr(words, "_IN_CACHE", 16)
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 
 

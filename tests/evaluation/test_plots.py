@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
 
 from txl import Context
 from txl.evaluation import plots
@@ -44,6 +43,8 @@ def test_perplexity_by_memory(panels: Any) -> None:
 
 def test_losses_by_position(panels: Any) -> None:
     """A point is as large as its bin has tokens."""
+    from matplotlib.colors import to_hex
+
     binned = {"position": BinnedLoss([0, 1, 2, 4], [30.0, 8.0, 5.0], [10, 2, 1])}
     (axes,) = panels(plots.plot_losses, [row(0, losses=binned)])
     (line,), (points,) = axes.lines, axes.collections

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.image import imread
 
 from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
@@ -111,6 +110,8 @@ def rows_of_csv(name: str) -> list[list[str]]:
 
 
 def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.image import imread
+
     monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
     assert study() == 0
     assert len(programs.called) == 12

@@ -4,7 +4,6 @@ import itertools
 import random
 
 import pytest
-from matplotlib.container import ErrorbarContainer
 
 from txl.studies.picture import draw
 from txl.studies.plan import Study
@@ -52,6 +51,8 @@ def test_only_seeds_and_sources_in_common_are_compared() -> None:
 
 
 def test_the_picture_shows_every_mean_and_hides_none() -> None:
+    from matplotlib.container import ErrorbarContainer
+
     rows = [row("base", {1: 5.0, 2: 5.2}, ("a", "b")), row("other", {1: 5.1, 2: 5.1}, ("a", "b"))]
     left, right = draw(STUDY, rows).axes
     bars = [one for one in right.containers if isinstance(one, ErrorbarContainer)]
