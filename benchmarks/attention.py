@@ -30,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.formulation import flex, time_first
 from benchmarks.peers import ratio, say_machine, write_as_found
 from benchmarks.workers import original
-from txl.evaluation.study.peak_memory import PeakMemory
+from txl.evaluation.measures.peak_memory import PeakMemory
 from txl.ops.rel_attention import IMPLEMENTATIONS, refusal
 
 

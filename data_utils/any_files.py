@@ -9,8 +9,8 @@ from .checks import Checks
 from .config import DataConfig
 from .dealing import documents
 from .documents import pieces_in, rule_of
-from .files import DataError
-from .sources import sources_of
+from .named_files import sources_of
+from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
 from .tokenizers.base import Tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from txl.files import written_whole
 
-from .files import DataError
+from .raw_text import DataError
 
 
 def unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:

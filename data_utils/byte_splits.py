@@ -9,8 +9,8 @@ import numpy as np
 
 from .documents import Piece, no_documents
 from .file_formats import LONGEST
-from .files import DataError, reading, require_text
-from .sources import require_regular
+from .named_files import require_regular
+from .raw_text import DataError, reading, require_text
 from .store import Store
 from .texts import SPLITS, Tagged, Texts
 from .tokenizers.base import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 from txl.files import sha256
 
-from .files import read_record, reading, write_record
+from .raw_text import read_record, reading, write_record
 
 _SETTLED_NS = 2 * 10**9
 """A younger file may change again without a new modification time."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from txl.config import SEED, Checked, option
 
-from .files import DataError
+from .raw_text import DataError
 
 RUNNING = ("text", "bpe", "bytes", "characters")
 """Data sets whose text may come in any files; their documents are found, and valid and test split off."""

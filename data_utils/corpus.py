@@ -13,10 +13,10 @@ import numpy as np
 from .checks import Checks
 from .config import DataConfig
 from .datasets import DATA_SETS
-from .files import DataError, one_at_a_time
+from .named_files import CACHE, home_of
+from .raw_text import DataError, one_at_a_time
 from .remote import with_copies
 from .sizes import MEASURES
-from .sources import CACHE, home_of
 from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
 from .texts import Tagged, batches
 from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError
@@ -59,7 +59,7 @@ class Corpus:
         return self.texts.home
 
     @property
-    def said(self) -> str:
+    def note(self) -> str:
         """How a text that is not in train.txt, valid.txt and test.txt was split and read."""
         return self.texts.note
 

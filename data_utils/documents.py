@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .file_formats import LONGEST, cut, has_rows, lines_of, rows_of
-from .files import DataError
+from .raw_text import DataError
 
 MANY_FILES = 20
 _LOOKED_AT = 4096, 1 << 23

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from txl.config import UsageError
 
 from .archives import unpack
-from .files import DataError, one_at_a_time
 from .hub import from_hub
+from .raw_text import DataError, one_at_a_time
 from .shards import SHARDS, VOCABULARY
 from .transfer import Remote, load, require_fit
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .files import DataError, not_utf8, reading
+from .raw_text import DataError, not_utf8, reading
 from .uncompressed import COMPRESSED, damaged, opened
 
 TEXT = (".txt", ".text", ".md", ".tokens", ".raw")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .files import DataError, reading
+from .raw_text import DataError, reading
 from .store import Store
 from .texts import Texts
 from .tokenizers.base import Tokenizer

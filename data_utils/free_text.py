@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .files import DataError
+from .raw_text import DataError
 from .sizes import MEASURES, sizes_of
 from .spelling import places
 from .tokenizers.base import EOS, UNK, Tokenizer

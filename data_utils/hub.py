@@ -7,7 +7,7 @@ from pathlib import Path
 from txl.files import written_whole
 
 from .file_formats import parquet_rows
-from .files import DataError
+from .raw_text import DataError
 from .transfer import fits
 
 REPOSITORY = "Salesforce/wikitext"

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from txl.files import written_whole
 
-from .files import DataError
+from .raw_text import DataError
 from .texts import SPLITS, Texts
 from .tokenizers.base import UNK
 from .wikitext import tokenise

@@ -12,7 +12,7 @@ from txl.files import written_whole
 
 from .config import DataConfig
 from .file_formats import kind_of
-from .files import DataError, one_at_a_time
+from .raw_text import DataError, one_at_a_time
 from .transfer import Remote, load
 
 HERE = Path("data")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .files import DataError
+from .raw_text import DataError
 from .stream import TrainingSegment, as_tensor, draws_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import DataError, read_lines
+from .raw_text import DataError, read_lines
 from .store import Store
 from .texts import Texts
 from .tokenizers.base import Tokenizer

@@ -16,7 +16,7 @@ import numpy as np
 from txl.files import flush, lock, sha256, sigterm_raises
 
 from .checks import Checks
-from .files import read_record
+from .raw_text import read_record
 from .sizes import MEASURES
 from .tokenizers.base import Batch, Block
 

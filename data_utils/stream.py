@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .files import DataError
+from .raw_text import DataError
 
 
 class Segment(NamedTuple):

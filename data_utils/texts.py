@@ -10,8 +10,8 @@ from .checks import Checks
 from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
 from .file_formats import has_rows, lines_of, rows_of
-from .files import DataError, not_utf8, require_text, text_of
-from .sources import home_of, require_folder
+from .named_files import home_of, require_folder
+from .raw_text import DataError, not_utf8, require_text, text_of
 from .store import Store
 from .tokenizers.base import Batch, Tokenizer
 

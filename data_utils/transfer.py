@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from .files import DataError
+from .raw_text import DataError
 
 TIMEOUT_S = 30.0
 """Of silence, after which a transfer counts as cut."""

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from .files import DataError, reading
+from .raw_text import DataError, reading
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 

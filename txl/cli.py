@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 from txl.config import UsageError, require
 from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.memory import MEMORIES
-from txl.model.settings import readers
+from txl.model.axes import readers
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import LostContactError
 from txl.runtime.log import print_error, print_notices

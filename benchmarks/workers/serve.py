@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import Shape
-from txl.evaluation.study.peak_memory import PeakMemory
+from txl.evaluation.measures.peak_memory import PeakMemory
 
 
 def serve_models(about: str, tasks: dict[str, Callable[[Shape], Iterator[object]]], **facts: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..files import text_of
+from ..raw_text import text_of
 from ..sizes import sizes_of
 from .base import UNK, Batch, Block, Encoded, Numbering, Tokenizer
 from .running import RunningTokenizer

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from ..files import DataError
+from ..raw_text import DataError
 from .base import Batch, Block, Encoded
 from .running import RunningTokenizer
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..file_formats import LONGEST, cut
-from ..files import DataError, reading, text_of
+from ..raw_text import DataError, reading, text_of
 from ..sizes import sizes_of
 from .base import EOS, Batch, Block, Encoded
 from .running import RunningTokenizer

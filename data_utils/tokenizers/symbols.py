@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..files import DataError
+from ..raw_text import DataError
 from ..sizes import sizes_of
 from .base import Batch, Block, Encoded, Numbering, Tokenizer
 from .running import RunningTokenizer

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..files import text_of
+from ..raw_text import text_of
 from ..sizes import ends_of_words, sizes_of
 from .base import EOS, UNK, Batch, Block, Encoded, Numbering, Tokenizer, UnknownWordError
 

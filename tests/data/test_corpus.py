@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.files import written_whole
 
 TEXT = "a b c\n\na b <unk>\n"

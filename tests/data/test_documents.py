@@ -19,7 +19,7 @@ from txl.data_utils import dealing, file_formats
 from txl.data_utils import documents as documents_module
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.documents import pieces_in, rule_of, signs_of
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 
 try:
     from backports import zstd as zstd_library
@@ -114,7 +114,7 @@ def test_neither_shards_nor_their_order_decide_where_a_document_goes(tmp_path: P
     for split in ("train", "valid", "test"):
         assert sorted(documents(one, split)) == sorted(documents(two, split))
     assert documents(open_any(tmp_path / "one", split_seed=1), "valid") != documents(one, "valid")
-    assert one.said.endswith("valid and test: 0.1 each, seed 0")
+    assert one.note.endswith("valid and test: 0.1 each, seed 0")
 
 
 def test_a_text_of_few_documents_has_all_splits_and_one_of_fewer_is_refused(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) ->
     texts = articles if rows == "documents" else "".join(articles).splitlines(keepends=True)
     (tmp_path / "my.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     corpus = open_any(tmp_path)
-    assert corpus.said.startswith("documents by row" if rows == "documents" else "documents by heading")
+    assert corpus.note.startswith("documents by row" if rows == "documents" else "documents by heading")
     for one in (corpus, open_any(tmp_path, documents="heading")):
         assert len(documents(one)) == 6
 
@@ -159,7 +159,7 @@ def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) ->
 def test_a_changed_source_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     FILES["my.jsonl"](tmp_path / "my.jsonl")
     before = open_any(tmp_path)
-    assert open_any(tmp_path).said == before.said
+    assert open_any(tmp_path).note == before.note
     assert caplog.text == ""
     (tmp_path / "my.jsonl").write_bytes(jsonl().replace(b"number", b"No"))
     assert "No" in open_any(tmp_path).vocab
@@ -212,7 +212,7 @@ def test_a_column_or_a_library_that_is_not_there_is_named(tmp_path: Path, monkey
 def test_an_empty_shard_is_left_out_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "0.txt").write_bytes(b"")
     (tmp_path / "1.txt").write_bytes(blank())
-    assert open_any(tmp_path).said.startswith("documents by blank (there are blank lines)")
+    assert open_any(tmp_path).note.startswith("documents by blank (there are blank lines)")
     assert "0.txt: is empty, left out" in caplog.text
 
 
@@ -269,8 +269,8 @@ def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(TEXTS[:9]))  # without blank lines
     (tmp_path / "b.txt").write_bytes(blank())
     one, two = (open_any(*(tmp_path / name for name in names)) for names in (["a.txt", "b.txt"], ["b.txt", "a.txt"]))
-    assert one.said == two.said
-    assert one.said.startswith("documents by blank")
+    assert one.note == two.note
+    assert one.note.startswith("documents by blank")
     for split in ("train", "valid", "test"):
         assert sorted(documents(one, split)) == sorted(documents(two, split))
 

@@ -19,7 +19,7 @@ import pytest
 from txl.data_utils import download, hub, transfer
 from txl.data_utils.archives import unpack
 from txl.data_utils.download import SETS, DataSet
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.transfer import Remote, load
 
 CONTENT = bytes(range(256)) * 400

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long_test
-from txl.data_utils.files import DataError
 from txl.data_utils.pydoc_corpus import write_pydoc_corpus
+from txl.data_utils.raw_text import DataError
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from txl.data_utils import remote
 from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 
 TEXT = {
     "corpus/train/a.txt": "one two\n",

@@ -15,8 +15,8 @@ from txl.config import UsageError
 from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.files import DataError
 from txl.data_utils.free_text import encode_text
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
 from txl.data_utils.tokenizers import subwords
 from txl.data_utils.tokenizers.base import Batch

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
-from txl.data_utils.sources import sources_of
+from txl.data_utils.named_files import sources_of
+from txl.data_utils.raw_text import DataError
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
 BY_NAME = ["test_runs/train-0.jsonl", "test_runs/more.jsonl"]
@@ -66,7 +66,7 @@ def test_a_glob_does_not_find_the_cache(tmp_path: Path) -> None:
     corpus = Corpus(DataConfig(data=data, dataset="bytes", documents="row"))
     assert list((tmp_path / "txl-cache").iterdir())
     assert sorted(sources_of(data).splits) == [tmp_path / "v.txt", tmp_path / "x/c.txt"]
-    assert Corpus(corpus.config).said == corpus.said
+    assert Corpus(corpus.config).note == corpus.note
 
 
 def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_files_of_no_named_split_are_training_text(tmp_path: Path) -> None:
         corpus = Corpus(DataConfig(data=str(tmp_path / str(i)), dataset="text"))
         assert [len(documents(corpus, split)) for split in ("train", "valid", "test")] == [100, 50, 50]
         assert {text.split()[0] for text in documents(corpus, "train")} == set(names)
-        assert f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl" in corpus.said
+        assert f"; by name: train {tmp_path}/{i}/{names[0]} and 1 more, valid {tmp_path}/{i}/valid.jsonl" in corpus.note
 
 
 def test_a_named_split_is_evaluated_whole_without_training_text(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ PLAIN: dict[str, tuple[list[str], bool]] = {  # the files of train and valid com
 def test_a_folder_of_plain_files_and_others(tmp_path: Path, names: list[str], is_plain: bool) -> None:
     write_all(tmp_path, names)
     corpus = Corpus(DataConfig(data=str(tmp_path), dataset="bytes"))
-    assert bool(corpus.said) == (not is_plain)
+    assert bool(corpus.note) == (not is_plain)
     for split, name in zip(("train", "valid"), names, strict=False):
         if name != "README.md":
             assert b"".join(corpus.documents(split)) == (tmp_path / name).read_bytes()
@@ -122,7 +122,7 @@ def test_what_txl_writes_below_data_is_no_text_and_said(tmp_path: Path, glob: st
     ours = ["runs/mine/metrics.jsonl", "runs/mine/step_2/samples.txt", "runs/mine/test.json", ".git/a.txt"]
     write_all(tmp_path, ["a.txt", "runs/notes.txt", *ours])
     data = f"{tmp_path}{glob}"
-    said = Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache"))).said
+    said = Corpus(DataConfig(data=data, dataset="bytes", documents="row", cache_dir=str(tmp_path / "cache"))).note
     assert glob or said.endswith(f"; left out, written by txl: {tmp_path}/runs/mine")
     (tmp_path / "cache/checked.json").write_text("{}")
     assert sorted(sources_of(data).splits) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
@@ -131,7 +131,7 @@ def test_what_txl_writes_below_data_is_no_text_and_said(tmp_path: Path, glob: st
 def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
     write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
     assert [path.name for path in sources_of(str(tmp_path)).splits] == ["a.txt", "b.jsonl"]
-    assert Corpus(DataConfig(data=str(tmp_path), dataset="bytes")).said.startswith(
+    assert Corpus(DataConfig(data=str(tmp_path), dataset="bytes")).note.startswith(
         "documents by row (b.jsonl has rows)"
     )
     (tmp_path / "b.jsonl").unlink()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from txl.data_utils.files import DataError
-from txl.data_utils.rows import scoring_stream, window_streams
+from txl.data_utils.raw_text import DataError
+from txl.data_utils.scoring_stream import scoring_stream, window_streams
 from txl.data_utils.stream import SegmentStream
 
 

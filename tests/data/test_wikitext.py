@@ -6,7 +6,7 @@ import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import Detokeniser, decoder
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers.base import EOS
 from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from txl.data_utils import documents, file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers import words
 from txl.data_utils.tokenizers.words import Vocab
 

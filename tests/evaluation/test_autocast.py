@@ -11,7 +11,7 @@ from txl import Context, Memory, ModelConfig, TransformerXL
 from txl.config import UsageError
 from txl.evaluation.score import evaluate, score_text
 from txl.evaluation.test_time import Mixture
-from txl.evaluation.test_time.store import build_store
+from txl.evaluation.test_time.neighbour_store import build_store
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
 from txl.model.autocast import autocast, dtype_for, require_in_range

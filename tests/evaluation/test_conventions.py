@@ -15,8 +15,8 @@ from tests.laws.conftest import build
 from txl import Context, Memory, TransformerXL
 from txl.config import UsageError
 from txl.convert import from_kimiyoung
-from txl.data_utils.files import DataError
-from txl.data_utils.rows import equal_streams
+from txl.data_utils.raw_text import DataError
+from txl.data_utils.scoring_stream import equal_streams
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
 from txl.memory import Span

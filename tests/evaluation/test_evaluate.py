@@ -9,7 +9,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.rows import document_streams, scoring_stream
+from txl.data_utils.scoring_stream import document_streams, scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
 

@@ -10,11 +10,11 @@ import torch
 
 from txl import Context
 from txl.evaluation import plots
+from txl.evaluation.measures.attention_by_distance import AttentionByDistance
+from txl.evaluation.measures.loss_by_position import BinnedLoss
+from txl.evaluation.measures.recl import recl
 from txl.evaluation.rows import Row
 from txl.evaluation.score import Score
-from txl.evaluation.study.attention_by_distance import AttentionByDistance
-from txl.evaluation.study.loss_by_position import BinnedLoss
-from txl.evaluation.study.recl import recl
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream, TrainingSegment
 

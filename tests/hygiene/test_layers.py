@@ -99,7 +99,7 @@ def test_the_text_library_imports_only_configurations_and_files_of_txl() -> None
 def test_only_streams_of_the_text_library_know_tensors() -> None:
     files = (ROOT / TEXT).glob("*.py")
     knows = sorted(path.name for path in files if any(n.partition(".")[0] == "torch" for n in imports(path)))
-    assert knows == ["rows.py", "stream.py"]
+    assert knows == ["scoring_stream.py", "stream.py"]
 
 
 def test_the_text_library_has_one_name() -> None:

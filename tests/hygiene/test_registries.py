@@ -16,7 +16,7 @@ from tests.equations.test_encodings import EQUATIONS
 from txl import Context, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
 from txl.memory import MEMORIES
-from txl.model.settings import readers
+from txl.model.axes import readers
 from txl.positions import POSITION_ENCODINGS
 
 ROOT = Path(__file__).parents[2]

@@ -18,12 +18,12 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.rows import RowStream, scoring_stream
+from txl.data_utils.scoring_stream import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, store
-from txl.evaluation.test_time.store import Store, build_store, open_store
+from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
 TRAIN = np.random.default_rng(1).integers(0, 8, 60)

@@ -80,8 +80,8 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
     pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
-        if corpus.said:
-            print_line(f"| {corpus.said}")
+        if corpus.note:
+            print_line(f"| {corpus.note}")
         require_outputs(config.json)
         pictures = drawable(pictures, config)
     rows = []

@@ -13,12 +13,12 @@ import torch
 from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.rows import RowStream, window_streams
+from txl.data_utils.scoring_stream import RowStream, window_streams
 from txl.evaluation.config import EVAL, SCORE, ReclConfig
+from txl.evaluation.measures import recl
 from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
 from txl.evaluation.score import require_finite
-from txl.evaluation.study import recl
 from txl.language.model import LanguageModel
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL

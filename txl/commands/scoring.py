@@ -10,13 +10,13 @@ import numpy as np
 
 from txl.config import Context
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.files import DataError
-from txl.data_utils.rows import RowStream, document_streams, equal_streams, scoring_stream, total_sums
+from txl.data_utils.raw_text import DataError
+from txl.data_utils.scoring_stream import RowStream, document_streams, equal_streams, scoring_stream, total_sums
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of
+from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.reading import Predictor
 from txl.evaluation.rows import Row, row_of_split
-from txl.evaluation.study.loss_by_position import LossByPosition
 from txl.evaluation.test_time import Additions, TrainingText
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL

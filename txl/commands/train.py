@@ -64,8 +64,8 @@ def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
     corpus = ranks.main_first(lambda: Corpus(settings.data, words, needed=splits))
-    if ranks.is_main and corpus.said:
-        print_line(f"| {corpus.said}")
+    if ranks.is_main and corpus.note:
+        print_line(f"| {corpus.note}")
     shape = settings.shape if isinstance(settings.shape, ModelConfig) else settings.shape.of_text(corpus, ranks)
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)

@@ -1,7 +1,7 @@
 """Evaluation protocols: ours, and those of other implementations, which reproduce their published figures.
 
 They differ in what a token sees and in the initial memory. How the text is cut is in the text library: the others drop
-the remainder and never predict the first token of a stream (`txl.data_utils.rows.equal_streams`).
+the remainder and never predict the first token of a stream (`txl.data_utils.scoring_stream.equal_streams`).
 """
 
 import dataclasses

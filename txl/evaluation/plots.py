@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from txl.evaluation.config import EvalConfig, ReclConfig
+from txl.evaluation.measures.bins import spans
+from txl.evaluation.measures.recl import THRESHOLD, Recl
 from txl.evaluation.rows import Row
-from txl.evaluation.study.bins import spans
-from txl.evaluation.study.recl import THRESHOLD, Recl
 from txl.files import require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
 

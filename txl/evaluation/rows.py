@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
+from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance
+from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
+from txl.evaluation.measures.peak_memory import PeakMemory
 from txl.evaluation.reading import Reading, ScoredRows
 from txl.evaluation.score import Score, evaluate, require_finite, score_text
-from txl.evaluation.study.attention_by_distance import AttentionByDistance, attention_by_distance
-from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
-from txl.evaluation.study.peak_memory import PeakMemory
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -29,7 +29,7 @@ class Row:
     Attributes:
         seconds: scoring time.
         peak_bytes: peak memory of a process during scoring; None if it cannot be measured.
-        losses: loss by `position` and by `distance`, see `txl.evaluation.study.loss_by_position`.
+        losses: loss by `position` and by `distance`, see `txl.evaluation.measures.loss_by_position`.
         attention: attention by distance, if measured.
         added: test-time methods in use; empty for the plain model.
     """

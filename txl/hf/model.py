@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput  # pyright: ignore[reportMissingImpor
 
 from txl.convert.huggingface import configs_of, shared_biases
 from txl.convert.kimiyoung_names import inv_freq
-from txl.evaluation.study.attention_by_distance import probabilities
+from txl.evaluation.measures.attention_by_distance import probabilities
 from txl.hf.config import TransfoXLConfig
 from txl.hf.weights import Weights, add_weights, call_with, recomputed
 from txl.memory import Memory

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizer  # pyright: ignore[reportMissingImports]
 
 from txl.config import UsageError, require
-from txl.convert.sources import read_words
+from txl.convert.recognise import read_words
 from txl.data_utils.tokenizers.base import EOS, UNK
 from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise

@@ -8,7 +8,7 @@ from typing import Any
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import DataConfig
 from txl.language.trained import TrainedModel
-from txl.model.settings import chosen_by, is_read
+from txl.model.axes import chosen_by, is_read
 from txl.training.config import TrainConfig
 
 _USE = {

@@ -11,7 +11,7 @@ from txl.checkpoint import Checkpoint, checkpoints, damaged, is_checkpoint, load
 from txl.config import UsageError, require
 from txl.data_utils.config import DataConfig
 from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.files import DataError
+from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.language.trained import Origin, TrainedModel
 from txl.records import read_json

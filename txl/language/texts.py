@@ -8,7 +8,7 @@ from typing import Any
 from txl.checkpoint import damaged
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.sources import home_of
+from txl.data_utils.named_files import home_of
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.records import require_fields
 

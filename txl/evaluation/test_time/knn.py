@@ -19,7 +19,7 @@ from torch import Tensor
 from txl.config import UsageError
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.test_time.mixture import mixed_nll
-from txl.evaluation.test_time.store import Store
+from txl.evaluation.test_time.neighbour_store import Store
 from txl.files import written_whole
 
 BLOCK = 1 << 16

@@ -15,7 +15,7 @@ from txl.evaluation.test_time.cache import ContinuousCache
 from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statistics
 from txl.evaluation.test_time.knn import NearestNeighbours
 from txl.evaluation.test_time.mixture import Mixture, Source
-from txl.evaluation.test_time.store import Store, build_store, open_store
+from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import progress, ticking

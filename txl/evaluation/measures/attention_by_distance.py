@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, require
+from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.study.bins import bin_of, log_edges, spans
 from txl.memory import Memory, Span
 from txl.model.attention import Attention
 from txl.model.transformer import TransformerXL

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from txl.evaluation.study import peak_memory
-from txl.evaluation.study.peak_memory import PeakMemory
+from txl.evaluation.measures import peak_memory
+from txl.evaluation.measures.peak_memory import PeakMemory
 
 CPU = torch.device("cpu")
 MIB = 2**20

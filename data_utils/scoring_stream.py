@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import DataError
+from .raw_text import DataError
 from .stream import Segment, as_tensor, require_streams
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
+from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Segments, of_counted
-from txl.evaluation.study.bins import bin_of, log_edges, spans
 from txl.runtime.distributed import Ranks
 
 

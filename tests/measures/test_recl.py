@@ -12,9 +12,9 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.commands.recl import losses_of
 from txl.config import UsageError
-from txl.data_utils.rows import window_streams
+from txl.data_utils.scoring_stream import window_streams
 from txl.evaluation.config import ReclConfig
-from txl.evaluation.study.recl import losses_by_context, recl, table
+from txl.evaluation.measures.recl import losses_by_context, recl, table
 from txl.model.autocast import autocast
 from txl.runtime.distributed import Ranks
 

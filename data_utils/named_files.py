@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
-from .files import DataError, reading
+from .raw_text import DataError, reading
 from .remote import place_of
 from .uncompressed import COMPRESSED
 

@@ -8,10 +8,10 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.data_utils.rows import scoring_stream
+from txl.data_utils.scoring_stream import scoring_stream
+from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate
-from txl.evaluation.study.loss_by_position import BinnedLoss, LossByPosition
 from txl.runtime.distributed import Ranks
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
