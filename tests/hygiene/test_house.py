@@ -89,3 +89,9 @@ def test_golden_files_stay_small() -> None:
     files = [path for path in (ROOT / "tests" / "golden").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     total = sum(path.stat().st_size for path in files)
     assert total <= 6_000_000
+
+
+def test_links_of_the_pages_lead_to_files() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page.name
