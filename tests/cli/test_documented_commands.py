@@ -215,7 +215,7 @@ def complete(line: str) -> tuple[str, list[str]]:
 @pytest.mark.usefixtures("workplace", "undrawn")
 def test_programs_run_as_the_page_says(call: Call, stock: Path, page: str) -> None:
     others = {line for key, line in IN_PROCESS.items() if key.partition(":")[0] < page}
-    for line in {line for key, line in IN_PROCESS.items() if key.partition(":")[0] == page} - others:
+    for line in sorted({line for key, line in IN_PROCESS.items() if key.partition(":")[0] == page} - others):
         program, flags = complete(line)
         libraries = {"articles.parquet": "pyarrow", "bpe": "tokenizers"}
         if any(flag in flags and find_spec(library) is None for flag, library in libraries.items()):

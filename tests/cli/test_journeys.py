@@ -177,11 +177,13 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
     ),
 }
 SLOW = {
-    "performer": "--attention performer --position rotary --n_feature 16 --redraw_interval 2 --dtype bfloat16",
+    "performer": "--attention performer --position rotary --n_feature 16 --redraw_interval 2",
     "lsh": "--attention lsh --position sinusoid_input --lsh_round 2 --lsh_bucket 4 --batch_chunk 2 --swap_mem",
-    "reversible": "--reversible --pre_lnorm --ff_chunk 3 --activation swiglu --dtype bfloat16 --dropout 0.1",
-    "recurrence": "--recurrence same --label_smoothing 0.1 --d_embed 8 --pre_lnorm --gate gru --gate_bias 1",
-    **{name: f"--position {name}" for name in ("floater", "learned_absolute", "relative_keys", "rotary")},
+    "reversible": "--reversible --pre_lnorm --ff_chunk 3 --activation swiglu --position learned_absolute --dropout 0.1 "
+    "--dtype bfloat16",
+    "recurrence": "--recurrence same --label_smoothing 0.1 --d_embed 8 --pre_lnorm --gate gru --gate_bias 1 --position "
+    "relative_keys",
+    "floater": "--position floater",
 }
 
 
@@ -197,11 +199,11 @@ def test_other_rules_and_layers_go_all_the_way(here: Here, name: str) -> None:
     if name == "floater":
         pytest.importorskip("torchdiffeq")
     go(here, WHOLE_WAY.format(SLOW[name], SLOW[name]))
-    if "--position" in SLOW[name]:
+    if name != "lsh":
         assert all(math.isfinite(row["nats"]) for row in here.rows("eval --work_dir new --mem_len 0 60"))
 
 
-@pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
+@pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
 def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: Here, dataset: str) -> None:
     shards()
     kind = f"--dataset {dataset}"

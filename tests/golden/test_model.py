@@ -184,7 +184,7 @@ def test_absolute_positions_that_the_original_adds_to_its_memory_again_and_again
     """The original adds positions in place to what it remembers, and carries the sum on (`mems_i += ...`).
 
     A token remembered for k segments carries k + 1 positions. Given a memory with positions in it, ours computes what
-    the original computes, to 1e-9; what it remembers itself has none, so that they are added once.
+    the original computes, losses and gradients, to 1e-9; what it remembers has none, so that they are added once.
     """
     golden = Golden(name)
     model, context = golden.model()
@@ -192,31 +192,12 @@ def test_absolute_positions_that_the_original_adds_to_its_memory_again_and_again
     for i in range(golden.n_segment):
         data_BT, target_BT, loss_BT = golden.segment(i)
         if i > 0:
-            piled = Memory(tuple(golden.memory(i - 1)))
-            assert_same(model.nll(data_BT, target_BT, piled, context)[0], loss_BT)
+            nll_BT, _ = model.nll(data_BT, target_BT, Memory(tuple(golden.memory(i - 1))), context)
+            assert_same(nll_BT, loss_BT)
+            if i == golden.config["grad_segment"]:
+                assert_same_gradients(model, nll_BT, golden)
             assert (model.nll(data_BT, target_BT, ours, context)[0] - loss_BT).abs().max() > 1e-3
         _, ours = model.nll(data_BT, target_BT, ours, context)
-
-
-@pytest.mark.parametrize("name", PILED_UP)
-def test_gradient_of_every_parameter_given_a_memory_with_positions_in_it(name: str) -> None:
-    golden = Golden(name)
-    model, context = golden.model()
-    segment = golden.config["grad_segment"]
-    data_BT, target_BT, _ = golden.segment(segment)
-    nll_BT, _ = model.nll(data_BT, target_BT, Memory(tuple(golden.memory(segment - 1))), context)
-    assert_same_gradients(model, nll_BT, golden)
-
-
-@pytest.mark.parametrize("name", STATE_DICTS)
-def test_the_exported_state_dict_has_the_names_and_shapes_of_the_original(name: str) -> None:
-    """Tied tensors and `inv_freq` included, so that it loads with strict=True; and it is imported again."""
-    model, _ = Golden(name).model()
-    exported = to_kimiyoung(model)
-    assert {key: list(tensor.shape) for key, tensor in exported.items()} == STATE_DICTS[name]
-    again, _ = from_kimiyoung(exported, Golden(name).config["model"])
-    weights = dict(again.named_parameters())
-    assert all(torch.equal(weights[key], parameter) for key, parameter in model.named_parameters())
 
 
 LOGGED = {"not_tied": True, "tied": False, "adaptive": False, "dataset": "wt103", "lr": 0.1, "n_all_param": 7}
@@ -224,15 +205,21 @@ DECIDED_BY_WEIGHTS = ["n_token", "n_layer", "n_head", "d_head", "d_model", "d_in
 
 
 @pytest.mark.parametrize("name", STATE_DICTS)
-def test_what_the_weights_show_need_not_be_given(name: str) -> None:
-    """Nor what train.py logged otherwise."""
-    golden = Golden(name)
-    model, _ = golden.model()
+def test_the_exported_state_dict_has_the_names_and_shapes_of_the_original(name: str) -> None:
+    """Tied tensors and `inv_freq` included, so that it loads with strict=True; and it is imported again.
+
+    What the weights show need not be given, nor what train.py logged otherwise.
+    """
+    model, _ = Golden(name).model()
+    exported = to_kimiyoung(model)
+    assert {key: list(tensor.shape) for key, tensor in exported.items()} == STATE_DICTS[name]
+    config = Golden(name).config["model"]
+    weights = dict(from_kimiyoung(exported, config)[0].named_parameters())
+    assert all(torch.equal(weights[key], parameter) for key, parameter in model.named_parameters())
     hidden = {*DECIDED_BY_WEIGHTS, "tie_weight"} | ({"tie_projs", "cutoffs"} if "div2" in name else set())
     hidden -= {"n_head"} if name == "attn2" else set()
-    given = {k: v for k, v in golden.config["model"].items() if k not in hidden}
-    given |= LOGGED if name == "xl_untied" else {}
-    assert from_kimiyoung(to_kimiyoung(model), given)[0].config == model.config
+    given = {k: v for k, v in config.items() if k not in hidden} | (LOGGED if name == "xl_untied" else {})
+    assert from_kimiyoung(exported, given)[0].config == model.config
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Encodings, attention rules and memories: what they declare is what they read, and they have laws, an equation and
 their rows on the pages about them. Every flag has a test."""
 
-import functools
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -59,7 +58,7 @@ def test_a_rule_reads_what_it_declares() -> None:
 
 def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
     for name, cls in MEMORIES.items():
-        asked = asked_by(functools.partial(cls.of_layer, layer=1), memory=name, n_layer=2)
+        asked = asked_by(lambda config, cls=cls: cls.of_layer(config, 1)(config), memory=name, n_layer=2)
         assert asked - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ops.conftest import LargestTensor
 from txl.ops import linear_cross_entropy as module
 from txl.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -85,19 +85,6 @@ def test_the_softmax_is_never_in_half_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(linear_cross_entropy(*zeros, target_L), expected)
     with torch.autocast("cpu", dtype):
         torch.testing.assert_close(linear_cross_entropy(*(x.float() for x in zeros), target_L), expected)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the most elements that any result has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        out = func(*args, **(kwargs or {}))
-        for part in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(part, Tensor):
-                self.elements = max(self.elements, part.numel())
-        return out
 
 
 @pytest.mark.parametrize("same_weight", [False, True])

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ops.conftest import LargestTensor
 from txl.ops.rel_attention import refusal, rel_attention, resolved
 
 MODULES = {name: sys.modules[f"txl.ops.rel_attention.{name}"] for name in ("dense", "blockwise")}
@@ -93,28 +93,18 @@ def test_masks_by_row(impl: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("clamp_len", [1, 12, 28, 40])
-def test_clamped_distances_make_no_difference(clamp_len: int, impl: str) -> None:
+@pytest.mark.parametrize(("T", "clamp_len"), [(13, 1), (13, 12), (13, 40), (1, 5), (1, 28)])
+def test_clamped_distances_make_no_difference(T: int, clamp_len: int, impl: str) -> None:
     """To the dense path, which multiplies them once, as to the one that does not ask for them."""
-    inputs = operands(2, 3, 13, 16, 8)
+    inputs, far = operands(2, 3, T, 29 - T, 8), max(0, 29 - clamp_len - 1)
     with torch.no_grad():
-        inputs[3][: max(0, 29 - clamp_len - 1)] = inputs[3][max(0, 29 - clamp_len - 1)].clone()
-    for window in (-1, 7):
-        options = {"scale": 0.3, "window": window}
-        expected = rel_attention(*inputs, **options, impl="naive")
-        found = rel_attention(*inputs, **options, clamp_len=clamp_len, impl=impl)
-        gradients = [torch.autograd.grad(out.sum(), inputs, retain_graph=True) for out in (found, expected)]
-        assert_same([found, *gradients[0]], [expected, *gradients[1]])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("clamp_len", "window"), [(1, -1), (5, 1), (5, 7), (28, -1), (28, 40), (40, 7)])
-def test_one_query_with_clamped_distances(clamp_len: int, window: int) -> None:
-    inputs = operands(2, 3, 1, 28, 8)
-    inputs[3][: max(0, 29 - clamp_len - 1)] = inputs[3][max(0, 29 - clamp_len - 1)].clone()
-    options = {"scale": 0.3, "window": window}
-    found = rel_attention(*inputs, **options, clamp_len=clamp_len, impl="dense")
-    torch.testing.assert_close(found, rel_attention(*inputs, **options, impl="naive"), rtol=1e-12, atol=1e-12)
+        inputs[3][:far] = inputs[3][far].clone()
+    for window in (-1, 1, 7, 40):
+        expected = value_and_gradients("naive", inputs, window)
+        assert_same(value_and_gradients(impl, inputs, window, clamp_len=clamp_len), expected)
+        with torch.no_grad():
+            found = rel_attention(*inputs, scale=0.3, window=window, clamp_len=clamp_len, impl=impl)
+        torch.testing.assert_close(found, expected[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -161,26 +151,13 @@ def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 
 
-class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        parts = out if isinstance(out, tuple | list) else [out]
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in parts if isinstance(x, Tensor)]
-        self.numel = max(self.numel, *sizes, 0)
-        return out
-
-
 def test_blockwise_memory_grows_with_the_length_alone() -> None:
     largest = {}
     for M in (1000, 4000):
         inputs = operands(1, 2, 256, M, 8)
-        with _Largest() as mode:
+        with LargestTensor() as mode:
             value_and_gradients("blockwise", inputs, -1)
-        largest[M] = mode.numel
+        largest[M] = mode.elements
     assert largest[4000] <= max(2 * 128 * 2 * 512, 2 * 4256 * 8)
     assert largest[4000] < 2 * 256 * 1000
 

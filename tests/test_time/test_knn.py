@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,35 +184,29 @@ def test_a_truncated_store_is_refused(folder: Path, name: str) -> None:
             opened_store(folder, SOURCE)
 
 
-def test_a_store_that_was_not_finished_leaves_nothing(tmp_path: Path, model: TransformerXL) -> None:
-    def segments() -> object:
-        yield from list(stream(TRAIN))[:3]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_store(tmp_path / "store", model, segments(), CONTEXT, n_pair=59, source=SOURCE)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_without_room_is_known_before_the_text_is_read(
+def test_a_store_that_cannot_be_made_leaves_nothing(
     tmp_path: Path, model: TransformerXL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Cut short, on a disk without room, which is known before the text is read, or below a file."""
+
+    def segments(n: int) -> Iterator[object]:
+        yield from list(stream(TRAIN))[:n]
+        raise KeyboardInterrupt
+
+    def make(folder: Path, n: int) -> None:
+        build_store(folder, model, segments(n), CONTEXT, n_pair=59, source=SOURCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "store", 3)
     usage = store.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=100))
-
-    def segments() -> object:
-        raise AssertionError("the text is read")
-        yield
-
-    with pytest.raises(UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"):
-        build_store(tmp_path / "store", model, segments(), CONTEXT, n_pair=59, source=SOURCE)
+    with monkeypatch.context() as full:
+        full.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=100))
+        with pytest.raises(UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"):
+            make(tmp_path / "store", 0)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, model: TransformerXL) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file") as error:
-        build_store(tmp_path / "file" / "store", model, stream(TRAIN), CONTEXT, n_pair=59, source=SOURCE)
+        make(tmp_path / "file" / "store", 0)
     assert error.value.errno in (errno.ENOTDIR, errno.EEXIST)
 
 

@@ -17,8 +17,8 @@ from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
-from txl.memory import Memory
-from txl.model.sizes import model_without_values, shapes_of, weights_of
+from txl.memory import Memory, empty_states
+from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.records import read_json
 from txl.runtime.distributed import local
@@ -71,8 +71,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
         UsageError: if a file is missing or damaged.
     """
     folder, shape = checkpoint.folder, checkpoint.model_config
-    rules = [layer.memory for layer in model_without_values(shape).layers]  # not all layers need have the same
-    empty = Memory.of([rule.empty(shape, 1, like=torch.empty(0)) for rule in rules]).named()
+    empty = Memory.of(empty_states(shape, 1, like=torch.empty(0))).named()
     remembered: dict[str, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
     for path in _stream_files(checkpoint):

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from torch import Tensor
+
 from txl.config import ModelConfig, UsageError, require
 from txl.memory.base import Memory, MemoryRule, State
 from txl.memory.key_values import KeyValue, KeyValueMemory
@@ -17,6 +19,7 @@ __all__ = [
     "Span",
     "State",
     "build_memory_rule",
+    "empty_states",
     "is_bounded",
     "require_works",
     "unbounded",
@@ -41,7 +44,13 @@ def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
     not work with the model."""
     require_works(config.memory, config)
-    return MEMORIES[config.memory].of_layer(config, layer)
+    return MEMORIES[config.memory].of_layer(config, layer)(config)
+
+
+def empty_states(config: ModelConfig, batch_size: int, *, like: Tensor) -> list[State]:
+    """What each layer remembers before the first segment, with dtype and device of `like`."""
+    rules = [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]
+    return [rule.empty(config, batch_size, like=like) for rule in rules]
 
 
 def is_bounded(config: ModelConfig) -> bool:

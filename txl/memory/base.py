@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.span import Span
 
-BESIDE: Mapping[str, tuple[Any, ...]] = {
+BESIDE: dict[str, tuple[Any, ...]] = {
     "recurrence": ("below",),
     "reversible": (False,),
     "same_length": (False,),
@@ -68,9 +68,9 @@ class MemoryRule(nn.Module):
         self.keeps_output = config.recurrence == "same"
 
     @classmethod
-    def of_layer(cls, config: ModelConfig, layer: int) -> "MemoryRule":
+    def of_layer(cls, config: ModelConfig, layer: int) -> "type[MemoryRule]":
         """The rule of a layer, counted from 0. Raises `UsageError` if the configuration names a layer that is none."""
-        return cls(config)
+        return cls
 
     def reset_parameters(self) -> None:
         """Initialise weights of its own that are not drawn as others are."""

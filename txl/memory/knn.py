@@ -45,12 +45,12 @@ class Knn(MemoryRule):
         nn.init.constant_(self.scale_N, math.log(10))
 
     @classmethod
-    def of_layer(cls, config: ModelConfig, layer: int) -> MemoryRule:
+    def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
         at, n = config.lookup_layer, config.n_layer
         require(
             -n <= at < n, f"--lookup_layer {at}: the model has {n} layers; name one from 0 to {n - 1}, or from -{n}"
         )
-        return cls(config) if layer == at % n else Fifo(config)
+        return cls if layer == at % n else Fifo
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.attention_rules.refusals import require_masks_documents
 from txl.config import KEEP_MIB, Context, ModelConfig, require
-from txl.memory import KeyValue, KeyValueMemory, Memory, Span, State, require_works
+from txl.memory import KeyValue, KeyValueMemory, Memory, Span, State, empty_states, require_works
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
@@ -168,4 +168,4 @@ class Body(nn.Module):
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
         """An empty memory as in training, with dtype and device of `like` (default: the weights)."""
         like = self.layers[0].attn.k_net.weight if like is None else like
-        return Memory.of([layer.memory.empty(self.config, batch_size, like=like) for layer in self.layers])
+        return Memory.of(empty_states(self.config, batch_size, like=like))
