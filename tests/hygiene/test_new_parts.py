@@ -20,6 +20,7 @@ from txl.config import UsageError
 from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
+from txl.model.settings import chosen_by, is_read
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -95,6 +96,8 @@ def test_what_an_encoding_declares_makes_help_and_refusals_name_it(
     refuse_idle_flags({"max_distance": 3, "untie_r": True}, ModelConfig(n_token=1, position="toy"))
     with pytest.raises(UsageError, match="only with t5, shaw, deberta or toy; leave it out"):
         refuse_idle_flags({"max_distance": 3}, ModelConfig(n_token=1, position="rotary"))
+    read = [is_read("max_distance", **chosen_by(ModelConfig(n_token=1, position=name))) for name in ("toy", "rotary")]
+    assert read == [True, False]
     model = TransformerXL(ModelConfig(n_token=5, n_layer=1, position="rotary"))
     with pytest.raises(UsageError, match=r"--clamp_len 3: .* or toy$"):
         model(torch.zeros(1, 1, dtype=torch.long), None, Context(clamp_len=3))
