@@ -20,7 +20,7 @@ from txl.config import UsageError
 from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.config import EvalConfig
 from txl.memory import MEMORIES, require_works
-from txl.model.settings import chosen_by, is_read
+from txl.model.axes import chosen_by, is_read
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
