@@ -203,12 +203,16 @@ class ModelConfig(Checked):
     infini_update: Literal["linear", "delta"] = option(
         "linear", "what is added to the matrix; delta: values less those that it already gives for the keys"
     )
+    n_memory_token: int = option(8, "vectors that are read before a segment and written after it", **FEW)
     neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:
             object.__setattr__(self, "d_embed", self.d_model)
         super().__post_init__()
+        at, n = self.lookup_layer, self.n_layer
+        there = f"the model has {n} layer(s); name one from 0 to {n - 1}, or from -{n} to -1"
+        require(-n <= at < n, f"--lookup_layer {at}: {there}")
         of_buckets = "and at least 2, buckets are directions and their opposites"
         for name, why in (("lsh_bucket", of_buckets), ("d_model", "for as many sines as cosines")):
             value = getattr(self, name)

@@ -143,6 +143,27 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
           refused: --position alibi: the run in new was started with learned_per_layer
         """,
     ),
+    "other memories": (
+        many_prompts,
+        "".join(
+            f"\n$ train --overwrite --memory {memory} --memory_parts 2 --max_step 1"
+            "\n$ eval --split test\n$ generate --length 3"
+            for memory in (
+                "none --mem_len 0",
+                "recurrent_tokens --mem_len 0 --position learned_absolute",
+                "knn --mem_len 4 --lookup_layer 1 --lookup_len 20",
+                "neural --mem_len 4 --neural_layers 2",
+                "infini --mem_len 4 --infini_update delta",
+            )
+        )
+        + """
+        $ eval --split test --mem_len 0 9
+        $ train --overwrite --memory knn --lookup_layer 7
+          refused: --lookup_layer 7: the model has
+        $ train --overwrite --memory none --mem_len 5
+          refused: --mem_len 5: --memory none works with 0 only
+        """,
+    ),
     "a setting that nothing reads": (
         many_prompts,
         """

@@ -58,7 +58,9 @@ def test_a_rule_reads_what_it_declares() -> None:
 
 def test_a_memory_reads_what_it_declares_and_says_where_it_is_from() -> None:
     for name, cls in MEMORIES.items():
-        asked = asked_by(lambda config, cls=cls: cls.of_layer(config, 1)(config), memory=name, n_layer=2)
+        asked: set[str] = set()
+        for layer in range(2):
+            asked |= asked_by(lambda c, cls=cls, i=layer: cls.of_layer(c, i)(c), memory=name, n_layer=2)
         assert asked - {"recurrence"} == set(cls.settings) - set(Context.__dataclass_fields__)
         assert re.search(r" et al\. 20\d\d", cls.__doc__ or "")
 

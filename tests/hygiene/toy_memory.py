@@ -25,7 +25,7 @@ class ToyMemory(MemoryRule):
         return State(like.new_empty(batch_size, 0, config.d_model), {"mean_BD": mean_BD})
 
     @classmethod
-    def length(cls, context: Context) -> int:
+    def length(cls, context: Context, config: ModelConfig) -> int:
         return 1
 
     def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:

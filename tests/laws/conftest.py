@@ -70,6 +70,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},
     "neural": {"memory": "neural", "mem_len": 3},
     "neural_two_layers": {"memory": "neural", "neural_layers": 2, "mem_len": 0},
+    "recurrent_tokens": {"memory": "recurrent_tokens", "n_memory_token": 2, "mem_len": 0},
     "toy": {"memory": "toy"},
 }
 """One for each memory, and a toy, with the context in which it is read."""

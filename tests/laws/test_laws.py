@@ -34,12 +34,12 @@ from txl.training.nats import Nats
 
 CUT = [5, 7]
 WINDOW = Context(mem_len=4, same_length=True)
-FLOWS = {"toy", "infini_delta", "neural", "neural_two_layers"}
+FLOWS = {"toy", "infini_delta", "neural", "neural_two_layers", "recurrent_tokens"}
 """Through what they remember a gradient flows from part to part of a step."""
 
 
 def masks_documents(c: ModelConfig) -> bool:
-    return c.attention == "softmax" and c.memory not in ("none", "toy")
+    return c.attention == "softmax" and c.memory not in ("none", "toy", "recurrent_tokens")
 
 
 def test_every_encoding_rule_and_memory_has_a_model() -> None:

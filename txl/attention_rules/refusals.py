@@ -1,6 +1,7 @@
 """Settings that attention rules other than softmax do not support."""
 
 from txl.config import ModelConfig, UsageError, require
+from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS
 
 
@@ -17,7 +18,9 @@ def require_scoreless(config: ModelConfig) -> None:
 
 
 def require_masks_documents(config: ModelConfig) -> None:
-    """Raise `UsageError` if the attention rule cannot mask documents row by row."""
+    """Raise `UsageError` if the attention rule or the memory cannot tell the documents of a row apart."""
+    how = f"--memory {config.memory}: it is read in all documents of a row; read them in rows of their own"
+    require(MEMORIES[config.memory].masks_documents, f"{how} (train without --reset)")
     require(
         config.attention == "softmax",
         f"--attention {config.attention}: this rule does not mask the documents of a row; read documents in rows of "

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
+from txl.attention_rules.refusals import require_masks_documents
 from txl.checkpoint import Checkpoint
 from txl.cli import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
@@ -82,6 +83,8 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     require_shares(config, ranks)
     masks = config.attn_impl != "fused" and shape.attention == "softmax"
     how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
+    if config.reset != "never":
+        require_masks_documents(shape)
     require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
     require_works(shape.memory, config)
     require_works(shape.memory, context)

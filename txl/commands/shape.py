@@ -73,7 +73,7 @@ def shape_of(typed: Typed, context: Context) -> Shape:
     cutoffs = typed.get("cutoffs")
     mixed = cutoffs is not None and cutoffs != AUTO and AUTO[0] in cutoffs
     require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
-    n_before = MEMORIES[typed.get("memory", ModelConfig.memory)].length(context)
-    n_position = context.tgt_len + context.ext_len + n_before
     asked = {name: value for name, value in typed.items() if name != "cutoffs"}
-    return Shape(build(ModelConfig, asked, n_position=n_position), cutoffs)
+    model = build(ModelConfig, asked)
+    n_position = context.tgt_len + context.ext_len + MEMORIES[model.memory].length(context, model)
+    return Shape(replace(model, n_position=model.n_position or n_position), cutoffs)

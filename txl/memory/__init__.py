@@ -32,6 +32,7 @@ _CLASSES = {
     "infini": "Infini",
     "knn": "Knn",
     "neural": "Neural",
+    "recurrent_tokens": "RecurrentTokens",
 }
 """The class of each memory, in the file of the memory's name."""
 
@@ -70,11 +71,13 @@ def require_works(memory: str, settings: Any) -> None:
     `MemoryRule.only` of all memories."""
     require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
     for name, allowed in MEMORIES[memory].only.items():
-        value = getattr(settings, name, None)
-        if value is None or value in allowed:
+        given = getattr(settings, name, None)
+        values = given if isinstance(given, tuple) else (given,)  # several lengths may be compared
+        value = next((one for one in values if one is not None and one not in allowed), None)
+        if value is None:
             continue
-        given = f"--{name}" if value is True else f"--{name} {value}"
+        refused = f"--{name}" if value is True else f"--{name} {value}"
         others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
         works = "does not work with it" if value is True else f"works with {' or '.join(map(str, allowed))} only"
         change = f"leave it out, or use --memory {' or '.join(others)}"
-        raise UsageError(f"{given}: --memory {memory} {works}; {change}")
+        raise UsageError(f"{refused}: --memory {memory} {works}; {change}")

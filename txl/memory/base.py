@@ -44,10 +44,12 @@ class MemoryRule(nn.Module):
 
     A rule is a part of its layer, with weights of its own if it has some. The hooks, in the order of the computation:
         empty         the memory before the first segment
+        entered       what the first layer reads of a segment, and more around it
         span          where what a layer reads stands, and what of it belongs to another document
         read          the hidden states that stand before the segment
         beside        what is read of the rest, with queries that attention asks too
         kept          what is kept of a segment, and what that adds to the loss
+        left          of what the last layer returns the segment's, and what is kept of the rest
     A checkpoint stores every tensor of a `State`. Rows are streams: what is kept of one never depends on another.
     """
 
@@ -60,6 +62,8 @@ class MemoryRule(nn.Module):
     reads_weights: ClassVar[bool] = False
     """`kept` computes with weights of the layer or its own, so it is a part of the layer's forward pass: of a model in
     shards they are there only then."""
+    masks_documents: ClassVar[bool] = True
+    """What is kept of one document is not read in another, in the same row."""
     is_projected: ClassVar[bool] = False
     """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
 
@@ -81,9 +85,17 @@ class MemoryRule(nn.Module):
         return State(like.new_empty(batch_size, 0, config.d_model))
 
     @classmethod
-    def length(cls, context: Context) -> int:
-        """How much can stand before a segment at most, in positions."""
+    def length(cls, context: Context, config: ModelConfig) -> int:
+        """How much can stand before a segment and after it at most, in positions."""
         return context.mem_len
+
+    def entered(self, h_BTD: Tensor, state: Any) -> Tensor:
+        """What the layers read in place of a segment of vectors; asked of the first layer's rule."""
+        return h_BTD
+
+    def left(self, h_BTD: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Of what the layers return the vectors of the segment, and the memory of the first layer."""
+        return h_BTD, state
 
     def span(self, state: Any, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
         """The positions of what is read and of the segment."""

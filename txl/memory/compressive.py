@@ -52,7 +52,7 @@ class Compressive(MemoryRule):
         return State(none_B0D, more | ({"used": none_B0D[..., 0]} if config.compression == "most_used" else {}))
 
     @classmethod
-    def length(cls, context: Context) -> int:
+    def length(cls, context: Context, config: ModelConfig) -> int:
         return context.mem_len + context.compressed_len
 
     def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, require
+from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
 from txl.memory.fifo import Fifo
 from txl.memory.span import Span
@@ -46,11 +46,7 @@ class Knn(MemoryRule):
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> type[MemoryRule]:
-        at, n = config.lookup_layer, config.n_layer
-        require(
-            -n <= at < n, f"--lookup_layer {at}: the model has {n} layers; name one from 0 to {n - 1}, or from -{n}"
-        )
-        return cls if layer == at % n else Fifo
+        return cls if layer == config.lookup_layer % config.n_layer else Fifo
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:

@@ -71,7 +71,7 @@ class Body(nn.Module):
             require_masks_documents(self.config)
             since_BT = since_BT.to(h_BTD.device, non_blocking=True)
         h_BTD = self.drop(h_BTD)
-        batch_size, n_new, _ = h_BTD.shape
+        batch_size = len(h_BTD)
         if memory is None:
             memory = self.empty_memory(batch_size, like=h_BTD)
         needs_gradients = self._layers_need_gradients(h_BTD)
@@ -83,7 +83,9 @@ class Body(nn.Module):
             memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
-        span = memory.rule(self.layers[0]).span(memory.states[0], context, n_new=n_new, since_BT=since_BT)
+        rule = memory.rule(self.layers[0])
+        h_BTD = rule.entered(h_BTD, memory.states[0])
+        span = rule.span(memory.states[0], context, n_new=h_BTD.shape[1], since_BT=since_BT)
         if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
         states: list[Any]
@@ -93,9 +95,10 @@ class Body(nn.Module):
         else:
             states = []
             for layer, state, of_layer in zip(self.layers, memory.states, feats, strict=True):
-                rule = memory.rule(layer)
-                h_BTD, kept = rule.through(layer, h_BTD, state, of_layer, span, context, self.run_layer)
+                of_rule = memory.rule(layer)
+                h_BTD, kept = of_rule.through(layer, h_BTD, state, of_layer, span, context, self.run_layer)
                 states.append(kept)
+            h_BTD, states[0] = rule.left(h_BTD, states[0])
         if self.config.reversible:
             x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
             h_BTD = (x1_BTD + x2_BTD) / 2
@@ -145,7 +148,7 @@ class Body(nn.Module):
         path = attn.rule.path(attn.pos)
         if path != "relative":
             return path
-        n_key, d_head = self.layers[0].memory.length(context) + context.tgt_len, self.config.d_head
+        n_key, d_head = self.layers[0].memory.length(context, self.config) + context.tgt_len, self.config.d_head
         return resolved(
             attn.rule.impl, self.device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad, by_row=by_row
         )

@@ -105,7 +105,7 @@ def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
     """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
-    one, two = (weight_bytes(model_without_values(dataclasses.replace(shape, n_layer=n))) for n in (1, 2))
+    one, two = (weight_bytes(model_without_values(of_layers(shape, n))) for n in (1, 2))
     weights = (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
     require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
 
@@ -161,9 +161,14 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int) -
     return mem_BMD
 
 
+def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
+    """The configuration of a model of fewer layers."""
+    return dataclasses.replace(shape, n_layer=n_layer, lookup_layer=-1)
+
+
 def positions_before(shape: ModelConfig, context: Context) -> int:
     """What stands before a segment once the memory is full."""
-    return MEMORIES[shape.memory].length(context)
+    return MEMORIES[shape.memory].length(context, shape)
 
 
 def _storage(x: Tensor) -> int:
@@ -174,7 +179,7 @@ def _storage(x: Tensor) -> int:
 def _layer_like(model: TransformerXL, config: TrainConfig) -> nn.Module:
     """A whole layer of a sharded model, with other weights."""
     with torch.random.fork_rng([]):
-        pos = build_position_encodings(dataclasses.replace(model.config, n_layer=1), dropout=config.dropout)[0]
+        pos = build_position_encodings(of_layers(model.config, 1), dropout=config.dropout)[0]
         layer = Layer(model.config, pos, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
     layer.attn.rule.impl = model.layers[0].attn.rule.impl
     return layer
