@@ -198,9 +198,9 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "store", 3)
-    usage = store.shutil.disk_usage(tmp_path)
+    usage = neighbour_store.shutil.disk_usage(tmp_path)
     with monkeypatch.context() as full:
-        full.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=100))
+        full.setattr(neighbour_store.shutil, "disk_usage", lambda path: usage._replace(free=100))
         with pytest.raises(UsageError, match=r"the store takes .* GiB .* keep fewer tokens with --knn_tokens"):
             make(tmp_path / "store", 0)
     assert list(tmp_path.iterdir()) == []
