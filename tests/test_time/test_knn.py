@@ -22,7 +22,7 @@ from txl.data_utils.scoring_stream import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
-from txl.evaluation.test_time import Mixture, NearestNeighbours, knn
+from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, neighbour_store
 from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
