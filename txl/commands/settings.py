@@ -81,11 +81,10 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
         lowest = getattr(config, name)
         require(name not in typed or lowest <= config.lr, f"--{name} {lowest}: must be at most --lr {config.lr}")
     require_shares(config, ranks)
-    masks = config.attn_impl != "fused" and shape.attention == "softmax"
-    how = f"--attention {shape.attention} --attn_impl {config.attn_impl} does not mask the documents of a row"
     if config.reset != "never":
         require_masks_documents(shape)
-    require(config.reset == "never" or masks, f"--reset {config.reset}: {how}; use softmax with --attn_impl auto")
+        fused = f"--reset {config.reset}: --attn_impl fused does not mask the documents of a row; use auto"
+        require(config.attn_impl != "fused", fused)
     require_works(shape.memory, config)
     require_works(shape.memory, context)
     parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
