@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -68,7 +68,8 @@ def watched(path: Path, task: str) -> Iterator[tqdm]:
         try:
             yield bar
         except UnicodeDecodeError:
-            raise _line_without_text(path) from None
+            with path.open("rb") as file:
+                raise line_without_text(path, file) or AssertionError(f"every line of {path} is UTF-8") from None
         bar.update(bar.total - bar.n)
 
 
@@ -95,14 +96,14 @@ def require_text(path: Path) -> None:
             raise DataError(f"{path}: is empty; every split needs some text")
 
 
-def _line_without_text(path: Path) -> DataError:
-    with path.open("rb") as file:
-        for n, line in enumerate(file, 1):
-            try:
-                text_of(line)
-            except UnicodeDecodeError as error:
-                return not_utf8(path, n, error.reason)
-    raise AssertionError(f"every line of {path} is UTF-8")
+def line_without_text(path: Path, lines: Iterable[bytes]) -> DataError | None:
+    """The error for the first of a file's lines that is not UTF-8; None if all are."""
+    for n, line in enumerate(lines, 1):
+        try:
+            text_of(line)
+        except UnicodeDecodeError as error:
+            return not_utf8(path, n, error.reason)
+    return None
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
 from .file_formats import has_rows, lines_of, rows_of
 from .named_files import home_of, require_folder
-from .raw_text import DataError, not_utf8, require_text, text_of
+from .raw_text import DataError, line_without_text, require_text
 from .store import Store
 from .tokenizers.base import Batch, Tokenizer
 
@@ -118,11 +118,8 @@ class Texts:
                 lines = rows_of(path, self.config.text_field, task="searching")
             else:
                 lines = lines_of(path, task="searching")
-            for n, line in enumerate(lines, 1):
-                try:
-                    text_of(line)
-                except UnicodeDecodeError as error:
-                    return not_utf8(path, n, error.reason)
+            if error := line_without_text(path, lines):
+                return error
         raise AssertionError(f"every line of {split} is UTF-8")
 
     def line_with(self, split: str, words: set[str]) -> tuple[Path, int, str]:
