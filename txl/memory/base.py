@@ -73,7 +73,7 @@ class MemoryRule(nn.Module):
 
     @classmethod
     def of_layer(cls, config: ModelConfig, layer: int) -> "type[MemoryRule]":
-        """The rule of a layer, counted from 0. Raises `UsageError` if the configuration names a layer that is none."""
+        """The rule of a layer, counted from 0."""
         return cls
 
     def reset_parameters(self) -> None:
@@ -145,23 +145,6 @@ class MemoryRule(nn.Module):
             return run(*inputs, kept)
         out_BTD = run(*inputs)
         return out_BTD, kept(out_BTD)
-
-
-def beyond_window(state: State, new_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """What of [memory, segment] leaves the window of mem_len tokens, (B, L, D), and the detached rest. The last ext_len
-    tokens of the segment are neither."""
-    n_new = max(0, new_BTD.shape[1] - context.ext_len)
-    plain_BMD = torch.cat([state.hidden_BMD, new_BTD[:, :n_new]], dim=1)
-    n_left = max(0, plain_BMD.shape[1] - context.mem_len)
-    return plain_BMD[:, :n_left], plain_BMD[:, n_left:].detach().clone()
-
-
-def same_document(span: Span, n_left: int) -> tuple[Tensor, Tensor]:
-    """Whether what has left the window before, (B,), and each of the tokens that leave it now, (B, L), are of one
-    document with the last of these, if any later token can see that."""
-    assert span.first_BT is not None
-    first_B = span.first_BT[:, max(0, n_left - 1 - span.n_mem)]
-    return first_B < 0, torch.arange(n_left, device=first_B.device) >= first_B[:, None]
 
 
 @dataclass(frozen=True, eq=False)

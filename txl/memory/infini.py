@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.base import BESIDE, State
+from txl.memory.beside import BesideAttention, beyond_window, same_document
 from txl.memory.span import Span
 
 
-class Infini(MemoryRule):
+class Infini(BesideAttention):
     """Hidden states as in `fifo`, and of those before them a matrix and a norm per head.
 
     read      A = sigmoid(b) s(Q) M / (s(Q) z) + (1 - sigmoid(b)) A_local        s(x) = ELU(x) + 1, b a number per head
@@ -28,17 +29,12 @@ class Infini(MemoryRule):
 
     settings = ("infini_update",)
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"shard": (False,)}  # whose gradients end with a pass
-    is_bounded = False
-    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.has_delta = config.infini_update == "delta"
         self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.gate_N)
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
@@ -52,8 +48,7 @@ class Infini(MemoryRule):
         read_BNTH = _read(more["matrix"], more["norm"], _feature(q_BNTH))
         if span.first_BT is not None:
             read_BNTH = read_BNTH * (span.first_BT < 0)[:, None, :, None]
-        share_N11 = self.gate_N.sigmoid()[:, None, None]
-        return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+        return self.joined(read_BNTH, local_BNTH)
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)

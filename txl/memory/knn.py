@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.base import MemoryRule, State
+from txl.memory.beside import BesideAttention, beyond_window, same_document
 from txl.memory.fifo import Fifo
 from txl.memory.span import Span
 
@@ -17,7 +18,7 @@ _AT_A_TIME = 1 << 24
 """Similarities that are there at once."""
 
 
-class Knn(MemoryRule):
+class Knn(BesideAttention):
     """Hidden states as in `fifo`, and in one layer keys and values of up to lookup_len tokens before them.
 
     read    A = g A_memory + (1 - g) A_local          g = sigmoid(b), b a number per head
@@ -30,9 +31,6 @@ class Knn(MemoryRule):
     """
 
     settings = ("lookup_layer", "lookup_k", "lookup_len")
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
-    is_bounded = False
-    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -41,7 +39,7 @@ class Knn(MemoryRule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.zeros_(self.gate_N)
+        super().reset_parameters()
         nn.init.constant_(self.scale_N, math.log(10))
 
     @classmethod
@@ -56,12 +54,10 @@ class Knn(MemoryRule):
         return State(like.new_empty(batch_size, 0, config.d_model), more)
 
     def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
-        share_N11 = self.gate_N.sigmoid()[:, None, None]
         n_own_B1 = more["n_own"][:, None]
         if span.first_BT is not None:  # none of another document
             n_own_B1 = n_own_B1 * (span.first_BT < 0)
-        found_BNTH = self._found(more, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH)
-        return (share_N11 * found_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+        return self.joined(self._found(more, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH)
 
     def _found(self, more: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
         """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where there are none."""

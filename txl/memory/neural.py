@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State, beyond_window, same_document
+from txl.memory.base import BESIDE, State
+from txl.memory.beside import BesideAttention, beyond_window, same_document
 from txl.memory.span import Span
 
 _RATES = (0.01, 0.5, 0.05)
 """Forgetting, momentum and learning rate of a new model."""
 
 
-class Neural(MemoryRule):
+class Neural(BesideAttention):
     """Hidden states as in `fifo`, and a network per head that maps keys of tokens before them to values.
 
     read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
@@ -34,8 +35,6 @@ class Neural(MemoryRule):
 
     settings = ("neural_layers",)
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"shard": (False,)}  # whose gradients end with a pass
-    is_bounded = False
-    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -45,11 +44,11 @@ class Neural(MemoryRule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         *inner, last = self.begin
         for weight in inner:
             nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5)
         nn.init.zeros_(last)
-        nn.init.zeros_(self.gate_N)
         with torch.no_grad():
             self.rates.bias.copy_(torch.tensor(_RATES).logit().repeat(len(self.gate_N)))
 
@@ -71,8 +70,7 @@ class Neural(MemoryRule):
             unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
             read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, unlearned_BNTH)
         unread = 0 * sum(p.sum() for p in self.rates.parameters())  # until the next part: a gradient in each step
-        share_N11 = (self.gate_N + unread).sigmoid()[:, None, None]
-        return (share_N11 * read_BNTH + (1 - share_N11) * local_BNTH).to(local_BNTH.dtype)
+        return self.joined(read_BNTH + unread, local_BNTH)
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
@@ -88,10 +86,7 @@ class Neural(MemoryRule):
             forget_BNL, rate_BNL = (x * stays_BL[:, None] for x in (forget_BNL, rate_BNL))
         of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
         k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
-        steps = (
-            _gradients(k_BNLH, v_BNLH, weights, of_weights.tokens),
-            _gradients(k_BNLH, v_BNLH, weights, of_momentum.tokens),
-        )
+        steps = _gradients(k_BNLH, v_BNLH, weights, of_weights.tokens, of_momentum.tokens)
         for i, (begin, weight, step, last) in enumerate(zip(self.begin, weights, *steps, strict=True), 1):
             momentum = more[f"momentum{i}"]
             more[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
@@ -114,16 +109,16 @@ def _layers(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _gradients(k_BNLH: Tensor, v_BNLH: Tensor, weights: list[Tensor], share_BNL: Tensor) -> list[Tensor]:
-    """The gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's weights."""
+def _gradients(k_BNLH: Tensor, v_BNLH: Tensor, weights: list[Tensor], *shares_BNL: Tensor) -> list[list[Tensor]]:
+    """For each of the shares the gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's weights."""
     inputs = _layers(k_BNLH, weights)
-    back_BNLH = 2 * share_BNL[..., None] * (inputs[-1] - v_BNLH)
+    backs = [2 * share_BNL[..., None] * (inputs[-1] - v_BNLH) for share_BNL in shares_BNL]
     if len(weights) == 1:
-        return [k_BNLH.mT @ back_BNLH]
+        return [[k_BNLH.mT @ back_BNLH] for back_BNLH in backs]
     first, second = weights
     at = k_BNLH @ first
     slope = at.sigmoid() * (1 + at * (1 - at.sigmoid()))
-    return [k_BNLH.mT @ (back_BNLH @ second.mT * slope), inputs[1].mT @ back_BNLH]
+    return [[k_BNLH.mT @ (back_BNLH @ second.mT * slope), inputs[1].mT @ back_BNLH] for back_BNLH in backs]
 
 
 class _Shares(NamedTuple):
