@@ -2,7 +2,7 @@
 
 import sys
 
-from txl.launch import PROGRAMS, launch
+from txl.cli.launch import PROGRAMS, launch
 
 
 def main() -> None:

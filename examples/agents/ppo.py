@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from examples.agents.environments import make
 from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
-from txl.cli import read_flags, run
+from txl.cli.flags import read_flags
+from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
 

@@ -14,7 +14,8 @@ import torch
 import txl
 from examples.classification.classifier import Classifier, Example, accuracy, train_epoch
 from examples.classification.texts import docstrings, is_held_out, read_tsv
-from txl.cli import read_flags, run
+from txl.cli.flags import read_flags
+from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 
 

@@ -14,7 +14,8 @@ import torch
 from examples.seq2seq.decoding import beam_search, greedy
 from examples.seq2seq.learning import N_SPECIAL, pairs, train
 from examples.seq2seq.model import Seq2Seq
-from txl.cli import read_flags, run
+from txl.cli.flags import read_flags
+from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, ModelConfig, build, option, require
 
 BATCH_SIZE = 64

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import sign
-from txl.cli import run
+from txl.cli.run import run
 from txl.training import metrics
 
 WORDS = [

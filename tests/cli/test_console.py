@@ -15,12 +15,13 @@ import torch
 import txl
 from tests.conftest import long_test
 from tests.forks import ROOT
-from txl import TransformerXL, launch
+from txl import TransformerXL
 from txl.__main__ import main
+from txl.cli import launch
+from txl.cli.launch import PROGRAMS
 from txl.commands.shape import shape_of
 from txl.config import Context, ModelConfig
 from txl.config import build as built
-from txl.launch import PROGRAMS
 
 TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 32 --batch_size 4 --tgt_len 8".split()
 

@@ -16,7 +16,7 @@ import torch
 
 from tests.cli.conftest import Here
 from tests.forks import ROOT
-from txl.cli import read_flags
+from txl.cli.flags import read_flags
 from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.corpus import DataConfig

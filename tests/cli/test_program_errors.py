@@ -12,7 +12,7 @@ import torch
 
 from tests.cli.conftest import Here
 from tests.forks import ROOT
-from txl.cli import run
+from txl.cli.run import run
 from txl.config import UsageError
 from txl.runtime.distributed import process_group
 from txl.runtime.log import in_one_line

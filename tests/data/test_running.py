@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.cli import refuse_idle_flags
+from txl.cli.flags import refuse_idle_flags
 from txl.config import UsageError
 from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig

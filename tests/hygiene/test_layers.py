@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    {"config", "files", "records"},
-    {"runtime", "ops", "legacy_flags"},
+    {"config", "files"},
+    {"runtime", "ops"},
     {"memory"},
     {"positions"},
     {"attention_rules"},
@@ -21,7 +21,6 @@ ROOMS = [
     {"training"},
     {"language"},
     {"cli"},
-    {"launch"},
     {"commands", "studies", "hf", "lm_eval"},
 ]
 """The rooms of txl, from the lowest: modules and folders at its top level."""

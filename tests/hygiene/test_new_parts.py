@@ -13,7 +13,7 @@ import torch
 
 from tests.hygiene.toy import Toy
 from txl import Context, ModelConfig, TransformerXL
-from txl.cli import read_flags, refuse_idle_flags
+from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.commands import train
 from txl.commands.evaluations import evaluation_of
 from txl.config import UsageError
@@ -147,7 +147,7 @@ def naming(names: set[str], root: Path) -> dict[str, set[str]]:
 def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     """Not in a help text nor in a message either. Those of the 2019 code are also named where it is spoken of, the
     defaults where flags are; "none" means other things elsewhere."""
-    of_2019 = {"txl/legacy_flags.py", "txl/convert/kimiyoung.py", "txl/convert/kimiyoung_names.py"}
+    of_2019 = {"txl/cli/legacy_flags.py", "txl/convert/kimiyoung.py", "txl/convert/kimiyoung_names.py"}
     for room, registry in (("positions", POSITION_ENCODINGS), ("memory", MEMORIES)):
         for name, files in naming(set(registry) - {"none"}, ROOT).items():
             allowed = {f"txl/{room}/__init__.py", f"txl/{room}/{name}.py"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.checkpoint import Background
-from txl.cli import run
+from txl.cli.run import run
 from txl.commands import train as program
 from txl.training import loop
 from txl.training.metrics import Metrics

@@ -20,8 +20,8 @@ from txl.files import require_readable
 from txl.memory import Memory, empty_states
 from txl.model.sizes import shapes_of, weights_of
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
 from txl.runtime.distributed import local
+from txl.runtime.records import read_json
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Header = dict[str, tuple[tuple[int, ...], bool]]

@@ -12,7 +12,7 @@ from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
 from txl.files import sha256
-from txl.records import parse_json, require_fields
+from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
     **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},

@@ -38,8 +38,8 @@ from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whol
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
 from txl.runtime.distributed import Ranks
+from txl.runtime.records import read_json
 
 FORMAT = 2
 """2: the digests of all files are in a file of their own; 1: those of some were in config.json."""

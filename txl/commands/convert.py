@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from txl.checkpoint import WEIGHTS
-from txl.cli import read_flags
+from txl.cli.flags import read_flags
 from txl.config import Checked, TextKind, build, option, require
 from txl.files import sha256
 from txl.language.model import LanguageModel

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from txl.cli import Typed, read_flags
+from txl.cli.flags import Typed, read_flags
 from txl.commands.settings import new_settings, with_batch_size
 from txl.commands.shape import AUTO, Shape
 from txl.commands.train import MOST_USED

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.commands.scoring import Split, score, training_text
 from txl.config import Context, build
 from txl.data_utils.corpus import DataConfig

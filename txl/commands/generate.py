@@ -4,7 +4,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 
-from txl.cli import read_flags, refuse_idle_flags
+from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.config import UsageError, build, require
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text, read_text, read_turns

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.scoring_stream import RowStream, window_streams

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.commands.scoring import training_text
 from txl.config import build, require
 from txl.data_utils.corpus import DataConfig

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from txl.attention_rules.refusals import require_masks_documents
 from txl.checkpoint import Checkpoint
-from txl.cli import Typed, refuse_idle_flags
+from txl.cli.flags import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
 from txl.data_utils.corpus import DataConfig

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from txl.cli import Typed
+from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
-from txl.cli import read_flags
+from txl.cli.flags import read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.settings import Settings, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require

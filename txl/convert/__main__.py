@@ -2,7 +2,7 @@
 
 import sys
 
-from txl.launch import launch
+from txl.cli.launch import launch
 
 if __name__ == "__main__":
     sys.argv[0] = "txl.convert"

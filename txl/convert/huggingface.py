@@ -31,7 +31,7 @@ from txl.convert.pickles import PickledTensor, read_pickle
 from txl.files import require_readable
 from txl.model.sizes import shapes_of
 from txl.model.transformer import TransformerXL
-from txl.records import read_json, require_fields
+from txl.runtime.records import read_json, require_fields
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")

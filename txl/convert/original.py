@@ -9,7 +9,7 @@ from torch import Tensor
 from txl.config import UsageError, require
 from txl.convert.kimiyoung_names import RATES
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
-from txl.records import require_fields
+from txl.runtime.records import require_fields
 
 _LENGTHS = ("tgt_len", "mem_len", "ext_len", "same_length", "clamp_len")
 _SIZES = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "attn_type")

@@ -13,7 +13,7 @@ from txl.convert.nvidia import is_nvidia, read_nvidia
 from txl.convert.original import read_original, words_of_pickle
 from txl.convert.pickles import read_pickle
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
+from txl.runtime.records import read_json
 
 _VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
 WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")

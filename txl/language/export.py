@@ -17,8 +17,8 @@ from txl.data_utils.tokenizers.words import Vocab
 from txl.files import folder_written_whole
 from txl.language.model_card import model_card
 from txl.language.trained import TrainedModel
-from txl.records import require_fields
 from txl.runtime.distributed import Ranks
+from txl.runtime.records import require_fields
 from txl.training.config import TrainConfig
 
 

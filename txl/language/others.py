@@ -16,7 +16,7 @@ from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.data_utils.tokenizers.words import Vocab
 from txl.files import sha256
 from txl.language.trained import Origin, TrainedModel
-from txl.records import require_fields
+from txl.runtime.records import require_fields
 
 _FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
 

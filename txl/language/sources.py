@@ -14,7 +14,7 @@ from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.language.trained import Origin, TrainedModel
-from txl.records import read_json
+from txl.runtime.records import read_json
 
 _THEIRS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
 _PARTS = (".json", ".jsonl", ".md", ".safetensors", ".txt")

@@ -10,7 +10,7 @@ from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.named_files import home_of
 from txl.data_utils.tokenizers.base import Tokenizer
-from txl.records import require_fields
+from txl.runtime.records import require_fields
 
 
 def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:

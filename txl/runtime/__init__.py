@@ -1,1 +1,1 @@
-"""What a process has around it: other processes, signals, log lines, the allocator."""
+"""What a process has around it: other processes, signals, log lines, the allocator, JSON records."""

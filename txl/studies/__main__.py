@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from txl.cli import read_flags, run
+from txl.cli.flags import read_flags
+from txl.cli.run import run
 from txl.config import Checked, build, option, require
 from txl.runtime.log import print_line
 from txl.studies.plan import read_study

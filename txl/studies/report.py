@@ -7,7 +7,7 @@ from pathlib import Path
 
 from txl.config import UsageError
 from txl.evaluation.report import write_text
-from txl.records import read_json
+from txl.runtime.records import read_json
 from txl.studies.picture import write_pictures
 from txl.studies.plan import Study
 from txl.studies.results import Row, compared

@@ -12,14 +12,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from txl.cli import read_flags
+from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.config import DataConfig
 from txl.evaluation.config import EVAL, SCORE, EvalConfig, ScoreConfig
 from txl.evaluation.report import write_json
-from txl.records import read_json
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
+from txl.runtime.records import read_json
 from txl.studies.plan import Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
 

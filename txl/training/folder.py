@@ -21,9 +21,9 @@ from txl.checkpoint import (
     set_aside,
 )
 from txl.config import UsageError, require
-from txl.records import require_fields
 from txl.runtime.distributed import Ranks
 from txl.runtime.lock import Lock
+from txl.runtime.records import require_fields
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError
 from txl.training.metrics import remove_records, require_own_records

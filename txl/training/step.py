@@ -18,9 +18,9 @@ from txl.memory import Memory
 from txl.model.autocast import autocast
 from txl.model.transformer import TransformerXL
 from txl.ops.processor import HAS_FAST_BFLOAT16
-from txl.records import require_fields
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
+from txl.runtime.records import require_fields
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows

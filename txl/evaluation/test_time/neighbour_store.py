@@ -23,7 +23,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.reading import Segments, of_counted
 from txl.files import errors_naming, folder_written_whole
 from txl.model.transformer import TransformerXL
-from txl.records import read_json
+from txl.runtime.records import read_json
 
 FORMAT = 1
 _KEYS, _VALUES, _RECORD = "keys.npy", "values.npy", "store.json"

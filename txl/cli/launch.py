@@ -65,7 +65,7 @@ def launch(name: str) -> None:
         if error.name is not None:  # else the program says what to install
             raise
         _refuse(str(error))
-    run = import_module("txl.cli").run
+    run = import_module("txl.cli.run").run
     signal.signal(signal.SIGINT, before)
     run(main)
 
@@ -74,7 +74,7 @@ def _use_own_environment() -> None:
     """Where this Python has no PyTorch, start again with that of .venv beside this package, which the scripts make."""
     if find_spec("torch") is not None:
         return
-    venv = Path(__file__).absolute().parents[1] / ".venv"
+    venv = Path(__file__).absolute().parents[2] / ".venv"
     python = venv / "bin" / "python"
     if python.is_file() and Path(sys.prefix) != venv:
         os.execv(python, [str(python), *sys.orig_argv[1:]])

@@ -1,43 +1,27 @@
-"""Command lines: flags from the fields of configurations, and errors in one line.
+"""Flags from the fields of configurations.
 
 Only typed flags are returned, so that a flag overrides a checkpoint, and a checkpoint overrides the defaults.
 """
 
 import argparse
 import difflib
-import errno
-import io
-import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
+from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.config import UsageError, require
-from txl.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.memory import MEMORIES
 from txl.model.axes import readers
 from txl.positions import POSITION_ENCODINGS
-from txl.runtime.distributed import LostContactError
-from txl.runtime.log import print_error, print_notices
-from txl.training.step import NonFiniteError
 
 Typed = dict[str, Any]
 _REGISTRIES = {"position": POSITION_ENCODINGS, "memory": MEMORIES}
-
-_REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another"),
-    **dict.fromkeys((errno.ENOENT, errno.EISDIR), "check the name"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EROFS, errno.EEXIST), "name a folder that can be written"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"),
-    errno.ENOTEMPTY: "another program has written to it meanwhile; name another",
-    errno.EIO: "the disk fails; use another",
-}
-_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I)
 
 
 def read_flags(
@@ -119,74 +103,6 @@ def _conditions(name: str, f: Field | None) -> list[dict[str, Sequence[str]]]:
 
 def _holds(value: Any, accepted: Sequence[str], f: Field) -> bool:
     return value in accepted if accepted else value != f.default
-
-
-def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run an entry point, which returns its exit status (None: 0), and exit. Errors that the user can fix are printed
-    in one line on stderr, with exit status 2."""
-    print_notices()
-    message = ""
-    try:
-        _prepare_streams()
-        status = main(sys.argv[1:]) or 0
-        sys.stdout.flush()
-    except UsageError as error:
-        status, message = 2, str(error)
-    except (NonFiniteError, LostContactError) as error:
-        status, message = 1, str(error)
-    except UnicodeEncodeError as error:
-        name = _not_utf8(error)
-        if name is None:
-            raise
-        status, message = 2, f"{name}: a name that is not UTF-8; rename it"
-    except BrokenPipeError:  # for example from `eval.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 141
-    except OSError as error:
-        name = error.filename2 or error.filename or "writing"
-        remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
-        status, message = 2, f"{name}: {error.strerror or error}; {remedy}"
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
-            raise
-        status, message = 2, _out_of_memory(error)
-    except KeyboardInterrupt:
-        status, message = 130, "interrupted; nothing was left half written"
-    if message:
-        print_error(message)
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        # at interpreter exit the rest of a process group may abort, and the exit status is lost
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
-def _prepare_streams() -> None:
-    """Make output safe in any encoding. A closed stream is replaced, or its descriptor would go to another file."""
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        raise UsageError("standard output is closed; send it to a file, or to /dev/null")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _not_utf8(error: UnicodeEncodeError) -> str | None:
-    """The name of a file that the system knows by bytes that are no text, if an error is about one."""
-    if not all("\ud800" <= character <= "\udfff" for character in error.object[error.start : error.end]):
-        return None
-    before, after = (re.split(r'["\n]', text) for text in (error.object[: error.start], error.object[error.start :]))
-    return (before[-1] + after[0]).encode(errors="backslashreplace").decode()
-
-
-def _out_of_memory(error: Exception) -> str:
-    size = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", str(error), re.I)
-    return (
-        f"out of memory{f' (allocating {size[1]})' if size else ''}: use a smaller --batch_size, shorter lengths or a "
-        f"smaller model, or a machine with more memory"
-    )
 
 
 class _Parser(argparse.ArgumentParser):

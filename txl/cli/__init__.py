@@ -1,0 +1,1 @@
+"""Command lines: programs are started, flags read, errors told in one line."""
