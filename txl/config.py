@@ -35,11 +35,11 @@ ATTN_IMPL_HELP = (
 KEEP_MIB = 32
 """The default of --attn_keep_mib: so much stays in the second-level cache of an H100 or H200, which has 50 MB."""
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
-_CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
-_LOOKUP_LEN_HELP = "tokens before the memory that are looked up"
+CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
+LOOKUP_LEN_HELP = "tokens before the memory that are looked up"
 LOOKUP: "Limits" = {"minimum": 0, "maximum": 2**18}
-_COMPRESSED_LEN_HELP = "compressed states before the memory, each of --compress_rate tokens"
-_SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
+COMPRESSED_LEN_HELP = "compressed states before the memory, each of --compress_rate tokens"
+SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
 
 
 class Limits(TypedDict, total=False):
@@ -254,11 +254,11 @@ class Context(Checked):
 
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
-    compressed_len: int = option(0, _COMPRESSED_LEN_HELP, **LENGTH)
-    lookup_len: int = option(4096, _LOOKUP_LEN_HELP, **LOOKUP)
+    compressed_len: int = option(0, COMPRESSED_LEN_HELP, **LENGTH)
+    lookup_len: int = option(4096, LOOKUP_LEN_HELP, **LOOKUP)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
-    same_length: bool = option(False, _SAME_LENGTH_HELP)
-    clamp_len: int = option(-1, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    same_length: bool = option(False, SAME_LENGTH_HELP)
+    clamp_len: int = option(-1, CLAMP_LEN_HELP, minimum=-1, below=2**31)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,37 +273,6 @@ class Context(Checked):
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelUse(Checked):
-    """How a trained model is loaded and run. Shared by the programs that use one."""
-
-    vocabulary: str | None = option(
-        None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
-    )
-    same_length: bool | None = option(None, _SAME_LENGTH_HELP)
-    clamp_len: int | None = option(None, _CLAMP_LEN_HELP, minimum=-1, below=2**31)
-    compressed_len: int | None = option(None, _COMPRESSED_LEN_HELP, **LENGTH)
-    lookup_len: int | None = option(None, _LOOKUP_LEN_HELP, **LOOKUP)
-    device: str = option("auto", DEVICE_HELP)
-    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32",
-        "dtype of the matrix products; weights and sums stay in float32; bfloat16 is less exact, and faster on a GPU "
-        "and, in evaluation, on a CPU that is made for it",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneModel(ModelUse):
-    """The use of one model, which is named."""
-
-    work_dir: str = option(
-        "runs/txl",
-        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
-        "of a model on the Hugging Face hub, see docs/importing.md",
-    )
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         sys.exit()
     names = [word for word in argv if word != "--hinted"]
     asked = [mutant for mutant in mutants() if not names or mutant["name"] in names]
-    n_core = os.cpu_count() or 1
+    n_core = len(os.sched_getaffinity(0))
     with ExitStack() as stack, ThreadPoolExecutor(n_core) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
         for _ in range(n_core):

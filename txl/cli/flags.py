@@ -69,6 +69,12 @@ def has_flag(argv: Sequence[str], name: str) -> bool:
     return any(_underscored(word).partition("=")[0] == f"--{name}" for word in argv)
 
 
+def named(argv: Sequence[str], name: str) -> Sequence[str]:
+    """A command line whose first words may be the value of a flag, which is then named before them. `-` is a value."""
+    is_value = argv and (argv[0] == "-" or not argv[0].startswith("-"))
+    return [f"--{name}", *argv] if is_value and not has_flag(argv, name) else argv
+
+
 def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
     """Raise `UsageError` on a typed flag that has no effect (see `option(when=...)`, and `readers` of what position
     encodings and attention rules read). False and "auto" ask for nothing, nor does the default of a flag that goes with

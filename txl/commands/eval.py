@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
-from txl.commands.scoring import Split, score, training_text
-from txl.config import Context, build
+from txl.commands.scoring import Split, opened, score, training_text
+from txl.config import Context
 from txl.data_utils.corpus import DataConfig
-from txl.evaluation.config import ADDED, DEFAULTS, EVAL, EvalConfig, ReclConfig, ScoreConfig
+from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
 from txl.evaluation.report import print_row, print_table, require_outputs, write_results
@@ -43,11 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
 def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, EvalConfig, Additions]:
     """The model, its text, and how that is scored. Raises `UsageError` on flags that do not go together."""
-    config = build(EvalConfig, typed, **DEFAULTS.get(typed.get("convention"), {}))
-    additions = Additions(*(build(cls, typed) for cls in ADDED))
-    additions.check(config.dtype, ranks.world, config.convention)
-    dataset = typed.get("dataset")
-    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
+    config, additions, lm = opened(EvalConfig, typed, ranks)
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
     require_works(lm.model_config.memory, config)

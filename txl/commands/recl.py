@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
+from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.scoring_stream import RowStream, window_streams
@@ -29,7 +29,7 @@ MOST_USED = ("recl", "split", "recl_longest", "recl_step", "data", "json")
 
 
 def main(argv: Sequence[str]) -> None:
-    argv = argv if has_flag(argv, "recl") or not argv or argv[0].startswith("-") else ["--recl", *argv]
+    argv = named(argv, "recl")
     elsewhere = {"has no effect with --recl": (*EVAL, *SCORE)}
     typed = read_flags(argv, ReclConfig, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere)
     require("recl" in typed, "name the runs that are compared: txl recl RUN RUN ...")

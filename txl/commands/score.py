@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
-from txl.commands.scoring import training_text
-from txl.config import build, require
+from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
+from txl.commands.scoring import opened, training_text
+from txl.config import require
 from txl.data_utils.corpus import DataConfig
 from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.tokenizers.base import UNK
-from txl.evaluation.config import ADDED, EVAL, SCORE, ScoreConfig
+from txl.evaluation.config import EVAL, SCORE, ScoreConfig
 from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
@@ -29,7 +29,7 @@ MOST_USED = ("text", "work_dir", "context", "tokenise", "per_token", "mem_len", 
 
 
 def main(argv: Sequence[str]) -> None:
-    argv = argv if has_flag(argv, "text") or not argv or argv[0][:2] in ("--", "-h") else ["--text", *argv]
+    argv = named(argv, "text")
     elsewhere = {"has no effect with --text": EVAL}
     typed = read_flags(argv, *SCORE, DataConfig, description=__doc__ or "", first=MOST_USED, elsewhere=elsewhere)
     require("text" in typed, "name the file of the text: txl score FILE (-: standard input)")
@@ -41,10 +41,7 @@ def main(argv: Sequence[str]) -> None:
 def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig | None, ScoreConfig, Additions]:
     """The model, the text of its training if that is read, and how the file is scored. Raises `UsageError` on flags
     that do not go together."""
-    config, additions = build(ScoreConfig, typed), Additions(*(build(cls, typed) for cls in ADDED))
-    additions.check(config.dtype, ranks.world)
-    dataset = typed.get("dataset")
-    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
+    config, additions, lm = opened(ScoreConfig, typed, ranks)
     data = lm.data_config(typed) if additions.read_training_text else None
     refuse_idle_flags(typed, config, *additions, lm.model_config)
     of_text = [f.name for f in fields(DataConfig) if f.name != "dataset" or lm.run is not None]

@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from txl.config import Context
+from txl.cli.flags import Typed
+from txl.config import Context, build
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import RowStream, document_streams, equal_streams, scoring_stream, total_sums
-from txl.evaluation.config import EvalConfig
+from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
 from txl.evaluation.reading import Predictor
@@ -23,6 +24,18 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 
 PLAIN = Additions()
+Asked = TypeVar("Asked", EvalConfig, ScoreConfig)
+
+
+def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additions, LanguageModel]:
+    """What flags ask for, and the model. Raises `UsageError` on test-time methods that do not work with the rest."""
+    convention = typed.get("convention", "txl")
+    config = build(kind, typed, **DEFAULTS.get(convention, {}))
+    additions = Additions(*(build(cls, typed) for cls in ADDED))
+    additions.check(config.dtype, ranks.world, convention)
+    dataset = typed.get("dataset")
+    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
+    return config, additions, lm
 
 
 class Split(NamedTuple):

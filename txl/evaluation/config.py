@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from txl.config import LENGTH, TINY, Checked, Context, ModelUse, OneModel, option, require
+from txl.checkpoint.config import ModelUse, OneModel
+from txl.config import LENGTH, TINY, Checked, Context, option, require
 
 DEFAULTS: dict[str | None, dict[str, Any]] = {"nvidia": {"batch_size": 16}}
 """What a convention brings instead of the defaults of `EvalConfig`: the defaults of its program's eval.py. That of the

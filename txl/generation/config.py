@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from txl.config import LENGTH, SEED, OneModel, TextKind, option, require
+from txl.checkpoint.config import OneModel
+from txl.config import LENGTH, SEED, TextKind, option, require
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 

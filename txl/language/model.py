@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelUse, require
+from txl.checkpoint.config import ModelUse
+from txl.config import Context, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text

@@ -1,0 +1,49 @@
+"""How a trained model is used, as dataclasses whose fields are flags of several programs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from txl.config import (
+    ATTN_IMPL_HELP,
+    CLAMP_LEN_HELP,
+    COMPRESSED_LEN_HELP,
+    DEVICE_HELP,
+    LENGTH,
+    LOOKUP,
+    LOOKUP_LEN_HELP,
+    SAME_LENGTH_HELP,
+    AttnImpl,
+    Checked,
+    option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse(Checked):
+    """How a trained model is loaded and run. Shared by the programs that use one."""
+
+    vocabulary: str | None = option(
+        None, "file of the words of another program's checkpoint (not given: the one inside or beside the weights)"
+    )
+    same_length: bool | None = option(None, SAME_LENGTH_HELP)
+    clamp_len: int | None = option(None, CLAMP_LEN_HELP, minimum=-1, below=2**31)
+    compressed_len: int | None = option(None, COMPRESSED_LEN_HELP, **LENGTH)
+    lookup_len: int | None = option(None, LOOKUP_LEN_HELP, **LOOKUP)
+    device: str = option("auto", DEVICE_HELP)
+    attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32",
+        "dtype of the matrix products; weights and sums stay in float32; bfloat16 is less exact, and faster on a GPU "
+        "and, in evaluation, on a CPU that is made for it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModel(ModelUse):
+    """The use of one model, which is named."""
+
+    work_dir: str = option(
+        "runs/txl",
+        "run directory, for its best checkpoint; or one checkpoint in it, a checkpoint of another program, or the name "
+        "of a model on the Hugging Face hub, see docs/importing.md",
+    )
