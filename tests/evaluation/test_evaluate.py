@@ -52,6 +52,24 @@ def test_with_every_encoding_of_distances_nats_do_not_depend_on_the_batch_size(s
     assert nats[1] == pytest.approx(nats[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("at_once", [1, 5, 40])
+def test_losses_of_several_segments_are_computed_together(
+    at_once: int, adaptive: TransformerXL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the segments, and only of targets that are scored."""
+    monkeypatch.setattr("txl.evaluation.score.AT_ONCE", at_once)
+    seen: list[torch.Tensor] = []
+    count, nll = [], adaptive.softmax.nll
+    monkeypatch.setattr(adaptive.softmax, "nll", lambda *args: count.append(len(args[1])) or nll(*args))
+    found = evaluate(adaptive, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), CONTEXT, observe=seen.append)
+    nats = by_loop(adaptive, IDS, CONTEXT)
+    assert torch.cat(seen).tolist() == pytest.approx(nats, rel=1e-9)
+    assert [*map(len, seen)] == [4] * 37 + [2]
+    assert found.nats == pytest.approx(sum(nats), rel=1e-9)
+    assert sum(count) == len(nats)
+    assert len(count) == -(-38 // -(-at_once // 4))
+
+
 @pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)
 def test_nats_are_those_of_a_plain_loop(context: Context, adaptive: TransformerXL) -> None:
     """Their sum, and token by token, as many as are asked for; the model stays in the mode it was in."""

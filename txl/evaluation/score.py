@@ -12,6 +12,7 @@ from torch import Tensor
 
 from txl.config import Context, require
 from txl.evaluation.reading import Learner, Predictor, Segments, of_counted
+from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.cuda_graph import CudaGraphModel, with_cuda_graphs
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import float64_sum
@@ -85,7 +86,7 @@ def evaluate(
 
     Args:
         predictor: by default the model.
-        observe: called with the nats of each segment's scored targets (N,), row by row, before the next is read.
+        observe: called with the nats of each segment's scored targets (N,), row by row, in the order of the segments.
     """
     nats = float64_sum(torch.zeros(1, device=model.device))
     tokens = 0
@@ -107,21 +108,55 @@ def scored(
     """
     if predictor is None or predictor is model:
         predictor = with_cuda_graphs(model)
-    # the model takes ids from the host, which avoids GPU synchronisation
-    device = torch.device("cpu") if isinstance(predictor, TransformerXL | CudaGraphModel) else model.device
     was_training = model.training
     model.eval()
-    memory: Any = None
     try:
-        for input_BT, target_BT, counted_BT in segments:
-            if memory is None:
-                memory = predictor.fresh_memory(len(input_BT))
-            nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
-            if isinstance(predictor, Learner):
-                memory = predictor.learn(memory, counted_BT)
-            yield of_counted(nll_BT, counted_BT)
+        if isinstance(predictor, TransformerXL | CudaGraphModel):
+            yield from _of_model(predictor, model.softmax, segments, context)
+        else:
+            yield from _of_predictor(predictor, segments, context, model.device)
     finally:
         model.train(was_training)
+
+
+def _of_predictor(predictor: Predictor, segments: Segments, context: Context, device: torch.device) -> Iterator[Tensor]:
+    memory: Any = None
+    for input_BT, target_BT, counted_BT in segments:
+        if memory is None:
+            memory = predictor.fresh_memory(len(input_BT))
+        nll_BT, memory = predictor.nll(input_BT.to(device), target_BT.to(device), memory, context)
+        if isinstance(predictor, Learner):
+            memory = predictor.learn(memory, counted_BT)
+        yield of_counted(nll_BT, counted_BT)
+
+
+AT_ONCE = 256
+"""Tokens whose losses are computed together. The rows of rare words are read for all of them, not for each segment."""
+
+
+def _of_model(
+    model: TransformerXL | CudaGraphModel, softmax: AdaptiveSoftmax, segments: Segments, context: Context
+) -> Iterator[Tensor]:
+    """Ids stay on the host, which avoids GPU synchronisation."""
+    memory: Any = None
+    hiddens: list[Tensor] = []
+    targets: list[Tensor] = []
+    for input_BT, target_BT, counted_BT in segments:
+        if memory is None:
+            memory = model.fresh_memory(len(input_BT))
+        hidden_BTD, memory = model(input_BT, memory, context)
+        # a copy: a CUDA graph overwrites its result
+        hiddens.append(of_counted(hidden_BTD[:, -target_BT.shape[1] :], counted_BT).clone())
+        targets.append(of_counted(target_BT, counted_BT))
+        if sum(map(len, targets)) >= AT_ONCE:
+            yield from _losses(softmax, hiddens, targets)
+            hiddens, targets = [], []
+    if targets:
+        yield from _losses(softmax, hiddens, targets)
+
+
+def _losses(softmax: AdaptiveSoftmax, hiddens: list[Tensor], targets: list[Tensor]) -> Sequence[Tensor]:
+    return softmax.nll(torch.cat(hiddens), torch.cat(targets)).split([*map(len, targets)])
 
 
 def score_text(

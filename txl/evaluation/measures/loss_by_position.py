@@ -1,5 +1,6 @@
 """Loss by position in the segment, and by distance from the start of the document."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ class LossByPosition:
             self._edges["distance"] = log_edges(int(np.diff(begins, append=n_token).max()) - 1)
         self._sums: dict[str, Tensor] = {}
         self._counts = {name: torch.zeros(len(edges) - 1, dtype=torch.int64) for name, edges in self._edges.items()}
-        self._bins_N: dict[str, Tensor] = {}
+        self._bins_N: deque[dict[str, Tensor]] = deque()
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:
         """The same segments, with their bins noted in passing. Row b starts at token first_B[b] of the text."""
@@ -72,12 +73,12 @@ class LossByPosition:
                 place_BT = torch.from_numpy(first_B)[:, None] + k * self._tgt_len + values["position"] + 1
                 values["distance"] = place_BT - self._starts[bin_of(place_BT, self._starts)]
             counted = {name: of_counted(value_BT, counted_BT) for name, value_BT in values.items()}
-            self._bins_N = {name: bin_of(value_N, self._edges[name]) for name, value_N in counted.items()}
+            self._bins_N.append({name: bin_of(value_N, self._edges[name]) for name, value_N in counted.items()})
             yield segment
 
     def add(self, nll_N: Tensor) -> None:
-        """Add the nats of the last segment's scored targets, row by row."""
-        for name, bin_N in self._bins_N.items():
+        """Add the nats of the next segment's scored targets, row by row."""
+        for name, bin_N in self._bins_N.popleft().items():
             count_K = self._counts[name]
             zeros_K = nll_N.new_zeros(len(count_K), dtype=torch.float64)
             sums_K = self._sums.setdefault(name, zeros_K)
