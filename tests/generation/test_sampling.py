@@ -9,7 +9,7 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.generation.rule import Rule
-from txl.generation.sampling import Rows, generate, side_by_side
+from txl.generation.sampling import Rows, drawn, generate, side_by_side
 
 LOGPROB = torch.tensor([0.1, 0.4, 0.2, 0.3]).double().log()
 CONTEXT = Context(tgt_len=5, mem_len=100)
@@ -52,6 +52,16 @@ def test_a_rule_keeps_of_the_distribution_what_it_says() -> None:
     for settings in ({"top_p": 0.0}, {"temperature": -1.0}, {"min_p": 2.0}, {"typical_p": 0.0}, {"top_k": -1}):
         with pytest.raises(UsageError, match=f"--{next(iter(settings))}"):
             Rule(**settings)
+
+
+def test_an_index_is_drawn_as_often_as_its_weight_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every share of the sum, 0 included; one that is rounded up to it, too."""
+    weights = torch.tensor([0.0, 3.0, 0.0, 1.0, 4.0, 0.0])
+    for step, index in enumerate([1, 1, 1, 3, 4, 4, 4, 4]):
+        monkeypatch.setattr(torch, "rand", lambda *_, step=step, **__: torch.tensor(step / 8).double())
+        assert drawn(weights, None) == index
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(1.0).double())
+    assert drawn(weights[:5], None) == 4
 
 
 SETTINGS = {

@@ -100,7 +100,17 @@ class Rows:
 
     def _pick(self, row: int) -> Callable[[Tensor], int]:
         """Samples an index with probability proportional to the weights, for this row."""
-        return lambda weight_U: int(torch.multinomial(weight_U, 1, generator=self._generators[row]))
+        return lambda weight_U: drawn(weight_U, self._generators[row])
+
+
+def drawn(weight_U: Tensor, generator: torch.Generator | None) -> int:
+    """An index, with probability proportional to the weights: the first whose sum with those before it exceeds a random
+    share of all. On a CPU `torch.multinomial` draws a number for each word, 0.5 ms for 20,000."""
+    if weight_U.device.type != "cpu":
+        return int(torch.multinomial(weight_U, 1, generator=generator))
+    sum_U = weight_U.cumsum(0, dtype=torch.float64)
+    share = torch.rand((), dtype=torch.float64, generator=generator) * sum_U[-1]
+    return min(int(torch.searchsorted(sum_U, share, right=True)), len(sum_U) - 1)  # for a share that is rounded up
 
 
 def generate(
