@@ -40,7 +40,7 @@ class TransformerXLForHarness(LM):
         vocabulary: see `txl.load`.
         tgt_len, mem_len, clamp_len: how far it looks back; those of the training if not given.
         device: as the harness names it.
-        dtype: auto or float32, in which all is computed.
+        dtype: see `txl.load`, where auto is float32.
         others: settings that the harness passes to any model; they have no effect here.
     Raises:
         UsageError: if a setting is unknown or impossible.
@@ -63,12 +63,12 @@ class TransformerXLForHarness(LM):
         names = "path, vocabulary, tgt_len, mem_len, clamp_len and dtype"
         require(not unknown, f"{unknown}: no such setting; there are {names}")
         require(path != "", "path is missing; give --model_args path=RUN")
-        require(dtype in ("auto", "float32"), f"dtype={dtype}: all is computed in float32; leave it out")
         for name, value in {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}.items():
             require(type(value) in (int, type(None)), f"{name}={value}: not a whole number; give one")
         if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = "auto"  # the harness asks for cuda:0 when nobody named a device
-        lm = LanguageModel.open(path, device=device, vocabulary=vocabulary)
+        dtype = "float32" if dtype == "auto" else dtype
+        lm = LanguageModel.open(path, device=device, vocabulary=vocabulary, dtype=dtype)
         context = lm.context.overlaid(ext_len=0, tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len)
         self.lm: LanguageModel = replace(lm, context=context)
 
@@ -95,9 +95,10 @@ class TransformerXLForHarness(LM):
         ids = self._ids(continuation)
         before = [self.lm.tokenizer.eos_id, *self._ids(context)]
         logprob, is_greedy = 0.0, True
-        for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
-            logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
-            is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
+        with self.lm.computing():
+            for logprob_NV, target_N in self._predictions(before + ids, first=len(before)):
+                logprob += float(logprob_NV.gather(1, target_N[:, None]).double().sum())
+                is_greedy &= bool((logprob_NV.argmax(1) == target_N).all())
         return logprob, is_greedy
 
     def _read(self, text: str) -> float:

@@ -12,6 +12,7 @@ from txl import Context, ModelConfig, TransformerXL
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
 from txl.memory import KeyValueMemory
+from txl.model.half import cast_weights, pack_weights
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -54,7 +55,8 @@ def reading_model(shape: Shape) -> TransformerXL:
         share_C = torch.stack([part.sum() for part in word_shares(shape).split(model.config.cluster_sizes)])
         with torch.no_grad():
             model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
-    model.eval()
+    cast_weights(model.eval(), getattr(torch, shape.dtype))  # as eval.py and generate.py load it
+    pack_weights(model)
     fresh_memory = model.fresh_memory
 
     def full_memory(batch_size: int) -> KeyValueMemory:

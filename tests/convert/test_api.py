@@ -16,6 +16,7 @@ from tests.cli.conftest import Here, Trained
 from tests.convert.conftest import WORDS, write_words
 from txl.config import UsageError
 from txl.generation.rule import Rule
+from txl.generation.sampling import drawn
 
 
 @pytest.fixture
@@ -73,8 +74,8 @@ def test_what_is_sampled_is_what_is_scored(lm: txl.LanguageModel, prompt: str) -
     logprob_V = torch.tensor([lm.loglikelihood(prompt, word) for word in words])
     prob_V = Rule(top_k=40).probabilities(logprob_V)
     texts = lm.generate([prompt] * 30, length=1, top_k=40, allow_unknown=True, seed=0)
-    drawn = [torch.multinomial(prob_V, 1, generator=torch.Generator().manual_seed(seed)) for seed in range(30)]
-    assert [text.strip(" ") for text in texts] == [words[i] for i in drawn]
+    ids = [drawn(prob_V, torch.Generator().manual_seed(seed)) for seed in range(30)]
+    assert [text.strip(" ") for text in texts] == [words[i] for i in ids]
 
 
 @pytest.mark.parametrize("ending", [{}, {"lines": 1}, {"stop": "ded"}, {"stop": "\nb", "length_penalty": -1.0}])
@@ -103,6 +104,31 @@ def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Tra
     assert lm.decode(corpus.split("valid")).split() == (trained.text / "valid.txt").read_text().split()
     lm.write(tmp_path / "again")
     assert txl.load(tmp_path / "again").score("bab ded").nats == lm.score("bab ded").nats
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_are_kept_in_16_bits(lm: txl.LanguageModel, trained: Trained, dtype: str, tmp_path: Path) -> None:
+    """From reading on: with nearly the figures, from any source, and outside its methods nothing is in half precision.
+    Such weights are not written."""
+    small = txl.load(trained.run, dtype=dtype)
+    sizes = [sum(p.nbytes for p in each.model.parameters()) for each in (small, lm)]
+    assert sizes[0] < 0.57 * sizes[1]  # LayerNorm and positions are as they were
+    assert small.score("bab ded").nats == pytest.approx(lm.score("bab ded").nats, abs=0.05)
+    assert small.score("bab ded").nats != lm.score("bab ded").nats
+    torch.testing.assert_close(small.hidden_states("bab ded"), lm.hidden_states("bab ded"), rtol=0, atol=0.1)
+    pieces = small.stream("bab", length=3, temperature=0)
+    first = next(pieces)
+    assert not torch.is_autocast_enabled("cpu")
+    assert first + "".join(pieces) == small.generate(["bab"], length=3, temperature=0)[0]
+    with pytest.raises(UsageError, match=f"dtype {dtype}: its weights are rounded; open it in float32 to write it"):
+        small.write(tmp_path / "again")
+    lm.write(tmp_path / "theirs", "original")
+    assert (
+        txl.load(tmp_path / "theirs", dtype=dtype, dataset="text").score("bab ded").nats == small.score("bab ded").nats
+    )
+    assert txl.load(trained.run, dtype="auto").dtype == torch.float32  # on a processor without bfloat16
+    with pytest.raises(UsageError, match="dtype half: no such dtype; there are auto, float32"):
+        txl.load(trained.run, dtype="half")
 
 
 def test_checkpoints_of_others_and_single_checkpoints(trained: Trained, hf: Path) -> None:

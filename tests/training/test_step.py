@@ -9,7 +9,6 @@ import torch
 from tests.conftest import long_test
 from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
 from txl.ops import linear_cross_entropy
-from txl.training import step
 from txl.training.step import NonFiniteError, autocast_dtype
 
 
@@ -188,6 +187,6 @@ def test_each_epoch_begins_with_an_empty_memory() -> None:
 def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
     assert autocast_dtype(config(dtype="auto"), device) == torch.float32
-    monkeypatch.setattr(step, "HAS_FAST_BFLOAT16", True)
+    monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", True)
     assert autocast_dtype(config(dtype="auto"), device) == torch.bfloat16
     assert autocast_dtype(config(dtype="float32"), device) == torch.float32

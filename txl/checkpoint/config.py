@@ -31,10 +31,10 @@ class ModelUse(Checked):
     lookup_len: int | None = option(None, LOOKUP_LEN_HELP, **LOOKUP)
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "float32",
-        "dtype of the matrix products; weights and sums stay in float32; bfloat16 is less exact, and faster on a GPU "
-        "and, in evaluation, on a CPU that is made for it",
+        "dtype of the weights and of their products; sums stay in float32; bfloat16 takes half the memory, is less "
+        "exact, and faster on a GPU or CPU that is made for it; auto: bfloat16 there",
     )
 
 

@@ -18,7 +18,8 @@ from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
 from txl.memory import Memory, empty_states
-from txl.model.sizes import shapes_of, weights_of
+from txl.model.half import cast_weights
+from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import local
 from txl.runtime.records import read_json
@@ -28,24 +29,35 @@ Header = dict[str, tuple[tuple[int, ...], bool]]
 """Of each tensor in a file its shape, and whether it holds floating-point numbers."""
 
 
-def load_model(checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
-    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32. Raises `UsageError` if
-    the weights are damaged, not finite, or do not fit the configuration."""
+def load_model(
+    checkpoint: Checkpoint, *, dropout: float = 0.0, dropatt: float = 0.0, dtype: torch.dtype = torch.float32
+) -> TransformerXL:
+    """The model with its trained weights, in evaluation mode. Weights in 16 bits become float32, unless `dtype` is one
+    of 16 bits, see `cast_weights`. Raises `UsageError` if the weights are damaged, not finite, or do not fit the
+    configuration."""
     path = _path_of_weights(checkpoint.folder)
     require_weights(checkpoint)
     saved = {_current_name(name): tensor for name, tensor in _tensors(checkpoint.folder, WEIGHTS, {}).items()}
     if not all(tensor.isfinite().all() for tensor in saved.values()):
         raise damaged(path, "holds weights that are not finite numbers")
-    return model_with(saved, checkpoint.model_config, dropout=dropout, dropatt=dropatt).eval()
+    return model_with(saved, checkpoint.model_config, dropout=dropout, dropatt=dropatt, dtype=dtype).eval()
 
 
-def model_with(weights: Mapping[str, Tensor], config: ModelConfig, *, dropout: float, dropatt: float) -> TransformerXL:
-    """A model with these weights; those in 16 bits become float32."""
-    model = TransformerXL(config, dropout=dropout, dropatt=dropatt)
-    with torch.no_grad():
-        for name, parameter in weights_of(model).items():
-            parameter.data = parameter.data.to(torch.promote_types(weights[name].dtype, torch.float32))
-            parameter.copy_(weights[name])
+def model_with(
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    *,
+    dropout: float,
+    dropatt: float,
+    dtype: torch.dtype = torch.float32,
+) -> TransformerXL:
+    """A model with a copy of these weights; `dtype` as `load_model`."""
+    model = model_without_values(config, dropout=dropout, dropatt=dropatt, device="cpu")
+    if all(weight.dtype != torch.float64 for weight in weights.values()):
+        cast_weights(model, dtype)
+    for name, weight in weights_of(model).items():
+        half = weight.dtype if weight.dtype.itemsize == 2 else None
+        weight.data = weights[name].to(half or torch.promote_types(weights[name].dtype, torch.float32), copy=True)
     return model
 
 

@@ -81,7 +81,7 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
         require_outputs(config.json)
         pictures = drawable(pictures, config)
     rows = []
-    with lm.used_as(config, ranks.device) as model:
+    with lm.used_as(config) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
         def adapted(context: Context) -> Predictor:

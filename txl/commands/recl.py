@@ -3,6 +3,7 @@
 txl recl RUN RUN ... --split test           python eval.py --recl RUN RUN ... --split test
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from txl.evaluation.plots import drawable, picture_folder, plot_recl
 from txl.evaluation.report import require_outputs, write_json
 from txl.evaluation.score import require_finite
 from txl.language.model import LanguageModel
-from txl.model.autocast import require_in_range
+from txl.model.autocast import dtype_on, require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, process_group
 from txl.runtime.log import print_line, progress, ticking
@@ -40,9 +41,11 @@ def main(argv: Sequence[str]) -> None:
 def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     """The relative effective context length of several runs, on one split; rank 0 reports."""
     config = build(ReclConfig, typed)
+    config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))
+    sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
 
-    def opened(run: str) -> LanguageModel:
-        return LanguageModel.open(run, vocabulary=config.vocabulary, dataset=typed.get("dataset"), device="cpu")
+    def opened(run: str, device: str | torch.device = "cpu", dtype: str = "float32") -> LanguageModel:
+        return LanguageModel.open(run, **sources, device=device, dtype=dtype)
 
     first = opened(config.recl[0])
     others = (opened(run) for run in config.recl[1:])  # one of them in RAM at a time
@@ -59,7 +62,8 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     if ranks.is_main:
         require_outputs(config.json)
         pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
-    nats_MCP = [context_losses(opened(run), ids, config, ranks) for run in config.recl]
+    read = (opened(run, ranks.device, config.dtype) for run in config.recl)
+    nats_MCP = [context_losses(lm, ids, config, ranks) for lm in read]
     if ranks.is_main:
         result = recl.recl(np.stack(nats_MCP), config.context_lengths)
         print_line(recl.table(result, config.recl))
@@ -89,7 +93,7 @@ def context_losses(lm: LanguageModel, ids: np.ndarray, config: ReclConfig, ranks
         tgt_len=context.tgt_len,
         ext_len=context.ext_len,
     )[ranks.rank :: ranks.world]
-    with lm.used_as(config, ranks.device) as model:
+    with lm.used_as(config) as model:
         return losses_of(lm.folder.name, model, windows, context, config, ranks, n_token=len(ids))
 
 

@@ -67,7 +67,7 @@ def score_file(
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
     ids = np.array(before + text.ids)
     rows, nats = [], []
-    with lm.used_as(config, ranks.device) as model:
+    with lm.used_as(config) as model:
         for context in config.look_backs(lm.context):
             predictors: list[tuple[str, Predictor]] = [("", model)]
             if additions.name:

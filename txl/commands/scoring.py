@@ -20,6 +20,7 @@ from txl.evaluation.reading import Predictor
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
 from txl.language.model import LanguageModel
+from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 
@@ -31,11 +32,12 @@ def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additi
     """What flags ask for, and the model. Raises `UsageError` on test-time methods that do not work with the rest."""
     convention = typed.get("convention", "txl")
     config = build(kind, typed, **DEFAULTS.get(convention, {}))
+    config = dataclasses.replace(config, dtype=dtype_on(ranks.device, config.dtype))
     additions = Additions(*(build(cls, typed) for cls in ADDED))
     additions.check(config.dtype, ranks.world, convention)
-    dataset = typed.get("dataset")
-    lm = LanguageModel.open(config.work_dir, vocabulary=config.vocabulary, dataset=dataset, device=ranks.device)
-    return config, additions, lm
+    kept = "float32" if additions.name else config.dtype  # stores are made with the weights as they are
+    sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
+    return config, additions, LanguageModel.open(config.work_dir, **sources, device=ranks.device, dtype=kept)
 
 
 class Split(NamedTuple):

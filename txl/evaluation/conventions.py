@@ -68,6 +68,6 @@ class ZeroMemory:
 
     def fresh_memory(self, batch_size: int) -> Memory:
         """Zeros, (B, mem_len, D) for each layer."""
-        like = self.model.layers[0].attn.k_net.weight
+        like = self.model.layers[0].attn_norm.weight
         zeros_BMD = like.new_zeros(batch_size, self.mem_len, self.model.config.d_model)
         return Memory((zeros_BMD,) * self.model.config.n_layer)

@@ -8,7 +8,7 @@ lm.generate("Once upon a time")
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, overload
@@ -30,10 +30,13 @@ from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.language.trained import TrainedModel
-from txl.model.autocast import autocast, dtype_for
+from txl.model.autocast import autocast, dtype_for, dtype_on
+from txl.model.half import pack_weights
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class LanguageModel(TrainedModel):
         vocabulary: str | Path | None = None,
         dataset: str | None = None,
         device: str | torch.device = "auto",
+        dtype: str = "float32",
     ) -> Self:
         """Read a run folder, one of its checkpoints, a checkpoint of the 2019 code, of NVIDIA's or of Hugging Face's
         TransfoXL, or a model of the Hugging Face hub by its name (`pip install huggingface_hub`).
@@ -84,19 +88,30 @@ class LanguageModel(TrainedModel):
             vocabulary: the words of a checkpoint of another program, where they are not beside the weights.
             dataset: kind of the text of its training, where it does not say so itself.
             device: auto, cpu, cuda, cuda:1 or mps.
+            dtype: of the matrix products; bfloat16 or float16: the weights are kept in it, which halves memory, see
+                docs/speed.md; auto: bfloat16 on a device that is made for it.
         Raises:
-            UsageError: if there is no such thing, it is damaged, or has no vocabulary.
+            UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in float64 and the
+                dtype is another.
         """
-        found = read_source(located(source), Path(vocabulary) if vocabulary else None, dataset)
-        found.model.to(device_of(device) if isinstance(device, str) else device).eval()
-        return cls(**vars(found))
+        path, device = located(source), device_of(device) if isinstance(device, str) else device
+        require(dtype in DTYPES, f"dtype {dtype}: no such dtype; there are {', '.join(DTYPES)}")
+        dtype = dtype_on(device, dtype)
+        found = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
+        found.model.to(device).eval()
+        pack_weights(found.model)
+        return cls(**vars(replace(found, dtype=dtype_for(found.model, dtype))))
 
     @contextmanager
-    def used_as(self, use: ModelUse, device: torch.device) -> Iterator[TransformerXL]:
-        """The model on a device, with the attention implementation and autocast that `use` asks for."""
-        self.model.to(device).use_attention(use.attn_impl)
+    def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
+        """The model with the attention implementation and autocast that `use` asks for."""
+        self.model.use_attention(use.attn_impl)
         with autocast(self.model.device, dtype_for(self.model, use.dtype)):
             yield self.model
+
+    def computing(self) -> torch.autocast:
+        """A context in which the model computes in its dtype."""
+        return autocast(self.model.device, self.dtype)
 
     def data_config(self, asked: Mapping[str, Any] = MappingProxyType({})) -> DataConfig:
         """How the text of the training was read, with the fields that are `asked` for in place of those. Raises
@@ -117,6 +132,8 @@ class LanguageModel(TrainedModel):
         """
         from txl.language.export import write_folder  # few programs write
 
+        name = str(self.dtype).removeprefix("torch.")
+        require(self.dtype == torch.float32, f"dtype {name}: its weights are rounded; open it in float32 to write it")
         write_folder(self, folder, to, licence)
 
     def encode(self, text: str) -> list[int]:
@@ -144,7 +161,13 @@ class LanguageModel(TrainedModel):
         Raises:
             UsageError: if a setting is impossible.
         """
-        return self._generator(**settings).stream(self._prompt_ids(prompt))
+        pieces = self._generator(**settings).stream(self._prompt_ids(prompt))
+        while True:
+            with self.computing():  # not while others compute, between two pieces
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
     @overload
     def generate(self, prompt: str = "", **settings: Any) -> str: ...
@@ -160,7 +183,8 @@ class LanguageModel(TrainedModel):
         """
         if isinstance(prompt, str):
             return "".join(self.stream(prompt, **settings))
-        return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
+        with self.computing():
+            return list(self._generator(**settings).texts([*map(self._prompt_ids, prompt)], batch_size=batch_size))
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         return self.encode(prompt) if self.tokenizer.prompt(prompt) else []
@@ -199,7 +223,8 @@ class LanguageModel(TrainedModel):
         is empty."""
         before = [self.tokenizer.eos_id, *self._prompt_ids(context)]
         ids = self.encode(text)
-        nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
+        with self.computing():
+            nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
         return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
 
     def loglikelihood(self, context: str, continuation: str) -> float:
@@ -211,9 +236,10 @@ class LanguageModel(TrainedModel):
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
         ids_1N = torch.tensor([[self.tokenizer.eos_id, *self.encode(text)]])
         context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
-        for segment_1T in ids_1N.split(context.tgt_len, dim=1):
-            hidden_1TD, memory = self.model(segment_1T, memory, context)
-            parts.append(hidden_1TD[0].cpu())
+        with self.computing():
+            for segment_1T in ids_1N.split(context.tgt_len, dim=1):
+                hidden_1TD, memory = self.model(segment_1T, memory, context)
+                parts.append(hidden_1TD[0].cpu())
         return torch.cat(parts)[1:]
 
     def _within(self, n_token: int) -> Context:

@@ -21,8 +21,10 @@ from txl.runtime.records import require_fields
 _FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
 
 
-def read_converted(path: Path, vocabulary: Path | None, dataset: str | None) -> TrainedModel:
-    """As `read_source`, of what is no run of txl."""
+def read_converted(
+    path: Path, vocabulary: Path | None, dataset: str | None, wanted: torch.dtype = torch.float32
+) -> TrainedModel:
+    """As `read_source`, of what is no run of txl; `wanted` is its `dtype`."""
     there = ", ".join(DATA_SETS)
     require(dataset is None or dataset in DATA_SETS, f"--dataset {dataset}: no such kind of text; there are {there}")
     found = convert(path, vocabulary)
@@ -31,8 +33,8 @@ def read_converted(path: Path, vocabulary: Path | None, dataset: str | None) -> 
     if dataset is not None and not data:
         data = {**DATA_SETS[dataset].as_in_2019, "dataset": dataset}
     model, dtype = found.model, next(found.model.parameters()).dtype
-    if dtype != torch.float32:  # as the checkpoint of a run with these weights is read
-        model = model_with(dict(model.state_dict()), model.config, **rates_of(model)).eval()
+    if not dtype == wanted == torch.float32:  # as the checkpoint of a run with these weights is read
+        model = model_with(dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted).eval()
     record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
     origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
     return TrainedModel(model, found.context, tokenizer, record, origin)

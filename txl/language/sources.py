@@ -65,25 +65,27 @@ def is_ours(path: Path) -> bool:
     return is_checkpoint(path) and not any((path / name).is_file() for name in _THEIRS)
 
 
-def read_source(path: Path, vocabulary: Path | None = None, dataset: str | None = None) -> TrainedModel:
+def read_source(
+    path: Path, vocabulary: Path | None = None, dataset: str | None = None, dtype: torch.dtype = torch.float32
+) -> TrainedModel:
     """The model of a run folder, of one of its checkpoints, or of a checkpoint of the 2019 code, of NVIDIA's or of
-    Hugging Face's TransfoXL, with weights in at least 32 bits. Raises `UsageError` if it is damaged, of no known kind,
-    or has no vocabulary.
+    Hugging Face's TransfoXL. Raises `UsageError` if it is damaged, of no known kind, or has no vocabulary.
 
     Args:
         vocabulary: file of the words of another program's checkpoint, where they are not beside the weights.
         dataset: kind of the text that such a checkpoint was trained on, where it does not say so itself.
+        dtype: see `load_model`.
     """
     if is_ours(path):
         require(vocabulary is None, f"{vocabulary}: {path} is a run of txl and has its own vocabulary; leave it out")
         checkpoint = open_checkpoint(path)
-        model, tokenizer = load_model(checkpoint), tokenizer_in(checkpoint)
+        model, tokenizer = load_model(checkpoint, dtype=dtype), tokenizer_in(checkpoint)
         names = tuple(name for name, _ in model.named_parameters())
         origin = Origin("txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint)
         return TrainedModel(model, checkpoint.context, tokenizer, checkpoint.record, origin)
     from txl.language.others import read_converted  # most sources are runs, and a start takes no longer for others
 
-    return read_converted(path, vocabulary, dataset)
+    return read_converted(path, vocabulary, dataset, dtype)
 
 
 def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:

@@ -42,6 +42,7 @@ class TrainedModel:
         record: what is known besides, as in a checkpoint's config.json; `data` has the fields of `DataConfig` that
             are known of the text of the training.
         origin: None: it was not read.
+        dtype: of the matrix products; of 16 bits: of the weights too, which take no gradient and are not written.
     """
 
     model: TransformerXL
@@ -49,6 +50,7 @@ class TrainedModel:
     tokenizer: Tokenizer
     record: dict[str, Any] = field(default_factory=dict)
     origin: Origin | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def model_config(self) -> ModelConfig:

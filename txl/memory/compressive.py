@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State
 from txl.memory.span import Span
+from txl.ops.few_rows import linear
 
 
 class Compressive(MemoryRule):
@@ -118,7 +119,7 @@ def _attention(
         h_BTD, mem_BMD = (F.layer_norm(x, x.shape[-1:], *of_norm) for x in (h_BTD, mem_BMD))
     states = (h_BTD.detach(), mem_BMD, mem_BMD)
     q, k, v = (
-        F.linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2) for x, w in zip(states, weights, strict=True)
+        linear(x, w).unflatten(-1, (attn.n_head, -1)).transpose(1, 2) for x, w in zip(states, weights, strict=True)
     )
     logit_BNTM = scale * q @ k.mT
     if sees is None:

@@ -165,7 +165,7 @@ class KeyValueMemory:
         """
         span = Span.of(context, n_mem=self.length, n_new=n_new)
         encodings, training = [layer.attn.pos for layer in layers], layers[0].training
-        by_distance, weight = encodings[0].by_distance, layers[0].attn.k_net.weight
+        by_distance, weight = encodings[0].by_distance, layers[0].attn_norm.weight
         made_for = span.clamp_len, product_dtype(weight), weight.device, training
         serves = by_distance and bool(self.feats) and self.feats_for == made_for
         if serves and not training and len(self.feats[0]) >= span.n_key:  # in training they have dropout

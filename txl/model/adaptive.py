@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from txl.config import ModelConfig
 from txl.ops.few_rows import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.numbers import is_autocast_on
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -113,6 +114,8 @@ class AdaptiveEmbedding(nn.Module):
             )  # autocast returns half precision
         else:
             out = self._by_cluster(token_BT.flatten(), look_up).view(*token_BT.shape, -1)
+        if is_autocast_on(out.device):  # weights in half precision; sums of layers are not
+            out = out.to(torch.promote_types(out.dtype, torch.float32))
         return out * self.d_model**0.5
 
     def _by_cluster(self, token_L: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -146,6 +149,8 @@ class AdaptiveSoftmax(nn.Module):
         if self.n_tail:
             self.cluster_weight = _table(self.n_tail, config.d_embed)
             self.cluster_bias = nn.Parameter(torch.zeros(self.n_tail))
+        self.joined: tuple[Tensor, Tensor] | None = None
+        """Weights and biases of the shortlist and the entries of clusters, where a product of few rows reads them."""
 
     def _projs(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> Iterator[nn.Parameter]:
         if not len(embedding.projs):
@@ -238,12 +243,20 @@ class AdaptiveSoftmax(nn.Module):
         tails = [cluster[..., c : c + 1] + self.tail_log_prob(hidden, c) for c in range(self.n_tail)]
         return torch.cat([shortlist, *tails], dim=-1)
 
+    def join(self, laid_out: Callable[[Tensor], Tensor]) -> None:
+        """Make `joined`, of weights that do not change, in the layout that a function gives them."""
+        weights, biases = self._clusters(self.tables)
+        self.joined = laid_out(weights[0]), biases[0]
+
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
-        logit = linear_in_part(hidden, weight, bias)
-        if self.n_tail:
-            logit = torch.cat([logit, linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
+        if self.joined is not None:
+            logit = linear(hidden, *self.joined)
+        else:
+            logit = linear_in_part(hidden, weight, bias)
+            if self.n_tail:
+                logit = torch.cat([logit, linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
         shortlist, cluster = _log_softmax(logit).split([self.sizes[0], self.n_tail], dim=-1)
         return shortlist, cluster
 

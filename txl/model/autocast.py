@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from txl.config import require
 from txl.ops.numbers import is_autocast_on
+from txl.ops.processor import HAS_FAST_BFLOAT16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
@@ -14,6 +15,15 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     are cast once; they must not change meanwhile.
     """
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def dtype_on(device: torch.device, name: str) -> str:
+    """The name of a dtype; auto: bfloat16 if the device has instructions for it, else float32."""
+    if name != "auto":
+        return name
+    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    on_cpu = device.type == "cpu" and HAS_FAST_BFLOAT16
+    return "bfloat16" if on_gpu or on_cpu else "float32"
 
 
 def dtype_for(module: nn.Module, name: str) -> torch.dtype:

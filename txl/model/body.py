@@ -106,8 +106,9 @@ class Body(nn.Module):
 
     def _layers_need_gradients(self, h_BTD: Tensor) -> bool:
         """Also with frozen embeddings."""
-        needs = h_BTD.requires_grad or any(p.requires_grad for layer in self.layers for p in layer.parameters())
-        return torch.is_grad_enabled() and needs
+        if not torch.is_grad_enabled():  # first: to ask each weight takes as long as a layer does for one token
+            return False
+        return h_BTD.requires_grad or any(p.requires_grad for layer in self.layers for p in layer.parameters())
 
     def run_layer(self, layer: Layer, *inputs: Any) -> Any:
         """What a layer returns; recomputed in the backward pass if `recompute` says so."""
@@ -165,10 +166,10 @@ class Body(nn.Module):
         projects = all(one.memory.is_projected and not one.memory.keeps_output for one in self.layers)
         if layer.attn.pos.places_hidden_states() or not projects:
             return self.empty_memory(batch_size)
-        n_head, d_head, weight = self.config.n_head, self.config.d_head, layer.attn.k_net.weight
+        n_head, d_head, weight = self.config.n_head, self.config.d_head, layer.attn_norm.weight
         return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
 
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
         """An empty memory as in training, with dtype and device of `like` (default: the weights)."""
-        like = self.layers[0].attn.k_net.weight if like is None else like
+        like = self.layers[0].attn_norm.weight if like is None else like
         return Memory.of(empty_states(self.config, batch_size, like=like))

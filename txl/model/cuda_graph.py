@@ -153,7 +153,7 @@ class CudaGraphModel:
         return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
 
     def _key_dtype(self) -> torch.dtype:
-        return product_dtype(self.model.layers[0].attn.k_net.weight)
+        return product_dtype(self.model.layers[0].attn_norm.weight)
 
     def nll(
         self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context

@@ -1,4 +1,4 @@
-"""A model of which only the sizes are known, to compare or to count before memory is taken."""
+"""A model of which only the sizes are known, or whose weights are about to be replaced: nothing is drawn for it."""
 
 import math
 from typing import Any
@@ -11,21 +11,24 @@ from txl.config import ModelConfig
 from txl.model.transformer import TransformerXL
 
 
-class _WithoutValues(TorchFunctionMode):
-    """Tensors are made on the device `meta`, and those of random numbers are not even drawn there.
+class _Undrawn(TorchFunctionMode):
+    """Tensors are made on a device, and random numbers are not drawn: zeros, of which no memory is taken.
 
-    PyTorch computes on that device in Python, and imports its compiler for that, which takes a second.
+    PyTorch computes on the device `meta` in Python, and imports its compiler for that, which takes a second.
     """
 
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device, self._undrawn = torch.device(device), list[Tensor]()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.mul and isinstance(args[1], float):
+        if func is Tensor.uniform_ or (func is Tensor.mul and any(args[0] is tensor for tensor in self._undrawn)):
             return args[0]
-        kwargs = dict(kwargs or {})
-        if func is torch.randn:
-            func = torch.empty
-            kwargs.pop("generator", None)
-        with torch.device("meta"):
-            return func(*args, **kwargs)
+        with self._device:
+            if func is not torch.randn:
+                return func(*args, **(kwargs or {}))
+            self._undrawn.append(torch.zeros(*args))
+            return self._undrawn[-1]
 
 
 def weights_of(model: TransformerXL) -> dict[str, Tensor]:
@@ -50,7 +53,9 @@ def shapes_of(config: ModelConfig, *, n_tensor: int, n_element: int) -> dict[str
     return shapes if sum(map(math.prod, shapes.values())) <= 2 * n_element else None
 
 
-def model_without_values(config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> TransformerXL:
-    """A model on the device `meta`. Raises what PyTorch does for sizes that no tensor can have."""
-    with _WithoutValues():
+def model_without_values(
+    config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0, device: str = "meta"
+) -> TransformerXL:
+    """A model whose weights are not drawn. Raises what PyTorch does for sizes that no tensor can have."""
+    with _Undrawn(device):
         return TransformerXL(config, dropout=dropout, dropatt=dropatt)

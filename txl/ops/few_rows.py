@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl.ops import packed
 from txl.ops.numbers import is_autocast_on
 from txl.ops.processor import IS_AMD
 
@@ -26,6 +27,8 @@ REVERSED = IS_AMD
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) to (..., out); without gradients by the faster of the two products."""
+    if packed.is_packed(weight):
+        return packed.linear(x, weight, bias)
     n_row = x.shape[:-1].numel()
     is_few = REVERSED and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and 0 < n_row <= FEW
     if not is_few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):

@@ -15,9 +15,8 @@ from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context
 from txl.evaluation.report import finite
 from txl.memory import Memory
-from txl.model.autocast import autocast
+from txl.model.autocast import autocast, dtype_on
 from txl.model.transformer import TransformerXL
-from txl.ops.processor import HAS_FAST_BFLOAT16
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.runtime.records import require_fields
@@ -284,9 +283,5 @@ _STOPPED = (
 
 
 def autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products in training; auto: bfloat16 if the device has instructions for it, else float32."""
-    if config.dtype != "auto":
-        return getattr(torch, config.dtype)
-    on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    on_cpu = device.type == "cpu" and HAS_FAST_BFLOAT16
-    return torch.bfloat16 if on_gpu or on_cpu else torch.float32
+    """The dtype of matrix products in training."""
+    return getattr(torch, dtype_on(device, config.dtype))

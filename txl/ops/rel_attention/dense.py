@@ -268,17 +268,23 @@ operator = Operator(
 
 
 def _one_query(*operands: *Operands, scale: float, window: int, clamp_len: int) -> Tensor:
-    """The output for one query, as in generation: nothing is shifted or masked, so no blocks are needed."""
+    """The output for one query, as in generation: nothing is shifted or masked, so no blocks are needed.
+
+    On a CPU half precision is computed in float32: PyTorch's products of half precision first copy their operands.
+    """
+    dtype = operands[0].dtype
+    wide = torch.promote_types(dtype, torch.float32) if operands[0].device.type == "cpu" else dtype
     q_BN1H, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
     if window > 0:
         k_BNSH, v_BNSH, r_SNH = k_BNSH[:, :, -window:], v_BNSH[:, :, -window:], r_SNH[-window:]
     n_alike = max(0, len(r_SNH) - clamp_len - 1) if clamp_len > 0 else 0
-    u_N1H, w_N1H = (bias_NH.to(q_BN1H.dtype)[:, None] for bias_NH in (u_NH, w_NH))
+    q_BN1H, k_BNSH, v_BNSH, r_SNH = (x.to(wide) for x in (q_BN1H, k_BNSH, v_BNSH, r_SNH))
+    u_N1H, w_N1H = (bias_NH.to(wide)[:, None] for bias_NH in (u_NH, w_NH))
     logit_BN1S = (q_BN1H + u_N1H) * scale @ k_BNSH.mT
     place_BN1R = (q_BN1H + w_N1H) * scale @ r_SNH[n_alike:].permute(1, 2, 0)
     logit_BN1S[..., n_alike:] += place_BN1R
     logit_BN1S[..., :n_alike] += place_BN1R[..., :1]
-    return logit_BN1S.softmax(-1) @ v_BNSH
+    return (logit_BN1S.softmax(-1) @ v_BNSH).to(dtype)
 
 
 def dense(

@@ -1,0 +1,37 @@
+"""A trained model with its weights in 16 bits: half the memory, and half of what a product of few rows reads."""
+
+import torch
+from torch import nn
+
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.model.transformer import TransformerXL
+from txl.ops.few_rows import Linear
+from txl.ops.packed import CAN_PACK, packed
+
+
+def cast_weights(model: TransformerXL, dtype: torch.dtype) -> None:
+    """Keep what products and lookups of words read in `dtype`, in place; LayerNorm and position encodings, whose
+    products are few, stay as they are. float32 changes nothing.
+
+    The model is for use under `autocast(device, dtype)`, where it gives what it gives with rounded weights in float32:
+    sums, LayerNorm, softmax and losses are in float32. It takes no gradients.
+    """
+    if dtype == torch.float32:
+        return
+    model.requires_grad_(False)
+    of_positions = {part for layer in model.layers for part in layer.attn.pos.modules()}
+    for module in set(model.modules()) - of_positions:
+        if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax | nn.Linear):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(dtype)
+
+
+def pack_weights(model: TransformerXL) -> None:
+    """On a CPU with instructions for bfloat16, lay out linear layers whose weights are in it, see `packed`: the model
+    cannot be moved or written any more."""
+    if not CAN_PACK or model.device.type != "cpu" or model.softmax.tables[0].dtype != torch.bfloat16:
+        return
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.weight = packed(module.weight)
+    model.softmax.join(packed)
