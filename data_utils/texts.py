@@ -9,7 +9,7 @@ import numpy as np
 from .checks import Checks
 from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import has_rows, lines_of, rows_of
+from .file_formats import lines_of, lines_or_rows
 from .named_files import home_of, require_folder
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
@@ -114,10 +114,7 @@ class Texts:
     def fault(self, split: str) -> DataError:
         """The error for a text that is not UTF-8, with its line."""
         for path in self.files(split):
-            if has_rows(path):
-                lines = rows_of(path, self.config.text_field, task="searching")
-            else:
-                lines = lines_of(path, task="searching")
+            lines = lines_or_rows(path, self.config.text_field, task="searching")
             if error := line_without_text(path, lines):
                 return error
         raise AssertionError(f"every line of {split} is UTF-8")

@@ -18,10 +18,8 @@ from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
-from txl.data_utils.tokenizers import subwords
 from txl.data_utils.tokenizers.base import Batch
 from txl.data_utils.tokenizers.characters import Characters
-from txl.data_utils.tokenizers.integers import Integers
 from txl.data_utils.tokenizers.running import RunningTokenizer
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 
@@ -141,7 +139,6 @@ def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.
     assert isinstance(vocab, RunningTokenizer)
     documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
     monkeypatch.setattr(file_formats, "LONGEST", 50)
-    monkeypatch.setattr(subwords, "LONGEST", 50)
     for document in documents:
         (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
         assert vocab.text_of(ids.tolist()) == document.decode()
@@ -252,13 +249,6 @@ def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
     (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
         open_text(tmp_path, "ids")
-
-
-def test_many_integers_need_no_memory() -> None:
-    vocab = Integers(2**31 - 1)
-    assert (len(vocab), vocab.words[2**31 - 2], "2147483647" in vocab) == (2**31 - 1, "2147483646", False)
-    assert vocab.decode([7, 12]) == ["7", "12"]
-    assert Integers.from_text(Integers(12).to_text()).words[11] == "11"
 
 
 REFUSED = {
