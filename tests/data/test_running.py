@@ -149,9 +149,7 @@ def test_a_tokenizer_that_cannot_be_had_is_named(folder: Path, monkeypatch: pyte
     theirs = folder / "tokenizer.json"
     for content in ("", "{", '{"model": 1}', "\0"):
         theirs.write_text(content)
-        with pytest.raises(
-            DataError, match=r"--tokenizer .*tokenizer\.json: no tokenizer.json that tokenizers can read"
-        ):
+        with pytest.raises(DataError, match=r"--tokenizer .*: no tokenizer.json that tokenizers can read"):
             open_text(folder, "bpe", tokenizer=str(theirs))
     with pytest.raises(DataError, match=r"--vocab_size 100: must be at least 257"):
         open_text(folder, "bpe", vocab_size=100)
@@ -188,9 +186,9 @@ BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
     "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
     "-1 as uint32": (
-        {"valid": np.array([3, -1], np.int32).view(np.uint32)},
+        {"valid": np.array([3, 2**32 - 1], np.uint32)},
         {},
-        r"valid\.npy: holds the id 4294967295 \(-1 as an unsigned number\)",
+        r"holds the id 4294967295 \(-1 as an",
     ),
     "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
