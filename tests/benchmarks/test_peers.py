@@ -40,9 +40,7 @@ def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) 
     assert "--attn_impl fused: needs a GPU" in theirs["error"]
 
 
-def test_bad_flags_are_an_error_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
         ("--text nowhere", "--text nowhere: No such file or directory; name a file of UTF-8 text"),
         (f"--text {__file__} --pairs 0", "argument --pairs: '0': must be a whole number, at least 1"),

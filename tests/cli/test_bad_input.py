@@ -108,9 +108,7 @@ TEXTS: Table = {
 
 
 @pytest.mark.parametrize(("arrange", "line", "said"), TEXTS.values(), ids=TEXTS)
-def test_a_text_or_folder_that_cannot_be_used_is_named(
-    here: Here, arrange: Callable[[], object], line: str, said: str
-) -> None:
+def test_a_bad_text_is_named(here: Here, arrange: Callable[[], object], line: str, said: str) -> None:
     arrange()
     shutil.rmtree("text/txl-cache")
     assert said in here.refused(line)
@@ -225,9 +223,7 @@ CHECKPOINTS: Table = {
 
 
 @pytest.mark.parametrize(("arrange", "line", "said"), CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_used_is_named(
-    here: Here, arrange: Callable[[], object], line: str, said: str
-) -> None:
+def test_a_bad_checkpoint_is_named(here: Here, arrange: Callable[[], object], line: str, said: str) -> None:
     arrange()
     before = contents(Path("run"))
     assert said in here.refused(line)
@@ -354,9 +350,7 @@ LENGTHS = " ".join(map(str, range(10, 20)))
     ],
 )
 @pytest.mark.usefixtures("undrawn")
-def test_a_full_disk_is_named_by_what_it_stopped(
-    here: Here, full_disk: FullDisk, line: str, n_byte: int, named: str
-) -> None:
+def test_a_full_disk_is_named(here: Here, full_disk: FullDisk, line: str, n_byte: int, named: str) -> None:
     with full_disk(n_byte):
         assert re.search(f"{named}.*make room", here.refused(line))
 
@@ -371,9 +365,7 @@ def test_a_full_disk_leaves_an_older_result_and_picture_as_they_were(here: Here,
     assert {name: Path(name).read_bytes() for name in older} == older
 
 
-def test_a_disk_that_fills_up_while_flushing_costs_no_earlier_checkpoint(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_costs_no_earlier_checkpoint(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: full(file) if Path("new/latest").exists() else fsync(file))
     assert re.search("new/.*No space left on device; make room", here.refused("train"))

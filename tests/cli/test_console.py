@@ -30,9 +30,7 @@ TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 
 
 @long_test
 @pytest.mark.slow
-def test_the_console_command_trains_evaluates_and_generates_elsewhere(
-    tmp_path: Path, write_text: Callable[..., Path]
-) -> None:
+def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Callable[..., Path]) -> None:
     """Also beside another project's data_utils.py. Installed from a copy: building writes into the source tree."""
     copy, installed = tmp_path / "source", tmp_path / "site"
     copy.mkdir()
@@ -62,7 +60,7 @@ def test_the_console_command_trains_evaluates_and_generates_elsewhere(
 
 
 @pytest.mark.parametrize(("name", "status"), [("--help", 0), ("", 2), ("dance", 2)])
-def test_the_console_command_says_what_there_is(
+def test_txl_says_what_there_is(
     name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["txl", *([name] if name else [])])
@@ -115,9 +113,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str)
-def test_threads_spin_for_a_moment_unless_the_user_says_how(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_spin_as_the_user_says(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PASSIVE:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)

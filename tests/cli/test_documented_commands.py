@@ -252,9 +252,7 @@ def test_a_checkpoint_of_another_program_is_converted(call: Call, line: str) -> 
 
 
 @each(MODULES)
-def test_a_module_has_the_flags_of_the_page(
-    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_has_its_flags(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, name, *flags = shlex.split(line)
     if name == "txl.lm_eval":
         pytest.importorskip("lm_eval", reason="lm_eval is not installed; run scripts/test_with_transformers.sh")
@@ -269,9 +267,7 @@ def test_a_module_has_the_flags_of_the_page(
         assert flag in out, flag
 
 
-def test_the_console_command_knows_its_programs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_txl_knows_its_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for line in set(CONSOLE.values()):
         program, command, *flags = shlex.split(line)
         monkeypatch.setattr(sys, "argv", [program, command, *flags, "--help"])

@@ -234,9 +234,7 @@ def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_ar
     assert last_loss(Path("new"), "valid") == last_loss(of_articles.run, "valid")
 
 
-def test_chunks_of_a_batch_and_activations_made_anew_change_no_loss_by_document(
-    here: Here, of_articles: Trained
-) -> None:
+def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_articles: Trained) -> None:
     losses = []
     for flags in ("--reset never", "--reset document", "--reset document --batch_chunk 2 --recompute"):
         here(f"train --data {of_articles.text} --work_dir new --overwrite --max_step 2 {flags}")

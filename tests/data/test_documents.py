@@ -276,7 +276,7 @@ def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
-def test_documents_of_a_named_split_that_are_in_train_too_are_counted(
+def test_documents_that_are_in_train_too_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str
 ) -> None:
     for split, texts in {"train": TEXTS, "valid": [*TEXTS[:7], "new\n"], "test": ["other\n"]}.items():
@@ -309,9 +309,7 @@ LONG = "long words and more " * 40
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
-def test_a_document_in_many_pieces_is_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
-) -> None:
+def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     """Also of one line, and while its hash decides where it goes."""
     pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
     small = (file_formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (file_formats, "_BLOCK", 50)

@@ -114,9 +114,7 @@ def test_the_whole_file_comes_however_the_server_behaves(tmp_path: Path, server:
     assert not load(remote(server, "missing"), tmp_path)  # it is there
 
 
-def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_is_asked_again(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
     monkeypatch.setattr(transfer, "TRIES", 1000)  # a machine may be busy for longer
     assert load(remote(server, "stalls"), tmp_path)
@@ -126,9 +124,7 @@ def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
 
 
 @pytest.mark.parametrize(("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")])
-def test_without_a_good_mirror_one_line_says_what_to_put_where(
-    tmp_path: Path, server: Server, how: str, reason: str
-) -> None:
+def test_without_a_mirror_one_line_says_what_to_do(tmp_path: Path, server: Server, how: str, reason: str) -> None:
     said = rf"file.bin: .*{reason}.*put it \(sha256:\w+\) into {re.escape(str(tmp_path))}"
     with pytest.raises(DataError, match=said):
         load(remote(server, how), tmp_path)

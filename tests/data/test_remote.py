@@ -59,7 +59,7 @@ CANNOT = {
 }
 
 
-def test_what_cannot_be_copied_is_one_line_and_leaves_nothing(
+def test_what_cannot_be_copied_leaves_nothing(
     elsewhere: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(self: object, source: str, target: str, **_: object) -> None:

@@ -101,9 +101,7 @@ def test_bytes_need_not_be_text(tmp_path: Path) -> None:
     assert corpus.sizes("valid")["bytes"].sum() == 12
 
 
-def test_a_character_that_the_training_text_lacks_is_unk_with_a_notice(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_character_that_train_lacks_is_unk_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "valid.txt").write_text("the z\n")
     corpus = open_text(folder, "characters")
     assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]

@@ -58,7 +58,7 @@ def on_both(
         ]
 
 
-def test_both_hosts_tell_that_their_wire_is_cut_and_go_on_from_the_checkpoint_when_it_is_mended(
+def test_both_hosts_tell_that_their_wire_is_cut_and_go_on(
     hosts: Callable[..., list[str]], text: Path, pair: Path, tmp_path: Path
 ) -> None:
     run, logs = tmp_path / "run", [tmp_path / "cut_a", tmp_path / "cut_b"]
@@ -83,9 +83,7 @@ def test_both_hosts_tell_that_their_wire_is_cut_and_go_on_from_the_checkpoint_wh
     assert hidden(run) == []
 
 
-def test_a_rank_killed_on_one_host_is_restarted_and_both_go_on_from_the_checkpoint(
-    text: Path, pair: Path, tmp_path: Path
-) -> None:
+def test_a_rank_killed_on_one_host_is_restarted(text: Path, pair: Path, tmp_path: Path) -> None:
     """The other rank, which writes, hangs meanwhile, so that only the victim's torchrun counts a restart and tells its
     process so: --overwrite must not be obeyed again."""
     run, logs = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]

@@ -67,9 +67,7 @@ def test_what_is_missing_or_does_not_belong_there_is_noticed(run: Path, damage: 
         path.write_bytes(good)
 
 
-def test_records_that_were_being_written_anew_leave_the_checkpoint_whole(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_records_leaves_a_checkpoint_whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before each of the files that an evaluation writes."""
     again = Run(config(eval_interval=3, keep_last=2), folder=run).resume()
     writer = CheckpointWriter(run, again.state.context, again.ranks, again.columns, keep_last=2)
@@ -102,9 +100,7 @@ def test_records_that_were_being_written_anew_leave_the_checkpoint_whole(
 
 
 @pytest.mark.parametrize("digests", [True, False])
-def test_checkpoints_of_older_versions_are_read_and_get_digests_when_they_are_written_again(
-    run: Path, digests: bool
-) -> None:
+def test_older_checkpoints_get_digests_when_they_are_written_again(run: Path, digests: bool) -> None:
     for folder in run.glob("step_*"):
         as_of_0_2(folder, digests=digests)
     checkpoint, errors = newest_whole(run)

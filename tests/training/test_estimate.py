@@ -77,9 +77,7 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])
-def test_weights_that_do_not_fit_are_refused_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch, position: str
-) -> None:
+def test_weights_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch, position: str) -> None:
     monkeypatch.setattr(estimate, "available_bytes", lambda device: 2**34)
     shape = ModelConfig(n_token=50, n_layer=9, n_position=8, position=position, d_model=10**6)
     with pytest.raises(UsageError, match=r"out of memory before the first step: .* 16.* GiB are free; lower"):

@@ -50,9 +50,7 @@ def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"batch_chunk": 2, "recompute": True}], ids=str)
-def test_reversible_layers_train_as_if_activations_were_kept(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reversible_layers_train_as_kept_ones(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     reversible = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin().trained()
 
     def kept(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span: Any, keep: Any) -> Any:

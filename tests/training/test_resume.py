@@ -112,9 +112,7 @@ def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_pa
 
 
 @pytest.mark.parametrize("below_torchrun", [True, False])
-def test_a_run_whose_torchrun_has_ended_saves_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool
-) -> None:
+def test_a_run_ends_with_its_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool) -> None:
     """One that a shell has started goes on without it."""
     monkeypatch.setattr(signals, "_PARENT", os.getppid())
     if below_torchrun:

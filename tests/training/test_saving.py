@@ -89,9 +89,7 @@ class Held(Background):
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_what_is_written_in_the_background_is_the_state_when_it_was_saved(
-    only_rank: Ranks, tmp_path: Path, shard: bool
-) -> None:
+def test_the_background_writes_the_state_that_was_saved(only_rank: Ranks, tmp_path: Path, shard: bool) -> None:
     run = Run(config(shard=shard, max_step=2, dropout=0.1), only_rank).begin().trained()
     writer = CheckpointWriter(tmp_path, run.state.context, only_rank, run.columns, background=Held())
     weights = run.weights()
