@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .file_formats import LONGEST, cut, has_rows, lines_of, rows_of
+from .file_formats import LONGEST, has_rows, lines_or_rows, parts_of
 from .raw_text import DataError
 
 MANY_FILES = 20
@@ -29,9 +29,8 @@ def pieces_in(path: Path, rule: str, text_field: str) -> Iterator[Piece]:
         rule: blank, heading, file or row; a row of plain text is a line.
         text_field: of jsonl and parquet.
     """
-    rows = has_rows(path)
-    lines = rows_of(path, text_field, task="reading") if rows else lines_of(path, task="reading")
-    if rows and rule in ("blank", "heading"):
+    lines = lines_or_rows(path, text_field, task="reading")
+    if has_rows(path) and rule in ("blank", "heading"):
         lines = (line for row in lines for line in row.splitlines(keepends=True))
     return _pieces(_RULES[rule](lines))
 
@@ -47,11 +46,8 @@ def _pieces(lines: Iterator[tuple[bool, bytes]]) -> Iterator[Piece]:
         held.append(line)
         size += len(line)
         if size > LONGEST:
-            content = b"".join(held)
-            while len(content) > LONGEST:
-                at = cut(content)
-                yield Piece(content[:at], ends=False)
-                content = content[at:]
+            *parts, content = parts_of(b"".join(held))
+            yield from (Piece(part, ends=False) for part in parts)
             held, size = [content], len(content)
     if held:
         yield _last(held)
@@ -142,8 +138,7 @@ def rule_of(files: Sequence[Path], look: Callable[[Path], str]) -> tuple[str, st
 
 def signs_of(path: Path, text_field: str) -> str:
     """What the beginning of a file tells of its documents: heading, blank, or nothing."""
-    rows = has_rows(path)
-    lines = rows_of(path, text_field, task="looking at") if rows else lines_of(path, task="looking at")
+    lines = lines_or_rows(path, text_field, task="looking at")
     n_line, n_byte = _LOOKED_AT
     blank_seen = blank_before = False  # the last line of all does not count
     for line in itertools.islice(lines, n_line):
@@ -154,7 +149,7 @@ def signs_of(path: Path, text_field: str) -> str:
         n_byte -= len(line)
         if n_byte < 0:
             break
-    return "blank" if blank_seen and not rows else ""
+    return "blank" if blank_seen and not has_rows(path) else ""
 
 
 def no_documents(what: str) -> DataError:

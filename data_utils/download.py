@@ -6,15 +6,18 @@ is checked and kept. Files that you put into the folder yourself are taken.
 
 import argparse
 import re
+import shutil
 import sys
+import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from txl.config import UsageError
+from txl.files import written_whole
 
-from .archives import unpack
 from .hub import from_hub
 from .raw_text import DataError, one_at_a_time
 from .shards import SHARDS, VOCABULARY
@@ -30,7 +33,7 @@ class DataSet(NamedTuple):
         folder: where it goes by default.
         remotes: files to load.
         files: what must be there at the end, with the digest of each, see `fits`; empty: none is published.
-        named: where a member of an archive goes; see `unpack`.
+        named: where a member of an archive goes; to several places, one or none.
         fallback: makes the files in a folder in another way.
     """
 
@@ -161,10 +164,22 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
                 return True
             archive = folder / remote.name
             if remote.name not in wanted.files:
-                unpack(archive, folder, wanted.named)
+                _unpack(archive, folder, wanted.named)
                 if is_new:
                     archive.unlink()
     return True
+
+
+def _unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:
+    """Write the files of an archive whose digest is known where `named` says."""
+    with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
+        is_zip = isinstance(opened, zipfile.ZipFile)
+        for name in opened.namelist() if is_zip else opened.getnames():
+            for place in named(name):
+                source = opened.open(name) if is_zip else opened.extractfile(name)
+                assert source is not None
+                with source, written_whole(folder / place) as temporary, temporary.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -33,9 +33,14 @@ def has_rows(path: Path) -> bool:
     return kind_of(path) in ("jsonl", "parquet")
 
 
+def lines_or_rows(path: Path, text_field: str, *, task: str) -> Iterator[bytes]:
+    """The rows of a file that has some, else its lines."""
+    return rows_of(path, text_field, task=task) if has_rows(path) else lines_of(path, task=task)
+
+
 def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
     """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without a byte-order mark.
-    A line of more than `LONGEST` bytes comes in parts, see `cut`. Raises `DataError` if the file cannot be read."""
+    A line of more than `LONGEST` bytes comes in parts, see `parts_of`. Raises `DataError` if it cannot be read."""
     held = b""
     with opened(path, task) as (file, tick):
         content = file.read(_BLOCK).removeprefix(BOM_UTF8)
@@ -46,11 +51,19 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
             is_whole = lines[-1].endswith(b"\n") or not following  # after \r there may come \n
             held = b"" if is_whole else lines.pop()
             yield from lines
-            while len(held) > LONGEST:
-                at = cut(held)
-                yield held[:at]
-                held = held[at:]
+            *parts, held = parts_of(held)
+            yield from parts
             content = following
+
+
+def parts_of(content: bytes) -> list[bytes]:
+    """Content in parts of at most `LONGEST` bytes, see `cut`."""
+    parts = []
+    while len(content) > LONGEST:
+        at = cut(content)
+        parts.append(content[:at])
+        content = content[at:]
+    return [*parts, content]
 
 
 def cut(content: bytes) -> int:

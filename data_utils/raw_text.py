@@ -4,11 +4,8 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from txl.config import UsageError
 from txl.files import lock, written_whole
@@ -40,37 +37,6 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); give a text that you may read") from error
-
-
-def read_lines(path: Path, *, task: str) -> Iterator[str]:
-    """The lines of a UTF-8 file with their line ends, without a byte-order mark, under a progress bar.
-
-    Lines end at \\n, \\r and \\r\\n only, as in the original.
-
-    Args:
-        task: the label of the bar.
-    Raises:
-        DataError: if the file is missing, unreadable, empty or no text (with the number of the line).
-    """
-    with watched(path, task) as bar, path.open("rb") as raw, TextIOWrapper(raw, encoding="utf-8", newline="") as file:
-        for n, line in enumerate(file):
-            if n % 4096 == 0:
-                bar.update(raw.tell() - bar.n)
-            yield line if n else line.removeprefix("\ufeff")
-
-
-@contextmanager
-def watched(path: Path, task: str) -> Iterator[tqdm]:
-    """A progress bar over the bytes of a file of text; errors of reading it become a `DataError` with its line."""
-    require_text(path)
-    bar = tqdm(total=path.stat().st_size, desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
-    with bar, reading(path):
-        try:
-            yield bar
-        except UnicodeDecodeError:
-            with path.open("rb") as file:
-                raise line_without_text(path, file) or AssertionError(f"every line of {path} is UTF-8") from None
-        bar.update(bar.total - bar.n)
 
 
 def text_of(content: bytes) -> str:

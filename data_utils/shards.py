@@ -2,12 +2,14 @@
 does."""
 
 import hashlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from .raw_text import DataError, read_lines
+from .free_text import read_text
+from .raw_text import DataError
 from .store import Store
 from .texts import Texts
 from .tokenizers.base import Tokenizer
@@ -54,7 +56,7 @@ def read_vocabulary(folder: Path) -> SentenceVocab:
     path, words = folder / VOCABULARY, {}
     if not path.is_file():
         raise DataError(f"{path}: no such file; load it with: python -m data_utils.download lm1b")
-    for n, line in enumerate(read_lines(path, task="reading"), 1):
+    for n, line in enumerate(io.StringIO(read_text(str(path)), newline=""), 1):
         if not line.strip():
             raise DataError(f"{path}, line {n}: is blank; each line needs a word")
         words[line.split()[0]] = None

@@ -17,10 +17,9 @@ def sizes_of(text: str, ends: np.ndarray) -> np.ndarray:
     """
     if not len(ends):
         return np.zeros((0, len(MEASURES)), dtype=np.uint32)
-    code_C = _codes(text)
-    n_byte_C = 1 + (code_C > 0x7F) + (code_C > 0x7FF) + (code_C > 0xFFFF)
-    n_byte_C[(code_C >= 0xDC80) & (code_C <= 0xDCFF)] = 1  # a byte that is no text
-    counted_C4 = (_word_ends(code_C), _line_ends(code_C), np.ones(len(code_C), dtype=np.uint32), n_byte_C)
+    code_C = codes_of(text)
+    ones_C = np.ones(len(code_C), dtype=np.uint32)
+    counted_C4 = (_word_ends(code_C), _line_ends(code_C), ones_C, byte_lengths(code_C))
     ends = np.maximum.accumulate(ends)
     ends[-1] = len(text)
     sums = [np.append(0, np.cumsum(each_C, dtype=np.int64))[ends] for each_C in counted_C4]
@@ -29,12 +28,20 @@ def sizes_of(text: str, ends: np.ndarray) -> np.ndarray:
 
 def ends_of_words(text: str) -> np.ndarray:
     """Characters up to the end of each word and of each line end of a text, (N,)."""
-    code_C = _codes(text)
+    code_C = codes_of(text)
     return np.flatnonzero(_word_ends(code_C) | _line_ends(code_C)) + 1
 
 
-def _codes(text: str) -> np.ndarray:
+def codes_of(text: str) -> np.ndarray:
+    """The code of each character, (C,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def byte_lengths(code_C: np.ndarray) -> np.ndarray:
+    """Bytes of each character in UTF-8, (C,)."""
+    n_byte_C = 1 + (code_C > 0x7F) + (code_C > 0x7FF) + (code_C > 0xFFFF)
+    n_byte_C[(code_C >= 0xDC80) & (code_C <= 0xDCFF)] = 1  # a byte that is no text
+    return n_byte_C
 
 
 def _word_ends(code_C: np.ndarray) -> np.ndarray:

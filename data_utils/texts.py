@@ -1,5 +1,7 @@
 """Texts: which files a split is read from, and the documents in them."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +11,7 @@ import numpy as np
 from .checks import Checks
 from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import has_rows, lines_of, rows_of
+from .file_formats import lines_of, lines_or_rows
 from .named_files import home_of, require_folder
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
@@ -114,10 +116,7 @@ class Texts:
     def fault(self, split: str) -> DataError:
         """The error for a text that is not UTF-8, with its line."""
         for path in self.files(split):
-            if has_rows(path):
-                lines = rows_of(path, self.config.text_field, task="searching")
-            else:
-                lines = lines_of(path, task="searching")
+            lines = lines_or_rows(path, self.config.text_field, task="searching")
             if error := line_without_text(path, lines):
                 return error
         raise AssertionError(f"every line of {split} is UTF-8")
@@ -139,41 +138,26 @@ def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file:
         cuts_words: a batch may end anywhere; else at white space or the end of a document.
         by_file: no batch has pieces of two files.
     """
-    held: dict[str, _Held] = {}
-    for split, piece, place, begins_file in tagged:
-        batch = held.setdefault(split, _Held(split))
-        if by_file and begins_file and batch.pieces:
-            yield batch.taken()
-        batch.begins_file |= begins_file
-        batch.add(piece, place)
-        if batch.size >= n_byte and (piece.ends or cuts_words or piece.content[-1:].isspace()):
-            yield batch.taken()
-    yield from (batch.taken() for batch in held.values() if batch.pieces)
+    held: dict[str, list[Tagged]] = {}
+    sizes: Counter[str] = Counter()
 
+    def taken(split: str) -> Batch:
+        del sizes[split]
+        parts = held.pop(split)
+        content = b"".join(one.piece.content for one in parts)
+        ends = itertools.accumulate(len(one.piece.content) for one in parts)
+        ends_D = [end for end, one in zip(ends, parts, strict=True) if one.piece.ends]
+        places = [one.place for one in parts if one.place is not None]
+        begins_file = any(one.begins_file for one in parts)
+        return Batch(content, ends_D, split, places, begins_file, measured=split != "train")
 
-class _Held:
-    """A batch that is still to grow."""
-
-    def __init__(self, split: str) -> None:
-        self.split = split
-        self._clear()
-
-    def _clear(self) -> None:
-        self.pieces: list[bytes] = []
-        self.ends: list[int] = []
-        self.places: list[int] = []
-        self.size, self.begins_file = 0, False
-
-    def add(self, piece: Piece, place: int | None) -> None:
-        self.pieces.append(piece.content)
-        self.size += len(piece.content)
-        if piece.ends:
-            self.ends.append(self.size)
-        if place is not None:
-            self.places.append(place)
-
-    def taken(self) -> Batch:
-        measured = self.split != "train"
-        batch = Batch(b"".join(self.pieces), self.ends, self.split, self.places, self.begins_file, measured)
-        self._clear()
-        return batch
+    for one in tagged:
+        split, piece = one.split, one.piece
+        if by_file and one.begins_file and split in held:
+            yield taken(split)
+        held.setdefault(split, []).append(one)
+        sizes[split] += len(piece.content)
+        if sizes[split] >= n_byte and (piece.ends or cuts_words or piece.content[-1:].isspace()):
+            yield taken(split)
+    for split in list(held):
+        yield taken(split)

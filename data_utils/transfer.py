@@ -33,12 +33,6 @@ class Remote(NamedTuple):
     urls: Sequence[str]
     digest: str = ""
 
-    def is_at(self, path: Path) -> bool:
-        """True if the file at `path` is this one, as far as its digest says."""
-        if not path.is_file():
-            return False
-        return fits(path, self.digest)
-
 
 def fits(path: Path, digest: str) -> bool:
     """True if a file has this digest: `sha256:` or `md5:` and hex digits, or `lines:` and their number; empty: if it
@@ -87,7 +81,7 @@ def _from_mirror(remote: Remote, url: str, part: Path) -> None:
     """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with."""
     for _ in range(2 if _size(part) else 1):  # the beginning may be at fault
         _until_whole(url, part)
-        if remote.is_at(part):
+        if fits(part, remote.digest):
             return
         part.unlink()
     raise TransferError(f"the file is another ({remote.digest} expected)")

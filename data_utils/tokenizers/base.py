@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -72,13 +72,17 @@ class Tokenizer(ABC):
         batch_bytes: bytes of text to encode at a time.
     """
 
-    words: Sequence[str]
-    index: Mapping[str, int]
     end_id: int | None = None
     is_of_words: ClassVar[bool] = False
     takes_words: ClassVar[bool] = False
     by_file: ClassVar[bool] = False
     batch_bytes: ClassVar[int] = 1 << 20
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.index = {word: i for i, word in enumerate(self.words)}
+        if len(self.index) != len(self.words):
+            raise ValueError("a token is in the vocabulary twice")
 
     @classmethod
     def from_files(cls, read: Callable[[str], str]) -> Self:
@@ -114,9 +118,13 @@ class Tokenizer(ABC):
         """A function that turns the ids of a text into text, one after the other, each with the white space before
         it."""
 
-    @abstractmethod
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps of it: files of text by name."""
+        return {"vocab.txt": self.to_text()}
+
+    def to_text(self) -> str:
+        """The tokens in the order of their ids, one per line."""
+        return "".join(f"{word}\n" for word in self.words)
 
     def prompt(self, text: str) -> str:
         """What a text to be continued says. Empty: nothing. White space is tokens too, unless they are words."""

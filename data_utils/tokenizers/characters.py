@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 
 from ..raw_text import text_of
-from ..sizes import sizes_of
+from ..sizes import codes_of, sizes_of
 from .base import UNK, Batch, Block, Encoded, Numbering, Tokenizer
-from .running import RunningTokenizer
+from .running import RunningTokenizer, escaped
 
 _N_CODE = 0x110000
 
@@ -18,10 +18,7 @@ class Characters(RunningTokenizer):
     """The characters of a training text, the line break and `<unk>`, which stands for others."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
-        self.index = {word: i for i, word in enumerate(self.words)}
-        if len(self.index) != len(self.words):
-            raise ValueError("a character is in the vocabulary twice")
+        super().__init__(words)
         self._unk = self.index[UNK]
         self._id_of_code = np.full(_N_CODE, self._unk, dtype=np.uint32)
         for i, word in enumerate(self.words):
@@ -38,15 +35,12 @@ class Characters(RunningTokenizer):
     def eos_id(self) -> int:
         return self.index["\n"]
 
-    def files(self) -> dict[str, str]:
-        return {"vocab.txt": self.to_text()}
-
     def to_text(self) -> str:
         """One character per line, line ends and backslashes escaped as in JSON."""
-        return "".join(json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') + "\n" for word in self.words)
+        return escaped(self.words)
 
     def encode(self, text: str) -> Encoded:
-        ids = self._id_of_code[_codes(text)]
+        ids = self._id_of_code[codes_of(text)]
         return Encoded(ids, np.arange(1, len(ids) + 1))
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
@@ -85,13 +79,9 @@ class CharacterNumbers(Numbering):
         return ids_V, ids_V == tokenizer.index[UNK]
 
 
-def _codes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-
 def _numbered(batch: Batch) -> Block:
     text = text_of(batch.content)
     begins_B = np.frombuffer(batch.content, dtype=np.uint8) & 0xC0 != 0x80  # bytes that begin a character
     ends = np.append(0, np.cumsum(begins_B))[list(batch.ends)]
     sizes = sizes_of(text, np.arange(1, len(text) + 1)) if batch.measured else None
-    return Block(_codes(text), ends, sizes=sizes)
+    return Block(codes_of(text), ends, sizes=sizes)

@@ -1,7 +1,6 @@
 """Numbers that stand for anything."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 import numpy as np
@@ -18,8 +17,7 @@ class Integers(RunningTokenizer):
     """Numbers from 0 on; as text, between spaces. A text begins after the number 0."""
 
     def __init__(self, n_token: int) -> None:
-        self.words = _Names(n_token)
-        self.index = _Numbers(n_token)
+        super().__init__([str(i) for i in range(n_token)])
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -32,19 +30,6 @@ class Integers(RunningTokenizer):
     @property
     def eos_id(self) -> int:
         return 0
-
-    def files(self) -> dict[str, str]:
-        return {"vocab.txt": self.to_text()}
-
-    def to_text(self) -> str:
-        """One number per line."""
-        return "".join(f"{i}\n" for i in range(len(self)))
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for begin in range(0, len(self), 1 << 20):
-            digest.update("".join(f"{i}\n" for i in range(begin, min(begin + (1 << 20), len(self)))).encode())
-        return digest.hexdigest()
 
     def encode(self, text: str) -> Encoded:
         words = text.split()
@@ -61,37 +46,3 @@ class Integers(RunningTokenizer):
 
     def decoder(self) -> Callable[[int], str]:
         return lambda token: f" {token}"
-
-
-class _Names(Sequence[str]):
-    """The names of numbers, a sequence that needs no memory."""
-
-    def __init__(self, n_token: int) -> None:
-        self._numbers = range(n_token)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, i: int) -> str:  # type: ignore[override] (no slices)
-        return str(self._numbers[i])
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._numbers)
-
-
-class _Numbers(Mapping[str, int]):
-    """The number of each name."""
-
-    def __init__(self, n_token: int) -> None:
-        self._n_token = n_token
-
-    def __getitem__(self, name: str) -> int:
-        if name.isascii() and name.isdigit() and str(int(name[:20])) == name and int(name) < self._n_token:
-            return int(name)
-        raise KeyError(name)
-
-    def __len__(self) -> int:
-        return self._n_token
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, range(self._n_token))

@@ -1,12 +1,18 @@
 """What tokenizers of running text share: any text becomes ids and comes back."""
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .base import Tokenizer
 
 _LONGEST_CHARACTER = 8
 """Tokens after which what is not yet a character is given up on."""
+
+
+def escaped(words: Iterable[str]) -> str:
+    """One token per line, line ends and backslashes escaped as in JSON."""
+    return "".join(json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') + "\n" for word in words)
 
 
 class RunningTokenizer(Tokenizer):

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..file_formats import LONGEST, cut
+from ..file_formats import parts_of
 from ..raw_text import DataError, reading, text_of
 from ..sizes import sizes_of
 from .base import EOS, Batch, Block, Encoded
-from .running import RunningTokenizer
+from .running import RunningTokenizer, escaped
 
 DEFAULT_SIZE = 8192
 _SMALLEST = 257  # every byte, and the end of a document
@@ -45,8 +45,7 @@ class Subwords(RunningTokenizer):
         self.tokenizer.encode_special_tokens = True  # <eos> as written in a text is text
         n_token = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         names = [self.tokenizer.id_to_token(i) for i in range(n_token)]
-        self.words = [f"<no token {i}>" if name is None else name for i, name in enumerate(names)]
-        self.index = {word: i for i, word in enumerate(self.words)}
+        super().__init__([f"<no token {i}>" if name is None else name for i, name in enumerate(names)])
         self.end_id = next((self.index[name] for name in _ENDS if name in self.index), None)
 
     @classmethod
@@ -88,8 +87,7 @@ class Subwords(RunningTokenizer):
         return next(iter(self.tokenizer.encode("\n", add_special_tokens=False).ids), 0)
 
     def files(self) -> dict[str, str]:
-        escaped = (json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') for word in self.words)
-        return {"vocab.txt": "".join(f"{word}\n" for word in escaped), "tokenizer.json": self.content}
+        return {"vocab.txt": escaped(self.words), "tokenizer.json": self.content}
 
     def fingerprint(self) -> str:
         canonical = json.dumps(json.loads(self.content), sort_keys=True)
@@ -97,7 +95,7 @@ class Subwords(RunningTokenizer):
 
     def encode(self, text: str) -> Encoded:
         ids, ends, begin = [], [], 0
-        for piece in map(bytes.decode, _pieces(text.encode("utf-8", "replace"))):
+        for piece in map(bytes.decode, parts_of(text.encode("utf-8", "replace"))):
             found = self.tokenizer.encode(piece, add_special_tokens=False)
             ids += found.ids
             ends += [begin + end for _, end in found.offsets]
@@ -115,7 +113,7 @@ class Subwords(RunningTokenizer):
         text_of(batch.content)  # its errors name a place in the whole
         borders = [0, *batch.ends, *([len(batch.content)] if len(batch.content) > max([0, *batch.ends]) else [])]
         documents = [batch.content[a:b] for a, b in itertools.pairwise(borders)]
-        pieces = [(piece.decode(), i) for i, document in enumerate(documents) for piece in _pieces(document)]
+        pieces = [(piece.decode(), i) for i, document in enumerate(documents) for piece in parts_of(document)]
         encode = self.tokenizer.encode_batch if batch.measured else self.tokenizer.encode_batch_fast
         found = encode([piece for piece, _ in pieces], add_special_tokens=False)
         end = [] if self.end_id is None else [self.end_id]
@@ -135,13 +133,3 @@ class Subwords(RunningTokenizer):
                 sizes.append(np.pad(measured, ((0, len(of_piece) - len(measured)), (0, 0))))
         joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.uint32)
         return Block(joined, np.array(ends, dtype=np.int64), sizes=np.concatenate(sizes) if sizes else None)
-
-
-def _pieces(content: bytes) -> list[bytes]:
-    """A document in parts that can be encoded one by one."""
-    pieces = []
-    while len(content) > LONGEST:
-        at = cut(content)
-        pieces.append(content[:at])
-        content = content[at:]
-    return [*pieces, content]

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..raw_text import DataError
-from ..sizes import sizes_of
+from ..sizes import byte_lengths, codes_of, sizes_of
 from .base import Batch, Block, Encoded, Numbering, Tokenizer
 from .running import RunningTokenizer
 
@@ -20,8 +20,7 @@ class Symbols(RunningTokenizer):
     takes_words = True
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
-        self.index = {word: i for i, word in enumerate(self.words)}
+        super().__init__(words)
         codes = [self.byte_of(word) for word in words]
         if not all(0 <= code < 256 for code in codes):
             raise ValueError("a word is no byte")
@@ -49,13 +48,6 @@ class Symbols(RunningTokenizer):
     @property
     def eos_id(self) -> int:
         return next((int(self.id_of_byte[byte]) for byte in (10, 32) if self.id_of_byte[byte] >= 0), 0)
-
-    def files(self) -> dict[str, str]:
-        return {"vocab.txt": self.to_text()}
-
-    def to_text(self) -> str:
-        """One byte per line."""
-        return "".join(f"{word}\n" for word in self.words)
 
     def ids(self, content: bytes) -> np.ndarray:
         """The ids of bytes. Raises `DataError` at a byte that is not in the vocabulary."""
@@ -136,9 +128,7 @@ def ends_of_bytes(text: str) -> np.ndarray:
     """The number of characters of a text up to the end of each of its bytes, (N,): a character ends with its last."""
     if text.isascii():
         return np.arange(1, len(text) + 1)
-    code_C = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    lengths_C = 1 + (code_C > 0x7F) + (code_C > 0x7FF) + (code_C > 0xFFFF)
-    lengths_C[(code_C >= 0xDC80) & (code_C <= 0xDCFF)] = 1  # a byte that is no text
+    lengths_C = byte_lengths(codes_of(text))
     last_N = np.zeros(lengths_C.sum(), dtype=bool)
     last_N[np.cumsum(lengths_C) - 1] = True
     return np.cumsum(last_N)

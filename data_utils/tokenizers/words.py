@@ -35,12 +35,6 @@ class Vocab(Tokenizer):
     is_of_words = takes_words = True
     batch_bytes = 1 << 22
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = list(words)
-        self.index = {word: i for i, word in enumerate(self.words)}
-        if len(self.index) != len(self.words):
-            raise ValueError("a word is in the vocabulary twice")
-
     @classmethod
     def build(
         cls, counts: Counter[str], *, special: Sequence[str] = (EOS,), min_freq: int = 0, max_size: int | None = None
@@ -65,13 +59,6 @@ class Vocab(Tokenizer):
     @property
     def has_eos(self) -> bool:
         return EOS in self.index
-
-    def files(self) -> dict[str, str]:
-        return {"vocab.txt": self.to_text()}
-
-    def to_text(self) -> str:
-        """One word per line, in the order of the ids."""
-        return "\n".join(self.words) + "\n"
 
     def prompt(self, text: str) -> str:
         return text.rstrip(" \t") if text.strip() else ""

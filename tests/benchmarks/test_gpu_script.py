@@ -45,9 +45,7 @@ ALL = {1: ["correctness", "step"], 2: ["tiles", "attention"], 3: ["same-loss", "
 
 
 @pytest.mark.parametrize("part", ALL)
-def test_all_are_run_as_they_can_be_called_and_packed(
-    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_run_and_packed(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out = run(tmp_path, part, "*gpu_check*) echo right something ;;\n*.json*) echo 7.0 tok/s 1 MiB ;;")
     assert status == 0
     assert "7.0 tok/s" in out

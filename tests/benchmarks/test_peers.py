@@ -1,14 +1,18 @@
-"""A worker answers, a failure is told, and ratios are taken pair by pair."""
+"""What ours is measured against: it computes the same thing, else the comparison says nothing. A worker answers, a
+failure is told, and ratios are taken pair by pair."""
 
 import dataclasses
 import sys
 
 import pytest
+import torch
 
 from benchmarks import tokenise
+from benchmarks.attention import Case, inputs, ways
 from benchmarks.peers import Peer, compare, ratio, rows
 from benchmarks.shapes import READING, Shape
 from tests.conftest import long_test
+from txl.ops.rel_attention.naive import naive
 
 
 @pytest.fixture
@@ -36,9 +40,7 @@ def test_our_worker_does_every_task_and_says_why_it_cannot_do_one(shape: Shape) 
     assert "--attn_impl fused: needs a GPU" in theirs["error"]
 
 
-def test_bad_flags_are_an_error_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_flags_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
         ("--text nowhere", "--text nowhere: No such file or directory; name a file of UTF-8 text"),
         (f"--text {__file__} --pairs 0", "argument --pairs: '0': must be a whole number, at least 1"),
@@ -54,3 +56,19 @@ def test_ratios_are_taken_pair_by_pair_and_a_shape_travels_as_json(shape: Shape)
     assert Shape.of_json(shape.to_json()) == shape
     found = ratio([1.0, 2.0, 10.0], [3.0, 4.0, 30.0])
     assert (found.median, found.smallest, found.largest) == (3.0, 2.0, 3.0)
+
+
+CASES = [Case(2, 3, 5, 7, 6), Case(1, 2, 8, 13, 0), Case(3, 1, 4, 1, 11), Case(1, 2, 3, 5, 19)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_time_first_formulation_is_relative_attention(case: Case) -> None:
+    args = inputs(case, torch.device("cpu"), torch.float64)
+    way = ways(case, args, None)["original"]()
+    expected, dout_BNTH = naive(*args, scale=case.H**-0.5), torch.randn(case.B, case.N, case.T, case.H).double()
+    torch.testing.assert_close(way.call(), expected, atol=1e-12, rtol=0)
+    theirs = torch.autograd.grad(way.call(), way.leaves, dout_BNTH)
+    ours = torch.autograd.grad(expected, args, dout_BNTH)
+    batch_first = [grad.permute(1, 2, 0, 3) if i < 3 else grad for i, grad in enumerate(theirs)]
+    for their, our in zip(batch_first, ours, strict=True):
+        torch.testing.assert_close(their.double(), our.double(), atol=1e-6, rtol=1e-6)

@@ -1,6 +1,7 @@
-"""The `txl` command, what `pip install .` gives, and what is set before the libraries are imported."""
+"""The `txl` command, `txl estimate`, what `pip install .` gives, and what is set before the libraries are imported."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import txl
+from tests.cli.conftest import Here
 from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import TransformerXL
@@ -28,9 +30,7 @@ TINY = "--dataset text --d_model 16 --n_layer 2 --n_head 2 --d_head 8 --d_inner 
 
 @long_test
 @pytest.mark.slow
-def test_the_console_command_trains_evaluates_and_generates_elsewhere(
-    tmp_path: Path, write_text: Callable[..., Path]
-) -> None:
+def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Callable[..., Path]) -> None:
     """Also beside another project's data_utils.py. Installed from a copy: building writes into the source tree."""
     copy, installed = tmp_path / "source", tmp_path / "site"
     copy.mkdir()
@@ -60,7 +60,7 @@ def test_the_console_command_trains_evaluates_and_generates_elsewhere(
 
 
 @pytest.mark.parametrize(("name", "status"), [("--help", 0), ("", 2), ("dance", 2)])
-def test_the_console_command_says_what_there_is(
+def test_txl_says_what_there_is(
     name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["txl", *([name] if name else [])])
@@ -113,9 +113,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}], ids=str)
-def test_threads_spin_for_a_moment_unless_the_user_says_how(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_spin_as_the_user_says(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PASSIVE:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -149,3 +147,43 @@ def test_the_shape_of_a_model_follows_from_its_text() -> None:
         assert shared == [False, True, True][:n]
         tied = {ours is their for ours, their in zip(words_out.tables, words_in.tables, strict=True)}
         assert tied == {"not_tied" not in flags}
+
+
+# txl estimate
+
+SMALL = "estimate --dataset wt2 --n_layer 2 --d_model 64 --n_head 2 --d_head 32 --d_inner 128 --tgt_len 16 --mem_len 16"
+LIMITS = {
+    "--gpu_gib 0.01": r"Memory is the limit: a GPU has 0.01 GiB and needs \S+ with --shard",
+    "--gpu_gib 0.045": r"of 0.045 GiB would be needed without --shard; with it, ",
+    "--tflops 1e-6 --mfu 0.01 --compile": "Computation is the limit",
+    "--within 1e-6": "Communication is the limit",
+    "--between 1e-6 --gpus_per_host 4": "Communication is the limit",
+    "--gpu l40s --dtype float32": "Launches are the limit",
+}
+
+
+def test_the_table_and_the_file_say_the_same(here: Here) -> None:
+    plan = here.result(f"{SMALL} --gpus 16 --gpus_per_host 4 --batch_size 32 --max_step 1000 --dropatt 0.1")
+    *table, last = plan["out"].splitlines()[2:]
+    for at, name in enumerate(("DDP", "shards"), start=1):
+        rows, of = {row[0]: row[at] for row in (re.split(r"  +", line[2:]) for line in table)}, plan[name]
+        assert rows["memory in all, GiB a GPU"] == f"{of['peak'] / 2**30:.2f}"
+        assert of["peak"] == sum(of["memory"].values())
+        assert rows["tokens per second"] == f"{of['tok_per_s']:,.0f}"
+        assert of["tok_per_s"] * of["step_s"] == pytest.approx(32 * 16)
+        assert rows["hours for 1000 steps"] == f"{of['step_s'] / 3.6:,.1f}"
+    assert plan["limit"] in last
+
+
+def test_a_batch_that_does_not_divide_is_raised_and_what_divides_it_is_named(here: Here) -> None:
+    out = here(f"{SMALL} --gpus 12 --batch_size 20 --batch_chunk 2").out
+    assert "does not divide into 12 processes times --batch_chunk 2, which can be 1, 2, 5, 10." in out
+    assert "These figures are for --batch_size 24." in out
+    assert "does not divide" not in here(f"{SMALL} --gpus 12 --local_batch_size 2").out
+
+
+def test_the_limit_is_named(here: Here) -> None:
+    for flags, said in LIMITS.items():
+        last = here(f"{SMALL} --gpus 8 --batch_size 8 {flags}").out.splitlines()[-1]
+        assert re.search(said, last), flags
+    here(f"{SMALL} --dataset text --n_token 50")  # whose size only the text knows

@@ -37,120 +37,15 @@ CLASSES = {
 }
 CONFIGS = (*CLASSES["train"], *EVAL, ScoreConfig, ReclConfig, GenerateConfig, ClusterConfig)
 
-# run_*.sh of kimiyoung/transformer-xl, as the shell hands them on
-
-TRAIN_2019 = {
-    "wt103_base": (
-        "--cuda --data ../data/wikitext-103/ --dataset wt103 --adaptive --n_layer 16 --d_model 410 --n_head 10 "
-        "--d_head 41 --d_inner 2100 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 "
-        "--max_step 200000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150 --batch_size 60 --multi_gpu --gpu0_bsz 4"
-    ),
-    "wt103_large": (
-        "--cuda --data ../data/wikitext-103/ --dataset wt103 --adaptive --div_val 4 --n_layer 18 --d_model 1024 "
-        "--n_head 16 --d_head 64 --d_inner 4096 --dropout 0.2 --dropatt 0.2 --optim adam --lr 0.00025 "
-        "--warmup_step 16000 --max_step 4000000 --tgt_len 384 --mem_len 384 --eval_tgt_len 128 --batch_size 128 "
-        "--multi_gpu --gpu0_bsz 0"
-    ),
-    "enwik8_base": (
-        "--cuda --data ../data/enwik8/ --dataset enwik8 --n_layer 12 --d_model 512 --n_head 8 --d_head 64 "
-        "--d_inner 2048 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 --max_step 400000 "
-        "--tgt_len 512 --mem_len 512 --eval_tgt_len 128 --batch_size 22 --multi_gpu --gpu0_bsz 4"
-    ),
-    "enwik8_large": (
-        "--cuda --data ../data/enwik8/ --dataset enwik8 --n_layer 24 --d_model 1024 --n_head 8 --d_head 128 "
-        "--d_inner 3072 --dropout 0.15 --dropatt 0.15 --optim adam --lr 0.00025 --warmup_step 4000 --max_step 400000 "
-        "--tgt_len 768 --mem_len 768 --eval_tgt_len 128 --batch_size 64 --multi_gpu --gpu0_bsz 0"
-    ),
-    "text8_base": (
-        "--cuda --data ../data/text8/ --dataset text8 --n_layer 12 --d_model 512 --n_head 8 --d_head 64 "
-        "--d_inner 2048 --dropout 0.1 --dropatt 0.0 --optim adam --lr 0.00025 --warmup_step 0 --max_step 400000 "
-        "--tgt_len 512 --mem_len 512 --eval_tgt_len 128 --batch_size 22 --multi_gpu --gpu0_bsz 4"
-    ),
-    "text8_large": (
-        "--cuda --data ../data/text8/ --dataset text8 --n_layer 24 --d_model 1024 --n_head 8 --d_head 128 "
-        "--d_inner 3072 --dropout 0.15 --dropatt 0.15 --optim adam --lr 0.00025 --max_step 400000 --tgt_len 768 "
-        "--mem_len 768 --eval_tgt_len 128 --batch_size 64"
-    ),
-    "lm1b_base": (
-        "--cuda --data ../data/one-billion-words/ --dataset lm1b --adaptive --n_layer 18 --d_model 1024 --div_val 4 "
-        "--n_head 8 --d_head 128 --d_inner 4096 --dropout 0.0 --dropatt 0.0 --optim adam --warmup_step 20000 "
-        "--max_step 500000 --lr 0.00025 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 224 --multi_gpu "
-        "--gpu0_bsz 32"
-    ),
-    "lm1b_large": (
-        "--cuda --data ../data/one-billion-words/ --dataset lm1b --adaptive --div_val 4 --n_layer 24 --d_model 1280 "
-        "--n_head 16 --d_head 80 --d_inner 8192 --dropout 0.05 --dropatt 0.05 --optim adam --warmup_step 30000 "
-        "--max_step 1200000 --lr 0.00025 --tgt_len 32 --mem_len 32 --eval_tgt_len 32 --batch_size 512 --multi_gpu "
-        "--gpu0_bsz 0"
-    ),
-}
-EVAL_2019 = {
-    name: f"--cuda --data ../data/{folder}/ --dataset {name.partition('_')[0]} {lengths} --split test --same_length"
-    for folder, lines in {
-        "wikitext-103": {
-            "wt103_base": "--tgt_len 64 --mem_len 640 --clamp_len 400",
-            "wt103_large": "--tgt_len 128 --mem_len 1600 --clamp_len 1000",
-        },
-        "enwik8": {
-            "enwik8_base": "--tgt_len 80 --mem_len 2100 --clamp_len 820",
-            "enwik8_large": "--tgt_len 128 --mem_len 3800 --clamp_len 1000",
-        },
-        "text8": {
-            "text8_base": "--tgt_len 80 --mem_len 2100 --clamp_len 820",
-            "text8_large": "--tgt_len 128 --mem_len 3800 --clamp_len 1000",
-        },
-        "one-billion-words": {
-            "lm1b_base": "--batch_size 64 --tgt_len 32 --mem_len 128",
-            "lm1b_large": "--batch_size 8 --tgt_len 32 --mem_len 128",
-        },
-    }.items()
-    for name, lengths in lines.items()
-}
-
-# every flag of train.py and eval.py of 2019, with its default; switches have none
-ALL_2019 = {
-    "train": (
-        "--data ../data/wikitext-103|--dataset wt103|--n_layer 12|--n_head 10|--d_head 50|--d_embed -1|--d_model 500|"
-        "--d_inner 1000|--dropout 0.0|--dropatt 0.0|--init normal|--emb_init normal|--init_range 0.1|"
-        "--emb_init_range 0.01|--init_std 0.02|--proj_init_std 0.01|--optim adam|--lr 0.00025|--mom 0.0|"
-        "--scheduler cosine|--warmup_step 0|--decay_rate 0.5|--lr_min 0.0|--clip 0.25|--clip_nonemb|"
-        "--max_step 100000|--batch_size 60|--batch_chunk 1|--tgt_len 70|--eval_tgt_len 50|--ext_len 0|--mem_len 0|"
-        "--not_tied|--seed 1111|--cuda|--adaptive|--div_val 1|--pre_lnorm|--varlen|--multi_gpu|--log-interval 200|"
-        "--eval-interval 4000|--work_dir LM-TFM|--restart|--restart_dir |--debug|--same_length|--attn_type 0|"
-        "--clamp_len -1|--eta_min 0.0|--gpu0_bsz -1|--max_eval_steps -1|--sample_softmax -1|--patience 0|"
-        "--finetune_v2|--finetune_v3|--fp16|--static-loss-scale 1|--dynamic-loss-scale"
-    ),
-    "eval": (
-        "--data ../data/wikitext-103|--dataset wt103|--split all|--batch_size 10|--tgt_len 5|--ext_len 0|--mem_len 0|"
-        "--clamp_len -1|--cuda|--work_dir LM-TFM|--no_log|--same_length"
-    ),
-}
+PUBLISHED = Path(__file__).with_name("published_flags.txt").read_text()
 
 
-ALL_NVIDIA = {
-    "train": (
-        "--config default|--config_file None|--work_dir LM-TFM|--append_dataset|--append_time|--cuda|--fp16|--restart |"
-        "--debug|--log_all_ranks|--dllog_file train_log.json|--txtlog_file train_log.log|--save_all|--no_env|--no_eval|"
-        "--no_test|--log_interval 10|--target_throughput 1|--target_perplexity 1|--apex_amp_opt_level O2|--amp apex|"
-        "--affinity socket_unique_interleaved|--data ../data/wikitext-103|--dataset wt103|--vocab word|--n_layer 16|"
-        "--n_head 8|--d_head 64|--d_embed -1|--d_model 512|--d_inner 2048|--dropout 0.1|--dropatt 0.0|--pre_lnorm|"
-        "--attn_type 0|--not_tied|--clamp_len -1|--adaptive|--div_val 1|--sample_softmax -1|--init normal|"
-        "--emb_init normal|--init_range 0.1|--emb_init_range 0.01|--init_std 0.02|--proj_init_std 0.01|--optim jitlamb|"
-        "--lr 0.01|--mom 0.0|--scheduler cosine|--max_step_scheduler 40000|--warmup_step 1000|--decay_rate 0.5|"
-        "--lr_min 0.0|--clip 0.25|--weight_decay 0.0|--clip_nonemb|--patience 0|--eta_min 0.001|--max_step 40000|"
-        "--batch_size 256|--local_batch_size 256|--batch_chunk 1|--roll|--tgt_len 192|--ext_len 0|--mem_len 192|"
-        "--seed 1111|--multi_gpu ddp|--gpu0_bsz -1|--same_length|--varlen|--swap_mem|--eval_tgt_len 192|"
-        "--eval_batch_size 16|--eval_max_steps -1|--eval_interval 5000|--local_rank 0"
-    ),
-    "eval": (
-        "--config default|--config_file None|--work_dir LM-TFM|--debug|--data ../data/wikitext-103|--manual a b|"
-        "--dataset wt103|--split all|--affinity single_unique|--type pytorch|--batch_size 16|--tgt_len 64|--ext_len 0|"
-        "--mem_len 640|--seed 1111|--clamp_len -1|--cuda|--model |--manual_config {}|--manual_vocab word|--fp16|"
-        "--log_all_ranks|--dllog_file eval_log.json|--same_length|--no_env|--log_interval 10|--target_perplexity 1|"
-        "--target_throughput 1|--save_data|--repeat 1|--max_size 1|--percentiles 90 95 99|--save_torchscript x|"
-        "--load_torchscript x"
-    ),
-}
+def published(kind: str) -> dict[str, str]:
+    """The lines of a kind in published_flags.txt, by their names."""
+    return dict(re.findall(rf"^{kind} (\w+): (.*)$", PUBLISHED, flags=re.MULTILINE))
+
+
+TRAIN_2019, EVAL_2019, ALL_2019, ALL_NVIDIA = map(published, ("train", "eval", "all_2019", "all_nvidia"))
 REFUSED_OF_NVIDIA = (
     *("config_file", "fp16", "save_all", "no_eval", "manual", "manual_config", "save_torchscript", "load_torchscript"),
     *("target_perplexity", "target_throughput"),
@@ -239,10 +134,6 @@ def test_every_flag_of_nvidias_is_known_or_refused_with_advice() -> None:
             assert bool(why) <= (name[2:] in REFUSED_OF_NVIDIA), (flag, why)
 
 
-def test_nvidias_names_become_ours() -> None:
-    assert read("train", "--eval_max_steps", "7", "--optim", "jitlamb") == {"max_eval_steps": 7, "optim": "lamb"}
-
-
 RETIRED = (
     "--cuda|--multi_gpu|--gpu0_bsz 4|--emb_init normal|--emb_init_range 0.01|--clip_nonemb|--debug|"
     "--static_loss_scale 1|--dynamic_loss_scale|--no_log"
@@ -255,12 +146,7 @@ def test_a_retired_flag_has_no_effect_but_one_note(capfd: pytest.CaptureFixture[
             assert read(entry, *flag.split()) == {}
         noted = capfd.readouterr().err.splitlines()[-1]
         assert re.fullmatch(rf"note: {flag.split()[0]} has no effect: \S[^\n]+", noted)
-
-
-def test_a_refused_flag_that_asks_for_what_is_done_anyway_is_accepted_in_silence(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    read("train", *"--attn_type 1 --batch_chunk 1 --sample_softmax -1".split())
+    read("train", *"--attn_type 1 --batch_chunk 1 --sample_softmax -1".split())  # asks for what is done anyway
     assert capfd.readouterr().err == ""
 
 
@@ -283,6 +169,7 @@ SPELT: list[tuple[str, str, dict[str, Any]]] = [
     ("eval", "--no-same-length", {"same_length": False}),
     ("train", "--data my-text --work-dir=a-b", {"data": "my-text", "work_dir": "a-b"}),
     ("generate", "--prompt=--a-dash", {"prompt": "--a-dash"}),
+    ("train", "--eval_max_steps 7 --optim jitlamb", {"max_eval_steps": 7, "optim": "lamb"}),  # NVIDIA's names
     ("train", "--neural_layers 2", {"neural_layers": 2}),  # a choice of numbers
     ("train", "--n_layer 2 --n-layer 3", {"n_layer": 3}),  # the later one wins
     ("train", "--cutoffs 10 20 --cutoffs 30", {"cutoffs": (30,)}),
@@ -299,12 +186,8 @@ def test_a_line_has_these_values() -> None:
 
 
 def test_a_typed_flag_wins_over_a_base_and_that_over_the_default() -> None:
-    config = build(Context, {"tgt_len": 3}, tgt_len=5, mem_len=7)
-    assert (config.tgt_len, config.mem_len, config.clamp_len) == (3, 7, -1)
-
-
-def test_a_value_typed_for_another_configuration_stays_out() -> None:
-    assert build(Context, {"n_layer": 3}) == Context()
+    """A value typed for another configuration stays out."""
+    assert build(Context, {"tgt_len": 3, "n_layer": 3}, tgt_len=5, mem_len=7) == Context(tgt_len=3, mem_len=7)
 
 
 def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: Here) -> None:
@@ -422,7 +305,3 @@ def test_help_wins_over_a_mistake_and_shows_defaults_and_how_to_turn_switches_of
     assert "--warmup_step int updates over which the learning rate rises linearly to --lr [0]" in text
     assert "--tf32, --no_tf32 float32 products" in text
     assert "--mom float sgd: momentum [0.0]" in text
-
-
-def test_no_clipping_has_two_spellings() -> None:
-    assert build(TrainConfig, {"clip": float("inf")}).clip == build(TrainConfig, {"clip": 0.0}).clip == 0.0

@@ -114,9 +114,7 @@ def test_a_lock_ends_with_its_process_and_tells_that_it_was_cut_short(tmp_path: 
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_torchrun_starts_again_overwrites_no_run_of_its_own(
-    here: Here, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
+def test_a_restart_overwrites_no_run_of_its_own(here: Here, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
     """A launch that crashed before it began has left the older run as it was."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     Path("run/.accepted").write_text('{"pid": 1}\n' + "begun\n" * begun)
@@ -124,9 +122,7 @@ def test_what_torchrun_starts_again_overwrites_no_run_of_its_own(
     assert records(Path("run"))[-1]["kind"] == ("start" if begun else "valid")
 
 
-def test_what_torchrun_starts_again_goes_on_from_the_newest_checkpoint(
-    here: Here, steps: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_goes_on_from_the_newest(here: Here, steps: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again from the step of the command line."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     (NEW / ".accepted").write_text('{"pid": 1}\nbegun\n')

@@ -139,19 +139,18 @@ def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: p
 # what is reported
 
 
-@pytest.mark.parametrize(
-    ("flags", "missed"),
-    [
-        ("--target_perplexity 1.5", "is above --target_perplexity 1.5"),
-        ("--target_throughput 1e12", "tokens/s are below --target_throughput 1000000000000.0"),
-        ("--target_perplexity 1e9 --target_throughput 1e-9", None),
-    ],
-)
-def test_a_missed_target_is_named_and_ends_with_status_1(here: Here, flags: str, missed: str | None) -> None:
-    out = here(f"train --max_step 2 {flags}", status=1 if missed else 0).out
-    said = re.findall(r"^\| missed: (.*)$", out, flags=re.MULTILINE)
-    assert [line.endswith(missed) for line in said] == [True] * bool(missed)
-    assert pointed(Path("new")).name == "step_00000002"  # it is saved all the same
+TARGETS = {
+    "--target_perplexity 1.5": ["is above --target_perplexity 1.5"],
+    "--target_throughput 1e12": ["tokens/s are below --target_throughput 1000000000000.0"],
+    "--target_perplexity 1e9 --target_throughput 1e-9": [],
+}
+
+
+def test_a_missed_target_is_named_and_ends_with_status_1(here: Here) -> None:
+    for flags, missed in TARGETS.items():
+        out = here(f"train --overwrite --max_step 2 {flags}", status=len(missed)).out
+        assert re.findall(r"^\| missed: .* ((?:is|tokens/s) .*)$", out, flags=re.MULTILINE) == missed
+        assert pointed(Path("new")).name == "step_00000002"  # it is saved all the same
 
 
 def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +234,7 @@ def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_ar
     assert last_loss(Path("new"), "valid") == last_loss(of_articles.run, "valid")
 
 
-def test_chunks_of_a_batch_and_activations_made_anew_change_no_loss_by_document(
-    here: Here, of_articles: Trained
-) -> None:
+def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_articles: Trained) -> None:
     losses = []
     for flags in ("--reset never", "--reset document", "--reset document --batch_chunk 2 --recompute"):
         here(f"train --data {of_articles.text} --work_dir new --overwrite --max_step 2 {flags}")

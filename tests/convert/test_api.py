@@ -178,16 +178,14 @@ def test_a_model_of_the_hub_or_below_the_home_folder(monkeypatch: pytest.MonkeyP
         txl.load("nowhere")
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "why"),
-    [
-        ("runs/typo", FileNotFoundError("no snapshot\nin"), "could not be asked (no snapshot)"),
-        ("runs/typo", RepositoryNotFoundError("404"), "the hub has no such model, or it is private"),
-        ("~/typo", None, "file or folder; give a run"),
-        ("./typo", None, "file or folder; give a run"),
-        ("here/typo", None, "file or folder; give a run"),
-    ],
-)
+ELSEWHERE: list[tuple[str, Exception | None, str]] = [
+    ("runs/typo", FileNotFoundError("no snapshot\nin"), "could not be asked (no snapshot)"),
+    ("runs/typo", RepositoryNotFoundError("404"), "the hub has no such model, or it is private"),
+    *((f"{folder}/typo", None, "file or folder; give a run") for folder in ("~", ".", "here")),
+]
+
+
+@pytest.mark.parametrize(("source", "error", "why"), ELSEWHERE)
 def test_a_folder_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: Exception | None, why: str
 ) -> None:

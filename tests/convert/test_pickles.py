@@ -4,6 +4,7 @@ import collections
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,8 @@ def test_tensors_of_one_storage_take_its_memory_once(tmp_path: Path) -> None:
 def test_what_is_compressed_is_not_inflated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.save stores what it writes as it is; 4 MB can inflate to 4 GiB."""
     path, read = tmp_path / "model.pt", []
-    torch.save({"w": torch.zeros(10**5)}, tmp_path / "good.pt")
-    with zipfile.ZipFile(tmp_path / "good.pt") as good, zipfile.ZipFile(path, "w") as bomb:
-        for info in good.infolist():
-            how = zipfile.ZIP_DEFLATED if info.filename.endswith(name) else zipfile.ZIP_STORED
-            bomb.writestr(info.filename, good.read(info), how)
+    saved(True, path)
+    zip_anew(path, lambda member, content: (content, zipfile.ZIP_DEFLATED if member.endswith(name) else 0))
     read_entry = zipfile.ZipFile.read
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info) or read_entry(self, info))
     with pytest.raises(UsageError, match=f"{name} is compressed"):
@@ -109,6 +107,15 @@ def test_a_tensor_beyond_its_storage_is_refused() -> None:
 def saved(zipped: bool, path: Path) -> bytes:
     torch.save({"w": torch.ones(3, 4), "n": [1, "a"]}, path, _use_new_zipfile_serialization=zipped)
     return path.read_bytes()
+
+
+def zip_anew(path: Path, change: Callable[[str, bytes], tuple[bytes, int]]) -> None:
+    """Give each member other content, or another compression."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: change(name, archive.read(name)) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, (content, how) in members.items():
+            archive.writestr(name, content, how)
 
 
 def read_all(path: Path) -> str:
@@ -169,10 +176,6 @@ def test_strange_bytes(content: bytes, message: str | None, tmp_path: Path) -> N
 def test_a_file_of_a_big_endian_machine_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     saved(True, path)
-    with zipfile.ZipFile(path) as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, record in records.items():
-            archive.writestr(name, b"big" if name.endswith("byteorder") else record)
+    zip_anew(path, lambda member, content: (b"big" if member.endswith("byteorder") else content, 0))
     with pytest.raises(UsageError, match="big-endian"):
         read_pickle(path)

@@ -32,20 +32,6 @@ def words(corpus: Corpus, split: str) -> str:
     return " ".join(corpus.vocab.decode(corpus.split(split)))
 
 
-LINES = {
-    "a line without a word": ("a b c\n\na b <unk>\n", "a b c <eos> <eos> a b <unk> <eos>"),
-    "no other line ends": ("a\r\nb\rc\u2028a\x0bb\x0cc\n", "a <eos> b <eos> c a b c <eos>"),
-    "no line end at the end": ("a b", "a b <eos>"),
-    "a byte-order mark": ("\ufeffa b\n", "a b <eos>"),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), LINES.values(), ids=LINES)
-def test_every_line_ends_with_eos(folder: Path, text: str, expected: str) -> None:
-    (folder / "valid.txt").write_bytes(text.encode())
-    assert words(open_text(folder), "valid") == expected
-
-
 def test_what_is_no_word_of_the_vocabulary_is_noticed_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "valid.txt").write_text("a nowhere <unk> b\n")
     (folder / "test.txt").write_text("a <eos> b\n")

@@ -276,7 +276,7 @@ def test_the_rule_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
-def test_documents_of_a_named_split_that_are_in_train_too_are_counted(
+def test_documents_that_are_in_train_too_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str
 ) -> None:
     for split, texts in {"train": TEXTS, "valid": [*TEXTS[:7], "new\n"], "test": ["other\n"]}.items():
@@ -309,41 +309,24 @@ LONG = "long words and more " * 40
 
 
 @pytest.mark.parametrize("dataset", ["text", "characters", "bytes", "bpe"])
-def test_a_document_in_many_pieces_is_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
-) -> None:
+def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     """Also of one line, and while its hash decides where it goes."""
     pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    for module, name, n_byte in [
-        (file_formats, "LONGEST", 64),
-        (file_formats, "_BLOCK", 50),
-        (dealing, "_IN_MEMORY", 99),
-    ]:
+    small = (file_formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (file_formats, "_BLOCK", 50)
+    for module, name, n_byte in (*small, (dealing, "_IN_MEMORY", 99)):
         monkeypatch.setattr(module, name, n_byte)
-    monkeypatch.setattr(documents_module, "LONGEST", 64)
     texts = [f"{i} {LONG}\u00e4\u6771\n" for i in range(12)]
     (tmp_path / "my.txt").write_text("".join(texts))
     size = {"vocab_size": 300} if dataset == "bpe" else {}
     corpus = open_any(tmp_path, dataset=dataset, documents="row", **size)
-    found = {split: documents(corpus, split) for split in ("train", "valid", "test")}
-    assert sorted(text for of_split in found.values() for text in of_split) == sorted(text.strip() for text in texts)
-    for split, of_split in found.items():
-        assert len(corpus.document_starts(split)) == len(of_split)
-        decoder = corpus.vocab.decoder()
-        known = ["".join(map(decoder, corpus.split(split).tolist()))]
-        if split == "train":
-            assert "".join(known) == "".join(f"{text}\n" for text in of_split)
+    assert sorted(documents(corpus)) == sorted(text.strip() for text in texts)
+    for split in ("train", "valid", "test"):
+        assert len(corpus.document_starts(split)) == len(documents(corpus, split))
+    known = "".join(map(corpus.vocab.decoder(), corpus.split("train").tolist()))
+    assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
 
 
 def test_pieces_end_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_formats, "LONGEST", 10)
     text = "\u6771" * 9
     assert text.encode()[: file_formats.cut(text.encode())].decode() == text[:3]
-
-
-def test_an_archive_of_several_files_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.txt.zip", "w") as archive:
-        for name in ("one.txt", "two.txt"):
-            archive.writestr(name, blank())
-    with pytest.raises(DataError, match=r"a\.txt\.zip: holds 2 files; unpack it"):
-        open_any(tmp_path / "a.txt.zip")

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from txl.data_utils import download, hub, transfer
-from txl.data_utils.archives import unpack
 from txl.data_utils.download import SETS, DataSet
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.transfer import Remote, load
@@ -94,32 +93,28 @@ def remote(server: Server, *ways: str, digest: str = "") -> Remote:
     return Remote("file.bin", [f"{address}/{how}/file.bin" for how in ways], known)
 
 
-@pytest.mark.parametrize(
-    ("ways", "ranges"),
-    [
-        (["good"], [None]),
-        (["cut"], [None, "bytes=51200-", "bytes=76800-"]),
-        (["no_range"], [None, "bytes=51200-", "bytes=51200-"]),
-        (["moved"], [None, None]),
-        (["missing", "good"], [None, None]),
-        (["wrong", "good"], [None, None]),
-        (["says_less", "good"], [None, None]),
-        (["says_more"], [None, "bytes=102400-"]),
-    ],
-)
-def test_the_whole_file_comes_however_the_server_behaves(
-    tmp_path: Path, server: Server, ways: list[str], ranges: list[str | None]
-) -> None:
-    assert load(remote(server, *ways), tmp_path)
+RANGES: dict[str, list[str | None]] = {  # what is asked for
+    "good": [None],
+    "cut": [None, "bytes=51200-", "bytes=76800-"],
+    "no_range": [None, "bytes=51200-", "bytes=51200-"],
+    "moved": [None, None],
+    "missing good": [None, None],
+    "wrong good": [None, None],
+    "says_less good": [None, None],
+    "says_more": [None, "bytes=102400-"],
+}
+
+
+@pytest.mark.parametrize("ways", RANGES)
+def test_the_whole_file_comes_however_the_server_behaves(tmp_path: Path, server: Server, ways: str) -> None:
+    assert load(remote(server, *ways.split()), tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
-    assert [asked for _, asked in server.asked] == ranges
+    assert [asked for _, asked in server.asked] == RANGES[ways]
     assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
     assert not load(remote(server, "missing"), tmp_path)  # it is there
 
 
-def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_is_asked_again(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
     monkeypatch.setattr(transfer, "TRIES", 1000)  # a machine may be busy for longer
     assert load(remote(server, "stalls"), tmp_path)
@@ -129,27 +124,21 @@ def test_a_server_that_falls_silent_is_asked_again_for_the_rest(
 
 
 @pytest.mark.parametrize(("how", "reason"), [("wrong", "the file is another"), ("missing", "status 404")])
-def test_without_a_good_mirror_one_line_says_what_to_put_where(
-    tmp_path: Path, server: Server, how: str, reason: str
-) -> None:
+def test_without_a_mirror_one_line_says_what_to_do(tmp_path: Path, server: Server, how: str, reason: str) -> None:
     said = rf"file.bin: .*{reason}.*put it \(sha256:\w+\) into {re.escape(str(tmp_path))}"
     with pytest.raises(DataError, match=said):
         load(remote(server, how), tmp_path)
     assert not (tmp_path / "file.bin").exists()
 
 
-@pytest.mark.parametrize(
-    ("begun", "ways"),
-    [(b"not the beginning", ["good"]), (CONTENT[:100], ["other_range", "good"])],
-    ids=["other", "cut"],
-)
-def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(
-    tmp_path: Path, server: Server, begun: bytes, ways: list[str]
-) -> None:
-    (tmp_path / "file.bin.part").write_bytes(begun)
-    assert load(remote(server, *ways), tmp_path)
-    assert server.asked[0][1] == f"bytes={len(begun)}-"
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(tmp_path: Path, server: Server) -> None:
+    for begun, ways in ((b"not the beginning", ["good"]), (CONTENT[:100], ["other_range", "good"])):
+        (tmp_path / "file.bin").unlink(missing_ok=True)
+        (tmp_path / "file.bin.part").write_bytes(begun)
+        server.asked.clear()
+        assert load(remote(server, *ways), tmp_path)
+        assert server.asked[0][1] == f"bytes={len(begun)}-"
+        assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
 def test_another_file_under_the_name_is_left_alone(tmp_path: Path, server: Server) -> None:
@@ -159,47 +148,22 @@ def test_another_file_under_the_name_is_left_alone(tmp_path: Path, server: Serve
     assert (tmp_path / "file.bin").read_bytes() == b"mine"
 
 
-def zipped(files: dict[str, bytes], link: str = "") -> bytes:
+def zipped(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
-        if link:
-            one = zipfile.ZipInfo(link)
-            one.external_attr = 0o120777 << 16
-            archive.writestr(one, "/etc/passwd")
     return out.getvalue()
 
 
-def tarred(files: dict[str, bytes], link: str = "") -> bytes:
+def tarred(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name, content in files.items():
             one = tarfile.TarInfo(name)
             one.size = len(content)
             archive.addfile(one, io.BytesIO(content))
-        if link:
-            one = tarfile.TarInfo(link)
-            one.type, one.linkname = tarfile.SYMTYPE, "/etc"
-            archive.addfile(one)
     return out.getvalue()
-
-
-@pytest.mark.parametrize("pack", [zipped, tarred])
-def test_an_archive_that_climbs_out_or_is_damaged_is_refused_whole(tmp_path: Path, pack: Any) -> None:
-    archive = tmp_path / "archive"
-
-    def refused(content: bytes, said: str) -> None:
-        archive.write_bytes(content)
-        with pytest.raises(DataError, match=said):
-            unpack(archive, tmp_path / "a" / "folder", lambda name: (name,))
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["archive"]
-
-    for bad in ("../out", "/out", "a/../../out", "C:\\out", "..\\out"):
-        refused(pack({"good": b"1", bad: b"2"}), "is a link or leaves the folder")
-    refused(pack({"good": b"1"}, "link"), "is a link or leaves the folder")
-    whole = pack({"good": bytes(range(256)) * 50})
-    refused(whole[:60] + bytes(20) + whole[80:] if pack is zipped else whole[:100], "archive: damaged")
 
 
 BILLION = "1-billion-word-language-modeling-benchmark-r13output"

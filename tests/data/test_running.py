@@ -18,10 +18,8 @@ from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
-from txl.data_utils.tokenizers import subwords
 from txl.data_utils.tokenizers.base import Batch
 from txl.data_utils.tokenizers.characters import Characters
-from txl.data_utils.tokenizers.integers import Integers
 from txl.data_utils.tokenizers.running import RunningTokenizer
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 
@@ -103,9 +101,7 @@ def test_bytes_need_not_be_text(tmp_path: Path) -> None:
     assert corpus.sizes("valid")["bytes"].sum() == 12
 
 
-def test_a_character_that_the_training_text_lacks_is_unk_with_a_notice(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_character_that_train_lacks_is_unk_with_a_notice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "valid.txt").write_text("the z\n")
     corpus = open_text(folder, "characters")
     assert corpus.vocab.decode(corpus.split("valid")) == ["t", "h", "e", " ", "<unk>", "\n"]
@@ -141,7 +137,6 @@ def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.
     assert isinstance(vocab, RunningTokenizer)
     documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
     monkeypatch.setattr(file_formats, "LONGEST", 50)
-    monkeypatch.setattr(subwords, "LONGEST", 50)
     for document in documents:
         (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
         assert vocab.text_of(ids.tolist()) == document.decode()
@@ -152,9 +147,7 @@ def test_a_tokenizer_that_cannot_be_had_is_named(folder: Path, monkeypatch: pyte
     theirs = folder / "tokenizer.json"
     for content in ("", "{", '{"model": 1}', "\0"):
         theirs.write_text(content)
-        with pytest.raises(
-            DataError, match=r"--tokenizer .*tokenizer\.json: no tokenizer.json that tokenizers can read"
-        ):
+        with pytest.raises(DataError, match=r"--tokenizer .*: no tokenizer.json that tokenizers can read"):
             open_text(folder, "bpe", tokenizer=str(theirs))
     with pytest.raises(DataError, match=r"--vocab_size 100: must be at least 257"):
         open_text(folder, "bpe", vocab_size=100)
@@ -191,9 +184,9 @@ BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
     "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
     "-1 as uint32": (
-        {"valid": np.array([3, -1], np.int32).view(np.uint32)},
+        {"valid": np.array([3, 2**32 - 1], np.uint32)},
         {},
-        r"valid\.npy: holds the id 4294967295 \(-1 as an unsigned number\)",
+        r"holds the id 4294967295 \(-1 as an",
     ),
     "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
@@ -252,13 +245,6 @@ def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
     (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
         open_text(tmp_path, "ids")
-
-
-def test_many_integers_need_no_memory() -> None:
-    vocab = Integers(2**31 - 1)
-    assert (len(vocab), vocab.words[2**31 - 2], "2147483647" in vocab) == (2**31 - 1, "2147483646", False)
-    assert vocab.decode([7, 12]) == ["7", "12"]
-    assert Integers.from_text(Integers(12).to_text()).words[11] == "11"
 
 
 REFUSED = {

@@ -10,6 +10,7 @@ from txl.data_utils.named_files import sources_of
 from txl.data_utils.raw_text import DataError
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]
+MORE, OTHERS = "s1/more/x.jsonl", "valid-00000.txt wiki.valid.tokens validation/0.txt dev.txt.gz val.txt".split()
 BY_NAME = ["test_runs/train-0.jsonl", "test_runs/more.jsonl"]
 CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments, splits in the order of the files
     "a folder": (BY_FOLDER, ["s1"], ["train", "valid", "test"]),
@@ -18,22 +19,14 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {  # files, arguments
     "a glob of any depth": (BY_FOLDER, ["s1/**/*.jsonl"], ["train", "valid", "test"]),
     "globs": (BY_FOLDER, ["s1/train/*", "s1/valid/*", "s1/test/*"], ["train", "valid", "test"]),
     "what the shell makes of a glob": (BY_FOLDER, BY_FOLDER, ["train", "valid", "test"]),
-    "the same with another folder": (
-        [*BY_FOLDER, "s1/more/x.jsonl"],
-        [*BY_FOLDER, "s1/more/x.jsonl"],
-        ["train", "valid", "test", ""],
-    ),
+    "the same with another folder": ([*BY_FOLDER, MORE], [*BY_FOLDER, MORE], ["train", "valid", "test", ""]),
     "a folder and files": (BY_FOLDER, ["s1/train", *BY_FOLDER[1:]], ["train", "valid", "test"]),
     "a folder that names a split and another": (["train/a.txt", "more/b.txt"], ["train", "more"], ["train", ""]),
     "files in a folder of some name": (BY_NAME, BY_NAME, ["train", ""]),
     "a glob in it": (BY_NAME, ["test_runs/*.jsonl"], ["train", ""]),
     "files of it and another": ([*BY_NAME, "b.jsonl"], [*BY_NAME, "b.jsonl"], ["train", "", ""]),
     "a folder of such a name": (BY_NAME, ["test_runs"], ["train", ""]),
-    "other names of valid": (
-        ["valid-00000.txt", "wiki.valid.tokens", "validation/0.txt", "dev.txt.gz", "val.txt"],
-        ["../home"],
-        ["valid"] * 5,
-    ),
+    "other names of valid": (OTHERS, ["../home"], ["valid"] * 5),
 }
 
 

@@ -2,19 +2,23 @@
 
 import functools
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import scoring_stream, window_streams
-from txl.data_utils.stream import SegmentStream
+from txl.data_utils.sentence_stream import SentenceStream
+from txl.data_utils.stream import SegmentStream, TrainingSegment
 
 
-def test_a_stream_can_be_read_again() -> None:
-    stream = SegmentStream(np.arange(50), batch_size=2, tgt_len=7)
-    assert all(torch.equal(a.input_BT, b.input_BT) for a, b in zip(stream, stream, strict=True))
+def test_streams_are_no_copy_of_the_ids() -> None:
+    ids = np.arange(50)
+    assert np.shares_memory(SegmentStream(ids, batch_size=3, tgt_len=7).streams, ids)
 
 
 def test_too_many_streams_are_refused_with_the_largest_number() -> None:
@@ -23,9 +27,9 @@ def test_too_many_streams_are_refused_with_the_largest_number() -> None:
     assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
 
 
-def rolled(epoch: int, columns: slice | None = None) -> np.ndarray:
-    """The streams of an epoch, without their last token: one segment holds all of them."""
-    stream = SegmentStream(np.arange(60), batch_size=4, tgt_len=99, columns=columns, roll=True, seed=3)
+def rolled(epoch: int) -> np.ndarray:
+    """The streams of an epoch: one segment holds all of them."""
+    stream = SegmentStream(np.arange(60), batch_size=4, tgt_len=99, roll=True, seed=3)
     (segment,) = stream.epoch(epoch)
     return np.concatenate([segment.input_BT, segment.target_BT[:, -1:]], axis=1)
 
@@ -40,12 +44,6 @@ def test_every_epoch_turns_each_stream_by_a_number_of_its_own() -> None:
         assert len(set(begins[-1])) > 1
     assert len(set(begins)) == 3
     assert np.array_equal(rolled(2), rolled(2))
-
-
-def test_the_streams_of_a_rank_turn_as_they_do_in_one_process() -> None:
-    for epoch in (1, 2):
-        of_two = [rolled(epoch, slice(0, 2)), rolled(epoch, slice(2, 4))]
-        assert np.array_equal(np.concatenate(of_two), rolled(epoch))
 
 
 LENGTHS = [2, 3, 8, 50, 101]
@@ -112,11 +110,11 @@ def test_each_window_is_read_from_its_place_on_for_its_length(every: int, batch_
     assert seen == {first: list(range(first + 1, min(first + 10, 29) + 1)) for first in range(0, 29, every)}
 
 
-@pytest.mark.parametrize("settings", [{}, {"ext_len": 4}, {"varlen": True, "roll": True}], ids=str)
-def test_the_documents_of_each_stream(settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("flags", [{}, {"ext_len": 4}, {"varlen": True, "roll": True}], ids=str)
+def test_the_documents_of_each_stream(flags: dict[str, object]) -> None:
     """Token i is i: the segments say themselves where they are in the text."""
     starts = np.array([0, 5, 6, 31, 58])
-    stream = SegmentStream(np.arange(120), batch_size=2, tgt_len=9, seed=3, starts=starts, **settings)  # type: ignore[arg-type]
+    stream = SegmentStream(np.arange(120), batch_size=2, tgt_len=9, seed=3, starts=starts, **flags)  # type: ignore[arg-type]
     for segment in stream.epoch(2):
         assert segment.since_BT is not None
         for at, since in zip(segment.input_BT.flatten().tolist(), segment.since_BT.flatten().tolist(), strict=True):
@@ -132,3 +130,86 @@ def test_columns_have_their_own_documents() -> None:
     assert part.since_BT is not None
     assert torch.equal(whole.since_BT[1:3], part.since_BT)
     assert next(SegmentStream(np.arange(30), batch_size=1, tgt_len=9).epoch(1)).since_BT is None
+
+
+# any text and any shape
+
+SHAPES = st.fixed_dictionaries(
+    {"batch_size": st.integers(1, 5), "tgt_len": st.integers(1, 9), "ext_len": st.integers(0, 4)}
+)
+BOOLEANS = st.booleans()
+EOS = 0
+
+
+def targets(segments: list[TrainingSegment]) -> Counter[int]:
+    return Counter(itertools.chain(*(s.target_BT.flatten().tolist() for s in segments)))
+
+
+def same(some: list[TrainingSegment], others: list[TrainingSegment]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if a is not None)
+
+
+@settings(max_examples=25)
+@given(n=st.integers(15, 120), shape=SHAPES, roll=BOOLEANS, varlen=BOOLEANS, first=st.integers(0, 30))
+def test_every_token_of_a_stream_but_its_first_is_predicted_once(
+    n: int, shape: dict[str, int], roll: bool, varlen: bool, first: int
+) -> None:
+    """Token i is i. A roll turns each stream in itself; with varlen a last token may be left over."""
+    batch_size = shape["batch_size"]
+    stream = SegmentStream(np.arange(n), **shape, roll=roll, varlen=varlen, seed=5)
+    whole = list(stream.epoch(2))
+    found = targets(whole)
+    expected = batch_size * (n // batch_size - 1)
+    assert max(found.values()) == 1
+    assert expected - batch_size * varlen <= len(found) <= expected
+    assert max(found) < n // batch_size * batch_size
+    assert same(list(stream.epoch(2, first=first)), whole[first:])
+    parts = [
+        SegmentStream(np.arange(n), **shape, roll=roll, varlen=varlen, seed=5, columns=slice(b, b + 1))
+        for b in range(batch_size)
+    ]
+    assert sum((targets(list(part.epoch(2))) for part in parts), Counter()) == found
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 7), min_size=8, max_size=14), min_size=1, max_size=3),
+    shape=SHAPES,
+    shuffle=BOOLEANS,
+    first=st.integers(0, 12),
+)
+def test_every_token_of_sentences_is_predicted_once_but_those_left_at_the_end_of_a_file(
+    lengths: list[list[int]], shape: dict[str, int], shuffle: bool, first: int
+) -> None:
+    """Tokens are numbered; a sentence of n tokens is followed by a border, which is predicted too."""
+    ids, files = [], []
+    for n_token in lengths:
+        files.append(len(ids))
+        ids.append(EOS)
+        for n in n_token:
+            ids += [*range(len(ids), len(ids) + n), EOS]
+    batch_size, tgt_len = shape["batch_size"], shape["tgt_len"]
+    if min(sum(n + 1 for n in one) for one in lengths) < 2 * batch_size * (tgt_len + 8):
+        batch_size = shape["batch_size"] = 1
+    stream = SentenceStream(np.array(ids), files, eos_id=EOS, **shape, by_sentence=True, shuffle=shuffle, seed=5)
+    whole = list(stream.epoch(2))
+    found = targets(whole)
+    words = {token: n for token, n in found.items() if token != EOS}
+    assert max(words.values()) == 1
+    assert found[EOS] <= sum(map(len, lengths))
+    n_all = sum(n + 1 for one in lengths for n in one)
+    left = n_all - sum(found.values())
+    assert 0 <= left < len(lengths) * batch_size * (tgt_len + 8)
+    for segment in whole:
+        new_BT = segment.input_BT[:, -tgt_len:]
+        starts_BT = segment.since_BT[:, -tgt_len:] == 0  # type: ignore[index]
+        assert torch.equal(starts_BT, new_BT == EOS)  # a sentence is predicted from the border before it
+        follows_BT = (segment.target_BT == new_BT + 1) | (segment.target_BT == EOS) | starts_BT
+        assert follows_BT.all()
+    assert same(list(stream.epoch(2, first=first)), whole[first:])
+    parts = [
+        SentenceStream(np.array(ids), files, eos_id=EOS, **shape, shuffle=shuffle, seed=5, columns=slice(b, b + 1))
+        for b in range(batch_size)
+    ]
+    assert sum((targets(list(part.epoch(2))) for part in parts), Counter()) == found

@@ -141,17 +141,6 @@ def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_target() -> None:
 def test_the_rate_rises_linearly_and_falls_with_the_root() -> None:
     rates = [noam_rate(n, d_model=512, warmup_step=4000) for n in (1, 2000, 4000, 16000)]
     assert rates == pytest.approx([512**-0.5 * r for r in (4000**-1.5, 2000 * 4000**-1.5, 4000**-0.5, 16000**-0.5)])
-    assert max(noam_rate(n, d_model=8, warmup_step=10) for n in range(1, 50)) == noam_rate(
-        10, d_model=8, warmup_step=10
-    )
-
-
-def test_one_hypothesis_is_greedy() -> None:
-    model, (source_BS, _) = small_model(), some_pairs()
-    one = greedy(model, source_BS, max_len=7)
-    two, _ = beam_search(model, source_BS, max_len=7, width=1)
-    assert torch.equal(one, two)
-    assert not ((one == BEGIN) | ((one == PAD) & (one.cumsum(1) == 0))).any()
 
 
 def test_the_score_is_that_of_the_sentence_under_the_model() -> None:
@@ -197,18 +186,8 @@ def test_decoding_and_training_happen_where_the_model_is() -> None:
         assert list(train(model, some_data(), n_update=2, warmup_step=1)) == [0, 0]
 
 
-def test_training_ends_where_the_data_does() -> None:
-    assert len(list(train(small_model(), itertools.islice(some_data(), 2), n_update=9, warmup_step=5))) == 2
-
-
-REFUSED: dict[str, Any] = {
-    "attention": "performer",
-    "pre_lnorm": True,
-    "recurrence": "same",
-    "position": "rel_sinusoid",
-    "n_position": 9,
-    "count_back": True,
-}
+REFUSED: dict[str, Any] = {"attention": "performer", "recurrence": "same", "position": "rel_sinusoid"}
+REFUSED |= {"pre_lnorm": True, "n_position": 9, "count_back": True}
 
 
 def test_what_is_not_of_this_model_is_refused() -> None:
@@ -236,7 +215,9 @@ def test_settings_that_are_heard_give_a_model_that_learns_and_decodes(changes: d
     torch.testing.assert_close(logprob_BTV.logsumexp(-1), torch.zeros_like(logprob_BTV[..., 0]))
     smoothed_nats(logprob_BTV, target_BT, smoothing=0.1).backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert torch.equal(greedy(model, source_BS, max_len=4), beam_search(model, source_BS, max_len=4, width=1)[0])
+    one = greedy(model, source_BS, max_len=4)
+    assert torch.equal(one, beam_search(model, source_BS, max_len=4, width=1)[0])
+    assert not ((one == BEGIN) | ((one == PAD) & (one.cumsum(1) == 0))).any()
 
 
 Call = Callable[..., tuple[int, str, str]]
@@ -248,9 +229,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def call(flags: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["__main__.py", *flags.split()])
-        monkeypatch.delitem(
-            sys.modules, "examples.seq2seq.__main__", raising=False
-        )  # imported above, and to be run anew
+        monkeypatch.delitem(sys.modules, "examples.seq2seq.__main__", raising=False)  # imported above, and run anew
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("examples.seq2seq", run_name="__main__")
         return int(stop.value.code or 0), *capsys.readouterr()

@@ -255,10 +255,7 @@ def test_arguments_that_do_not_belong_to_the_weights_are_refused(
         (lambda s: s | {"r_r_bias": torch.full((4, 8), float("nan"))}, "r_r_bias: not a finite"),
         (lambda s: s | {"layers.0.extra": torch.zeros(1)}, "layers.0.extra: no weights of the model"),
         (lambda s: s | {"pos_emb.inv_freq": torch.ones(16)}, "pos_emb.inv_freq: other frequencies"),
-        (
-            lambda s: s | {"r_w_bias": torch.zeros(4, 8, dtype=torch.int64)},
-            "r_w_bias: not a finite floating-point tensor",
-        ),
+        (lambda s: s | {"r_w_bias": torch.zeros(4, 8).long()}, "r_w_bias: not a finite floating-point tensor"),
         (lambda s: {k: v for k, v in s.items() if k != "r_r_bias"}, "r_r_bias: missing from the weights"),
         (lambda s: {k: v for k, v in s.items() if "layers.1." not in k}, "numbers are missing"),
         (lambda s: s | {"layers.0.pos_ff.CoreNet.0.bias": torch.zeros(3)}, "CoreNet.0.bias: has the shape of"),

@@ -26,14 +26,8 @@ SMALL = {"vocab_size": 60, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 2
 MODELS = {
     "div4": {"cutoffs": [10, 30], "d_embed": 16, "div_val": 4, "clamp_len": 9},
     "untied": {
-        "cutoffs": [10, 30],
-        "d_embed": 16,
-        "div_val": 2,
-        "proj_share_all_but_first": False,
-        "tie_word_embeddings": False,
-        "same_length": False,
-        "clamp_len": -1,
-        "pre_lnorm": True,
+        **{"cutoffs": [10, 30], "d_embed": 16, "div_val": 2, "clamp_len": -1, "pre_lnorm": True},
+        **dict.fromkeys(("proj_share_all_but_first", "tie_word_embeddings", "same_length"), False),
     },
     "shared_biases": {"cutoffs": [10, 30], "d_embed": 8, "div_val": 1, "untie_r": False, "clamp_len": 5},
     "no_clusters": {"cutoffs": [], "d_embed": 16, "div_val": 1, "same_length": False},

@@ -45,9 +45,7 @@ def finish_as(alone: Path, run: Path, flags: list[str], log: Path) -> None:
     assert trained_steps(run) == list(range(1, N_STEP + 1))
 
 
-def test_a_run_killed_at_12_drawn_places_ends_with_the_weights_of_one_never_killed(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_12_drawn_places_ends_as_one_never_killed(text: Path, alone: Path, tmp_path: Path) -> None:
     """Every other place is in a write."""
     dice = random.Random(24)
     run, log = tmp_path / "run", tmp_path / "log"
@@ -68,9 +66,7 @@ def test_a_run_killed_at_12_drawn_places_ends_with_the_weights_of_one_never_kill
     finish_as(alone, run, flags, log)
 
 
-def test_a_run_killed_at_8_drawn_places_beside_writing_in_the_background_ends_with_the_same_weights(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_beside_writing_ends_as_one_never_killed(text: Path, alone: Path, tmp_path: Path) -> None:
     """In the thread that writes, and in the one that trains while a write is half done."""
     dice = random.Random(10)
     run, log = tmp_path / "run", tmp_path / "log"
@@ -87,9 +83,7 @@ def test_a_run_killed_at_8_drawn_places_beside_writing_in_the_background_ends_wi
     finish_as(alone, run, flags, log)
 
 
-def test_a_run_killed_at_each_flush_of_a_write_loses_no_more_than_that_write(
-    text: Path, alone: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_each_flush_loses_that_write_alone(text: Path, alone: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     flags = command(text, run, "--resume")
     finish(command(text, run, "--max_step_scheduler", f"{N_STEP}", "--max_step", "4"), log)
@@ -103,9 +97,7 @@ def test_a_run_killed_at_each_flush_of_a_write_loses_no_more_than_that_write(
 
 
 @pytest.mark.parametrize(("n_step", "lr"), [(8, "0.01"), (24, "0.5")], ids=["the last", "followed by worse ones"])
-def test_the_best_checkpoint_is_known_although_a_kill_fell_before_it_was_pointed_at(
-    n_step: int, lr: str, text: Path, tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_is_known_before_it_is_pointed_at(n_step: int, lr: str, text: Path, tmp_path: Path) -> None:
     run, never_killed, log = tmp_path / "run", tmp_path / "never_killed", tmp_path / "log"
     flags = ("--max_step", f"{n_step}", "--eval_interval", "2", "--scheduler", "constant", "--lr", lr)
     finish(command(text, never_killed, *flags), log)
@@ -167,9 +159,7 @@ def test_shards_killed_at_6_drawn_places_end_with_the_weights_of_a_run_never_kil
 
 
 @long_test
-def test_torchrun_restarts_a_run_with_a_killed_rank_and_the_weights_are_those_of_one_never_killed(
-    text: Path, pair: Path, tmp_path: Path
-) -> None:
+def test_torchrun_restarts_a_run_with_a_killed_rank(text: Path, pair: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"at": ("step", 6), "rank": 1, "once": str(tmp_path / "killed")}
     words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", *trapped(trap, flags=command(text, run)))

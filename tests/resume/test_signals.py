@@ -31,7 +31,7 @@ RARELY = ("--save_interval", "10")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
-def test_a_signal_stops_a_run_after_the_next_step_and_it_goes_on_as_if_never_stopped(
+def test_a_signal_stops_a_run_after_the_next_step(
     name: str, status: int, text: Path, alone: Path, tmp_path: Path
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
@@ -57,9 +57,7 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(text: Path,
     assert weights(run) == weights(pair)
 
 
-def test_a_signal_during_an_evaluation_of_two_ranks_stops_both_and_it_is_made_when_the_run_goes_on(
-    text: Path, pair: Path, tmp_path: Path
-) -> None:
+def test_a_signal_in_an_evaluation_stops_both_ranks(text: Path, pair: Path, tmp_path: Path) -> None:
     run, logs = tmp_path / "run", tmp_path / "logs"
     trap = {"at": ("evaluation", 3), "send": signal.SIGTERM}
     finish_pair(command(text, run, *RARELY), logs, status=143, traps=({}, trap))
@@ -110,9 +108,7 @@ def test_what_a_killed_torchrun_leaves_behind_saves_and_ends(text: Path, pair: P
 
 @long_test
 @pytest.mark.parametrize("to", ["agent", "me"])
-def test_sigterm_below_torchrun_leaves_one_whole_checkpoint_and_no_process(
-    to: str, text: Path, pair: Path, tmp_path: Path
-) -> None:
+def test_sigterm_below_torchrun_leaves_no_process(to: str, text: Path, pair: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     trap = {"at": ("step", ASKED_IN), "send": signal.SIGTERM, "rank": 1, "to": to}
     words = ("--standalone", "--nproc_per_node=2", *trapped(trap, flags=command(text, run, "--eval_interval", "200")))

@@ -152,9 +152,7 @@ def test_runs_of_another_text_or_code_are_rows_of_their_own(what: str, programs:
     assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["2", "2", "1", "1"]  # never across sources
 
 
-def test_what_is_done_is_not_done_again_or_replaced_by_less_or_overwritten(
-    programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_done_is_not_done_again_or_overwritten(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert study() == 0
     before = {path.name: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
     programs.called.clear()
@@ -209,9 +207,7 @@ def in_here(task: Task, line: list[str], **_: Any) -> None:
     assert not import_module(f"txl.commands.{line[0]}").main(line[1:])
 
 
-def test_a_training_that_was_stopped_is_gone_on_with(
-    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_training_is_gone_on_with(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_program", in_here)
     with monkeypatch.context() as patch:
         step = TrainState.step

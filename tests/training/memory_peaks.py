@@ -90,6 +90,19 @@ def measure(name: str) -> None:
     print(name, peak >> 20, (needed >> 20) + LIBRARIES, (plan >> 20) + LIBRARIES, flush=True)
 
 
+def print_growth(keeps: bool) -> None:
+    """Of the memory of this process by a large tensor that has been freed."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    if keeps:
+        keep_freed_memory()
+    before = resident()
+    torch.ones(100 * 2**20 // 4)
+    print(resident() - before)
+
+
 if __name__ == "__main__":
     import torch._dynamo  # optimizers import it: once for all forks
 

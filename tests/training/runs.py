@@ -1,5 +1,6 @@
 """Small trainings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,7 @@ from torch import Tensor
 
 from tests.forks import LIMIT_S
 from txl import Context, ModelConfig, TransformerXL
-from txl.checkpoint import (
-    Background,
-    CheckpointWriter,
-    last_checkpoint,
-    load_model,
-    load_snapshot,
-    load_weights,
-)
+from txl.checkpoint import Background, CheckpointWriter, last_checkpoint, load_model, load_snapshot, load_weights
 from txl.data_utils.stream import SegmentStream
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, whole
@@ -47,6 +41,7 @@ class Run:
     shape: dict[str, Any] = field(default_factory=lambda: SHAPE | ADAPTIVE)
     context: Context = CONTEXT
     folder: Path | None = None
+    after_step: Callable[[], object] = lambda: None
     losses: list[Tensor] = field(default_factory=list)
     state: TrainState = field(init=False)
 
@@ -85,6 +80,7 @@ class Run:
         def noted(*batch: Tensor) -> Tensor:
             nll_BT = step(*batch)
             self.losses.append(nll_BT)
+            self.after_step()
             return nll_BT
 
         self.state.step = noted  # type: ignore[method-assign]
@@ -102,6 +98,11 @@ class Run:
         writer = {"columns": self.columns, "keep_last": self.config.keep_last, "background": background}
         checkpoints = CheckpointWriter(self.folder, self.context, ranks, **writer) if self.folder else None
         return train(self.state, stream, self, checkpoints, Metrics(None))
+
+    def trained(self) -> "Run":
+        """The same, to max_step."""
+        self.train()
+        return self
 
     def score(self, *_: object) -> Score:
         """As `Validation.score`: losses that fall and rise, so that dev_perf has something to do."""

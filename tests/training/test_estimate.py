@@ -1,15 +1,17 @@
-"""What a training needs is known before its first step: memory, and room for checkpoints."""
+"""What a training needs is known before its first step: memory, and room for checkpoints. Freed memory stays."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.conftest import long_test
+from tests.forks import ROOT, start
 from tests.training import memory_peaks
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
@@ -21,7 +23,6 @@ from txl.training.run import require_disk
 
 PROGRAM = 330
 """MiB of the process before a model is there."""
-ROOT = Path(__file__).parents[2]
 CPU = Ranks(0, 1, torch.device("cpu"))
 SHAPE = ModelConfig(n_token=50, n_layer=2, n_head=2, d_head=4, d_model=8, d_inner=16)
 
@@ -76,9 +77,7 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])
-def test_weights_that_do_not_fit_are_refused_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch, position: str
-) -> None:
+def test_weights_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch, position: str) -> None:
     monkeypatch.setattr(estimate, "available_bytes", lambda device: 2**34)
     shape = ModelConfig(n_token=50, n_layer=9, n_position=8, position=position, d_model=10**6)
     with pytest.raises(UsageError, match=r"out of memory before the first step: .* 16.* GiB are free; lower"):
@@ -111,7 +110,7 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {"weights": 1000, "optimizer": 2000, "memory": 200}
     config = TrainConfig(eval_interval=10)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: _Usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=7000))
     require_disk(tmp_path, config, needed, 20, CPU)  # two are written
     with pytest.raises(UsageError, match=r"--work_dir .*: 3 checkpoint\(s\) .* make room"):
         require_disk(tmp_path, config, needed, 1000, CPU)
@@ -120,5 +119,9 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path, mon
     require_disk(tmp_path, config, needed, 1000, CPU)
 
 
-class _Usage:
-    free = 7000
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_a_large_tensor_leaves_its_pages(tmp_path: Path) -> None:
+    for keeps in (False, True):
+        log = tmp_path / f"{keeps}"
+        assert start("tests.training.memory_peaks:print_growth", log, keeps=keeps).wait() == 0, log.read_text()
+        assert (int(log.read_text()) > 90 * 2**20) == keeps

@@ -28,14 +28,8 @@ REVERSIBLE = SHAPE | {"pre_lnorm": True, "reversible": True}
 def test_what_is_held_at_random_is_drawn_anew_every_so_many_updates(tmp_path: Path, rule: str, interval: int) -> None:
     shape = SHAPE | RULES | {"attention": rule}
     run = Run(config(redraw_interval=interval, max_step=5), shape=shape, folder=tmp_path).begin()
-    seen, step = [drawn(run)], run.state.step
-
-    def noted(*batch: Tensor) -> Tensor:
-        nll_BT = step(*batch)
-        seen.append(drawn(run))
-        return nll_BT
-
-    run.state.step = noted  # type: ignore[method-assign]
+    seen = [drawn(run)]
+    run.after_step = lambda: seen.append(drawn(run))
     run.train()
     same = [all(torch.equal(a, y[name]) for name, a in x.items()) for x, y in pairwise(seen)]
     assert same == [True, *([True, False, True, False] if interval else [True] * 4)]
@@ -56,11 +50,8 @@ def test_a_checkpoint_of_version_0_1_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"dropout": 0.3}, {"batch_chunk": 2, "recompute": True}], ids=str)
-def test_reversible_layers_train_as_if_activations_were_kept(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reversible = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin()
-    reversible.train()
+def test_reversible_layers_train_as_kept_ones(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    reversible = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin().trained()
 
     def kept(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span: Any, keep: Any) -> Any:
         for layer, mem_BMD in zip(layers, memory, strict=True):
@@ -69,8 +60,7 @@ def test_reversible_layers_train_as_if_activations_were_kept(
         return x1, x2
 
     monkeypatch.setattr(txl.model.body, "reversible_layers", kept)
-    plain = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin()
-    plain.train()
+    plain = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin().trained()
     torch.testing.assert_close(reversible.weights(), plain.weights(), rtol=0, atol=1e-9)
 
 
@@ -85,9 +75,7 @@ def test_reversible_layers_compute_again_in_the_precision_of_the_forward_pass() 
 
 
 def test_smoothing_changes_what_is_learnt_and_not_what_is_told() -> None:
-    plain, smoothed = (Run(config(label_smoothing=s), dtype=torch.float64).begin() for s in (0.0, 0.2))
-    plain.train()
-    smoothed.train()
+    plain, smoothed = (Run(config(label_smoothing=s), dtype=torch.float64).begin().trained() for s in (0.0, 0.2))
     torch.testing.assert_close(plain.losses[0], smoothed.losses[0])
     assert not torch.allclose(plain.losses[-1], smoothed.losses[-1])
     model, ids = smoothed.state.model.eval(), torch.randint(0, 40, (2, 9))

@@ -178,12 +178,10 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, stages: li
 
 def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any]) -> bool:
     settings = settings | {"dropout": 0.2, "varlen": True, "batch_size": 2 * ranks.world, "max_step": 4}
-    never = Run(config(**settings), ranks).begin()
-    never.train()
+    never = Run(config(**settings), ranks).begin().trained()
     Run(config(**settings | {"max_step": 2}), ranks, folder=folder).begin().train()
     torch.manual_seed(999)
-    second = Run(config(**settings, async_save=True), ranks, folder=folder).resume()
-    second.train()
+    second = Run(config(**settings, async_save=True), ranks, folder=folder).resume().trained()
     return same_weights(never, second)
 
 
@@ -220,8 +218,7 @@ def agreed(ranks: Ranks) -> list[int]:
 
 
 def tokens_seen(ranks: Ranks) -> int:
-    run = Run(config(max_step=2), ranks).begin()
-    run.train()
+    run = Run(config(max_step=2), ranks).begin().trained()
     return run.state.progress.n_token
 
 

@@ -41,10 +41,8 @@ def all_of(run: Run) -> dict[str, Tensor]:
 
 
 def assert_resuming_changes_nothing(folder: Path, stop_at: int, settings: dict[str, Any], **more: Any) -> None:
-    whole = Run(config(**settings), **more).begin()
-    whole.train()
-    first = Run(config(**settings | {"max_step": stop_at}), folder=folder, **more).begin()
-    first.train()
+    whole = Run(config(**settings), **more).begin().trained()
+    first = Run(config(**settings | {"max_step": stop_at}), folder=folder, **more).begin().trained()
     torch.manual_seed(999)  # whatever happens between the two starts
     second = Run(config(**settings), folder=folder, **more).resume()
     assert all(torch.equal(value, drawn(second)[name]) for name, value in drawn(first).items())
@@ -87,27 +85,23 @@ def test_a_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_another_split_into_chunks_goes_on_with_the_same_memory(tmp_path: Path) -> None:
-    whole = Run(config(batch_chunk=1), dtype=torch.float64).begin()
-    whole.train()
+    whole = Run(config(batch_chunk=1), dtype=torch.float64).begin().trained()
     Run(config(batch_chunk=2, max_step=3), dtype=torch.float64, folder=tmp_path).begin().train()
-    second = Run(config(batch_chunk=4), dtype=torch.float64, folder=tmp_path).resume()
-    second.train()
+    second = Run(config(batch_chunk=4), dtype=torch.float64, folder=tmp_path).resume().trained()
     torch.testing.assert_close(second.weights(), whole.weights(), rtol=0, atol=1e-12)
 
 
 def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_path: Path) -> None:
     """d = min(0.5, (1 + n) / (10 + n)) is 2/11, 3/12, ... after the first updates."""
     run, read = Run(config(ema=0.5, max_step=3), folder=tmp_path).begin(), []
-    average, step, score = run.weights(), run.state.step, run.score
+    average, score = run.weights(), run.score
 
-    def watched(*batch: Tensor) -> Tensor:
-        nll_BT = step(*batch)
+    def watch() -> None:
         d = (1 + run.state.progress.step) / (10 + run.state.progress.step)
         for name, weight in run.weights().items():
             average[name] = d * average[name] + (1 - d) * weight
-        return nll_BT
 
-    run.state.step = watched  # type: ignore[method-assign]
+    run.after_step = watch
     run.score = lambda *asked: read.append(run.weights()) or score(*asked)  # type: ignore[method-assign]
     run.train()
     (evaluated,) = read
@@ -118,9 +112,7 @@ def test_evaluations_read_and_checkpoints_hold_the_average_of_the_weights(tmp_pa
 
 
 @pytest.mark.parametrize("below_torchrun", [True, False])
-def test_a_run_whose_torchrun_has_ended_saves_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool
-) -> None:
+def test_a_run_ends_with_its_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_torchrun: bool) -> None:
     """One that a shell has started goes on without it."""
     monkeypatch.setattr(signals, "_PARENT", os.getppid())
     if below_torchrun:
@@ -155,11 +147,9 @@ def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path:
 
 def test_a_training_that_writes_in_the_background_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
     settings = {"dropout": 0.1, "eval_interval": 3}
-    never = Run(config(**settings)).begin()
-    never.train()
+    never = Run(config(**settings)).begin().trained()
     settings |= {"async_save": True, "save_interval": 1}
     Run(config(**settings, max_step=3), folder=tmp_path).begin().train()
-    second = Run(config(**settings), folder=tmp_path).resume()
-    second.train()
+    second = Run(config(**settings), folder=tmp_path).resume().trained()
     assert [path.name for path in sorted(tmp_path.glob("step_*"))][-1] == "step_00000006"
     assert same_weights(never, second)

@@ -89,11 +89,8 @@ class Held(Background):
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_what_is_written_in_the_background_is_the_state_when_it_was_saved(
-    only_rank: Ranks, tmp_path: Path, shard: bool
-) -> None:
-    run = Run(config(shard=shard, max_step=2, dropout=0.1), only_rank).begin()
-    run.train()
+def test_the_background_writes_the_state_that_was_saved(only_rank: Ranks, tmp_path: Path, shard: bool) -> None:
+    run = Run(config(shard=shard, max_step=2, dropout=0.1), only_rank).begin().trained()
     writer = CheckpointWriter(tmp_path, run.state.context, only_rank, run.columns, background=Held())
     weights = run.weights()
     states = {name: whole(value).clone() for name, value in run.state.optimizers.state().items()}
@@ -111,8 +108,7 @@ def test_what_is_written_in_the_background_is_the_state_when_it_was_saved(
 
 
 def test_an_error_of_the_background_ends_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(config(max_step=1), ALONE).begin()
-    run.train()
+    run = Run(config(max_step=1), ALONE).begin().trained()
     writer = CheckpointWriter(tmp_path, run.state.context, ALONE, run.columns, background=Background())
 
     def full(*_: Any) -> None:
@@ -124,10 +120,3 @@ def test_an_error_of_the_background_ends_the_next_save(tmp_path: Path, monkeypat
         writer.save(run.state.model, run.state.snapshot(), step=2, best=False)
     assert list(tmp_path.iterdir()) == []
     writer.wait()  # it is raised once
-
-
-def test_the_best_checkpoint_is_that_of_the_lowest_loss(tmp_path: Path) -> None:
-    """The losses are 3, 2, 2.5, 1.9, 2.4 and 2.3."""
-    run = Run(config(eval_interval=1), folder=tmp_path).begin()
-    assert run.train().best_nats == 1.9
-    assert (tmp_path / "best").read_text().strip() == "step_00000004"

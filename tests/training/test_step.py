@@ -13,9 +13,7 @@ from txl.training.step import NonFiniteError, autocast_dtype
 
 
 def trained(shape: dict[str, Any] = SHAPE | ADAPTIVE, **settings: Any) -> Run:
-    run = Run(config(**settings), dtype=torch.float64, shape=shape).begin()
-    run.train()
-    return run
+    return Run(config(**settings), dtype=torch.float64, shape=shape).begin().trained()
 
 
 @pytest.mark.parametrize(
@@ -29,9 +27,7 @@ def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"batch_chunk": 2}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, SHAPE | ADAPTIVE], ids=["plain", "adaptive"])
-def test_chunks_of_the_head_change_no_number(
-    settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_the_head(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are made with the loss, whose mean is what is trained."""
     whole, made = trained(shape, max_step=3, **settings), []
     right = linear_cross_entropy._NatsAndGradients.apply
@@ -67,9 +63,7 @@ def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monk
     compiled_by = functools.partialmethod(torch.nn.Module.compile, backend=backend)
     monkeypatch.setattr(torch.nn.Module, "compile", compiled_by)
     shape = SHAPE | {"n_layer": 1} | changes
-    plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin() for c in (False, True))
-    plain.train()
-    compiled.train()
+    plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin().trained() for c in (False, True))
     for one, two in zip(plain.losses, compiled.losses, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
 
@@ -83,9 +77,7 @@ def test_tf32_is_asked_for_only_by_its_flag() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_float32(dtype: str) -> None:
-    full, half = Run(config()).begin(), Run(config(dtype=dtype)).begin()
-    full.train()
-    half.train()
+    full, half = (Run(config(dtype=one)).begin().trained() for one in ("float32", dtype))
     assert half.losses[-1].float().mean() == pytest.approx(float(full.losses[-1].mean()), rel=0.01)
     assert all(weight.dtype == torch.float32 for weight in half.weights().values())
 
@@ -107,8 +99,7 @@ def poison(run: Run, *at: int) -> None:
     ("optim", "checks_later"), [("adam", True), ("adamw", True), ("sgd", True), ("lamb", True), ("adam", False)]
 )
 def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_later: bool) -> None:
-    before = Run(config(optim=optim, mom=0.9, max_step=3)).begin()
-    before.train()
+    before = Run(config(optim=optim, mom=0.9, max_step=3)).begin().trained()
     run = Run(config(optim=optim, mom=0.9)).begin()
     run.state.checks_later = checks_later
     poison(run, 4)
@@ -135,8 +126,7 @@ def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:
     """The memory is that of before the step. A stream whose memory was bad, as older versions saved it, begins anew."""
-    run = Run(config(on_nonfinite="skip", max_step=1)).begin()
-    run.train()
+    run = Run(config(on_nonfinite="skip", max_step=1)).begin().trained()
     (before,) = run.state.memories
     ids = torch.zeros(4, 6, dtype=torch.int64)
     table = run.state.model.word_emb.tables[0]
