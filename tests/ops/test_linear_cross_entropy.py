@@ -76,6 +76,26 @@ def test_under_autocast_weights_get_a_gradient_that_is_summed_in_float32(
     assert all(one < 0.8 * other for one, other in zip(made[2:], recomputed[2:], strict=True))
 
 
+def test_in_bfloat16_gradients_that_take_the_place_of_logits_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As near to the exact ones, in groups of rows the last of which is shorter; nats are the same."""
+    *leaves, target_L, _ = case(203, 31)
+    exact = [leaf.clone().requires_grad_() for leaf in leaves]
+    expected = torch.autograd.grad(definition(*exact, target_L).mean(), exact)
+    found, errors = [], []
+    for in_cache in (2**20, 31 * 20):
+        monkeypatch.setattr(module, "IN_CACHE", in_cache)
+        own = [leaf.float().requires_grad_() for leaf in leaves]
+        with torch.autocast("cpu", torch.bfloat16), LargestTensor() as largest:
+            found.append(linear_cross_entropy(*own, target_L, same_weight=True))
+        made = torch.autograd.grad(found[-1].mean(), own)
+        errors.append([float((x - y).norm() / y.norm()) for x, y in zip(made, expected, strict=True)])
+    assert largest.elements == 203 * 31  # of the logits, in 16 bits
+    assert found[0].equal(found[1])
+    assert all(0 < one < 1.2 * other < 0.02 for one, other in zip(errors[1], errors[0], strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_softmax_is_never_in_half_precision(dtype: torch.dtype) -> None:
     """In which 300 words of the same logit have not the probability 1."""

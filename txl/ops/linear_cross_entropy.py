@@ -3,6 +3,9 @@
 Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow with tokens x vocabulary. The gradients
 need the logits of a chunk again. Either the backward pass recomputes them, which makes four products in all; or, where
 every token's loss has the same weight, the gradients are made together with the loss: three products.
+
+In bfloat16 on a CPU the latter is done for all logits that do not fit the cache: their gradients take their place, a few
+rows at a time, which stay in the cache. By autograd, four tensors of this size in float32 come from memory.
 """
 
 from typing import Any
@@ -13,9 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from txl.ops.few_rows import linear_in_part
+from txl.ops.few_rows import CAST_PAYS, linear_in_part
 from txl.ops.numbers import product_dtype
 
+IN_CACHE = 2**20
+"""Logits whose softmax is computed at once, in float32."""
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); the backward pass holds two more tensors of this size."""
 
@@ -32,18 +37,34 @@ def linear_cross_entropy(
             that of a mean or a sum is. With others the gradients of weight and bias are NaN.
     """
     n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
-    if len(hidden_LE) <= n_token:
+    makes_gradients = same_weight and torch.is_grad_enabled()
+    is_large = len(hidden_LE) >= CAST_PAYS and len(hidden_LE) * len(weight_VE) > IN_CACHE and _is_in_place(hidden_LE)
+    if len(hidden_LE) <= n_token and not (makes_gradients and is_large):
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
-    if same_weight and torch.is_grad_enabled():
+    if makes_gradients:
         return _NatsAndGradients.apply(hidden_LE, weight_VE, bias_V, target_L, n_token)
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     return torch.cat([checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces])
+
+
+def _is_in_place(hidden_LE: Tensor) -> bool:
+    return hidden_LE.device.type == "cpu" and product_dtype(hidden_LE) == torch.bfloat16
 
 
 def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
     logit_LV = linear_in_part(hidden_LE, weight_VE, bias_V)
     at_least_float32 = torch.promote_types(logit_LV.dtype, torch.float32)
     return F.cross_entropy(logit_LV.to(at_least_float32), target_L, reduction="none")
+
+
+def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
+    """The gradients of logits in float32 or wider; nats are added to the list, those of the bias to the sum."""
+    logprob_CV = logit_CV.log_softmax(-1, dtype=dbias_V.dtype)
+    nats.append(-logprob_CV.gather(1, target_C[:, None])[:, 0])
+    dlogit_CV = logprob_CV.exp_()
+    dlogit_CV.scatter_add_(1, target_C[:, None], dlogit_CV.new_full((len(target_C), 1), -1.0))
+    dbias_V += dlogit_CV.sum(0)
+    return dlogit_CV
 
 
 class _NatsAndGradients(torch.autograd.Function):
@@ -63,12 +84,13 @@ class _NatsAndGradients(torch.autograd.Function):
             dbias_V, nats = torch.zeros_like(bias_V, dtype=wide), []
             parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
             for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
-                logprob_CV = F.linear(hidden_CE, weight_VE, bias_V).log_softmax(-1, dtype=wide)
-                nats.append(-logprob_CV.gather(1, target_C[:, None])[:, 0])
-                dlogit_CV = logprob_CV.exp_()
-                dlogit_CV.scatter_add_(1, target_C[:, None], dlogit_CV.new_full((len(target_C), 1), -1.0))
-                dbias_V += dlogit_CV.sum(0)
-                dlogit_CV = dlogit_CV.to(dtype)
+                logit_CV = F.linear(hidden_CE, weight_VE, bias_V)
+                if _is_in_place(hidden_CE):
+                    dlogit_CV, n_row = logit_CV, max(1, IN_CACHE // len(weight_VE))
+                    for logit_RV, target_R in zip(logit_CV.split(n_row), target_C.split(n_row), strict=True):
+                        logit_RV.copy_(_dlogit(logit_RV, target_R, nats, dbias_V))
+                else:
+                    dlogit_CV = _dlogit(logit_CV, target_C, nats, dbias_V).to(dtype)
                 torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
                 if dtype == wide:
                     dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
