@@ -24,6 +24,8 @@ from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
 
+CLOCKS = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(Checked):
@@ -37,12 +39,12 @@ class PPOConfig(Checked):
     n_layer: int = option(2, "layers", **SIZE)
     d_model: int = option(64, "size of the hidden states", **SIZE)
     gate: str = option("gru", "gate of the layers: gru, output, highway, sigmoid_tanh or none")
-    n_env: int = option(64, "environments side by side", **SIZE)
-    n_step: int = option(64, "steps of each environment between two updates", **SIZE)
-    n_update: int = option(150, "updates", **SIZE)
-    n_epoch: int = option(3, "passes over the steps in an update", **SIZE)
+    n_env: int = option(32, "environments side by side", **SIZE)
+    n_step: int = option(32, "steps of each environment between two updates", **SIZE)
+    n_update: int = option(200, "updates", **SIZE)
+    n_epoch: int = option(4, "passes over the steps in an update", **SIZE)
     n_part: int = option(4, "parts of the environments, a gradient step each", **SIZE)
-    lr: float = option(0.001, "learning rate at the beginning; it falls to 0", above=0)
+    lr: float = option(0.002, "learning rate at the beginning; it falls to 0", above=0)
     gamma: float = option(0.99, "discount of a step", minimum=0, maximum=1)
     decay: float = option(0.95, "lambda of the generalised advantage estimate", minimum=0, maximum=1)
     clip: float = option(0.2, "how far a probability's ratio to the actor's may leave 1", above=0)
@@ -178,10 +180,12 @@ class Training:
         self.agent = new_agent(config, self.actor)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), eps=1e-5)
         self.curve: list[dict[str, Any]] = []
+        self.returns: dict[str, float] = {}
 
     def run(self, until: int | None = None) -> None:
         """Train to the last update, or to that one."""
-        config, begun = self.config, time.perf_counter() - (self.curve[-1]["seconds"] if self.curve else 0.0)
+        config, past = self.config, self.curve[-1] if self.curve else {}
+        begun = {name: clock() - past.get(name, 0.0) for name, clock in CLOCKS.items()}
         last = config.n_update if until is None else until
         bar = tqdm(range(len(self.curve), last), desc=config.env, disable=None)
         for update in bar:
@@ -194,9 +198,8 @@ class Training:
             learn(self.agent, self.optimizer, rollout, before, config)
             mean = sum(returns) / len(returns) if returns else None  # no episode has ended
             steps = (update + 1) * config.n_step * config.n_env
-            self.curve.append(
-                {"update": update + 1, "steps": steps, "return": mean, "seconds": time.perf_counter() - begun}
-            )
+            took = {name: clock() - begun[name] for name, clock in CLOCKS.items()}
+            self.curve.append({"update": update + 1, "steps": steps, "return": mean} | took)
             bar.set_postfix_str(f"return {math.nan if mean is None else mean:.2f}")
             if (update + 1) % 10 == 0 or update + 1 == last:
                 self.save()
@@ -209,7 +212,8 @@ class Training:
         with written_whole(self.folder / "checkpoint.pt") as path:
             torch.save(state | {"actor": pickle.dumps(self.actor)}, path)
         with written_whole(self.folder / "curve.json") as path:
-            path.write_text(json.dumps({"config": asdict(self.config), "curve": self.curve}, indent=1))
+            written = {"config": asdict(self.config), "returns": self.returns, "curve": self.curve}
+            path.write_text(json.dumps(written, indent=1))
 
     def resume(self) -> None:
         """Take over the checkpoint of the folder."""
@@ -258,8 +262,10 @@ def main(argv: Sequence[str]) -> None:
     if config.resume:
         training.resume()
     training.run()
-    of_own, of_others = (returns_of(training.agent, config, 256, other_row=other) for other in (False, True))
-    print(f"return of 256 episodes: {of_own:.2f}; by the memory of another row: {of_others:.2f}")
+    for name, other in (("own memory", False), ("memory of another row", True)):
+        training.returns[name] = returns_of(training.agent, config, 256, other_row=other)
+        print(f"return of 256 episodes by their {name}: {training.returns[name]:.2f}")
+    training.save()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("gymnasium")
 
-from examples.agents import ppo
+from examples.agents import curves, ppo
 from examples.agents.environments import TMaze, make
 from txl.config import UsageError
 
@@ -101,3 +101,26 @@ def test_advantages_are_sums_of_what_is_still_to_come() -> None:
             if over[s]:
                 break
         torch.testing.assert_close(found[0, t], torch.as_tensor(total))
+
+
+def test_curves_say_what_was_trained_and_earned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(curves, "SMOOTH", 2)
+    for name, mem_len in (("seeing", 5), ("blind", 1)):
+        training = ppo.Training(
+            replace(SMALL, env="cartpole", mem_len=mem_len, n_update=12, work_dir=str(tmp_path / name))
+        )
+        training.returns = {"own memory": mem_len / 2}
+        training.run()
+    curves.main([str(tmp_path / "seeing"), str(tmp_path / "blind"), "--json", str(tmp_path / "rows.json")])
+    assert [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()] == ["2.50", "0.50"]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["config"]["mem_len"] for row in rows] == [5, 1]
+    first, second = [point for point in training.curve if point["return"] is not None][:2]
+    assert rows[1]["curve"][0] == [second["steps"], pytest.approx((first["return"] + second["return"]) / 2, abs=1e-3)]
+    curves.draw(rows, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="no-run"):
+        curves.main([str(tmp_path / "no-run")])

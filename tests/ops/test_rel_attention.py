@@ -76,7 +76,11 @@ def test_fast_equals_the_definition(impl: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("shape", [(3, 2, 13, 30, 8, -1), (2, 2, 13, 30, 8, 5), (2, 1, 131, 36, 8, -1)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 2, 13, 30, 8, -1), (2, 2, 13, 30, 8, 5), (2, 2, 13, 30, 8, 42), (2, 1, 131, 36, 8, -1), (3, 2, 1, 9, 8, 4)],
+    ids=str,
+)
 def test_masks_by_row(impl: str, shape: tuple[int, ...]) -> None:
     """Each query of each row has a first key of its own, up to itself."""
     *sizes, window = shape
@@ -87,6 +91,9 @@ def test_masks_by_row(impl: str, shape: tuple[int, ...]) -> None:
     inputs, more = operands(*sizes), {"first_BT": first_BT}
     expected = value_and_gradients("naive", inputs, window, **more)
     assert_same(value_and_gradients(impl, inputs, window, **more), expected)
+    with torch.no_grad():
+        out = rel_attention(*inputs, scale=0.3, window=window, impl=impl, **more)
+    torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
     if window < 0:
         torch.testing.assert_close(expected[0][0, :, 0], inputs[2][0, :, M])
 

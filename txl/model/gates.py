@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.ops.few_rows import Linear
+from txl.ops.onednn import Linear
 
 
 class Gate(nn.Module):

@@ -4,8 +4,8 @@ Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow 
 need the logits of a chunk again. Either the backward pass recomputes them, which makes four products in all; or, where
 every token's loss has the same weight, the gradients are made together with the loss: three products.
 
-In bfloat16 on a CPU the latter is done for all logits that do not fit the cache: their gradients take their place, a few
-rows at a time, which stay in the cache. By autograd, four tensors of this size in float32 come from memory.
+In bfloat16 on a CPU the latter is done for all logits that do not fit the cache: their gradients take their place, a
+few rows at a time, which stay in the cache. By autograd, four tensors of this size in float32 come from memory.
 """
 
 from typing import Any

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from txl.ops.dropout import as_drawn, draw_kept
 from txl.ops.operator import Operator
+from txl.ops.rel_attention.one_query import one_query
 from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
@@ -72,9 +73,13 @@ class _Block(NamedTuple):
     def set_queries(self, x_NBTH: Tensor, part: Tensor) -> None:
         x_NBTH[self.heads, self.rows, self.queries] = part.view(-1, self.n_row, self.n_query, x_NBTH.shape[-1])
 
-    def add_to_keys(self, x_NBSH: Tensor, part: Tensor) -> None:
-        """Add these queries' gradient of their keys. The first block of queries initialises the sum."""
-        sum_NBSH, part_NBSH = x_NBSH[self.heads, self.rows], part.view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
+    def add_to_keys(self, x_NBSH: Tensor, of_keys_ZST: Tensor, of_queries_ZTH: Tensor) -> None:
+        """Add a product, these queries' gradient of their keys. The first block of queries initialises the sum."""
+        sum_NBSH = x_NBSH[self.heads, self.rows]
+        if self.queries.start == 0 and self.n_key == x_NBSH.shape[2] and sum_NBSH.is_contiguous():
+            torch.bmm(of_keys_ZST, of_queries_ZTH, out=sum_NBSH.view(-1, *sum_NBSH.shape[2:]))
+            return
+        part_NBSH = torch.bmm(of_keys_ZST, of_queries_ZTH).view(-1, self.n_row, self.n_key, x_NBSH.shape[-1])
         if self.queries.start > 0:
             sum_NBSH[:, :, self.keys] += part_NBSH
             return
@@ -87,7 +92,8 @@ def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tupl
     """The queries of each block, and the keys that any of them sees; on a GPU one block."""
     for t in range(0, T, _QUERIES if on_cpu else T):
         queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
-        yield queries, slice(max(0, S - T + t - window + 1) if window > 0 else 0, S - T + queries.stop)
+        first = S - T + t - window + 1 if window > 0 else 0
+        yield queries, slice(first if first > S // 16 else 0, S - T + queries.stop)
 
 
 def _n_score(B: int, N: int, T: int, S: int, window: int, *, on_cpu: bool) -> int:
@@ -211,12 +217,12 @@ def backward(
         dout_ZTH, v_ZSH, dot_ZT1 = block.of_queries(dout_NBTH), block.of_keys(x.v_NBSH), block.of_queries(dot_NBT1)
         if kept_ZTS is None:
             torch.baddbmm(dot_ZT1, dout_ZTH, v_ZSH.mT, beta=-1, out=dprob_ZTS)
-            dv_ZSH = torch.bmm(prob_ZTS.mT, dout_ZTH)
+            dropped_ZTS = prob_ZTS
         else:
             torch.bmm(dout_ZTH, v_ZSH.mT, out=dprob_ZTS)
             dprob_ZTS.mul_(kept_ZTS).mul_(1 / (1 - dropout)).sub_(dot_ZT1)
-            dv_ZSH = torch.bmm(_dropped(prob_ZTS, kept_ZTS, dropout).mT, dout_ZTH)
-        block.add_to_keys(grads.v_NBSH, dv_ZSH)
+            dropped_ZTS = _dropped(prob_ZTS, kept_ZTS, dropout)
+        block.add_to_keys(grads.v_NBSH, dropped_ZTS.mT, dout_ZTH)
         _backward_of_logits(block, x, grads, dprob_ZTS, prob_ZTS, dplace[: block.n_product * T * (S + 1)])
         first = last
     return grads.of_operands(u_NH, w_NH, scale)
@@ -231,7 +237,7 @@ def _backward_of_logits(
     dplace_ZTL.flatten(1)[:, : T - 1] = 0  # outside the shifted view
     dlogit_ZTS = torch.mul(dprob_ZTS, prob_ZTS, out=skewed(dplace_ZTL, S))
     block.set_queries(grads.qu_NBTH, torch.bmm(dlogit_ZTS, block.of_keys(x.k_NBSH)))
-    block.add_to_keys(grads.k_NBSH, torch.bmm(dlogit_ZTS.mT, block.of_queries(x.qu_NBTH)))
+    block.add_to_keys(grads.k_NBSH, dlogit_ZTS.mT, block.of_queries(x.qu_NBTH))
     dplace_NXS = block.by_head(dplace_ZTL[..., :S])
     dqw_NXH = torch.bmm(dplace_NXS, block.of_distances(x.r_NSH))
     block.set_queries(grads.qw_NBTH, dqw_NXH)
@@ -267,26 +273,6 @@ operator = Operator(
 )
 
 
-def _one_query(*operands: *Operands, scale: float, window: int, clamp_len: int) -> Tensor:
-    """The output for one query, as in generation: nothing is shifted or masked, so no blocks are needed.
-
-    On a CPU half precision is computed in float32: PyTorch's products of half precision first copy their operands.
-    """
-    dtype = operands[0].dtype
-    wide = torch.promote_types(dtype, torch.float32) if operands[0].device.type == "cpu" else dtype
-    q_BN1H, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
-    if window > 0:
-        k_BNSH, v_BNSH, r_SNH = k_BNSH[:, :, -window:], v_BNSH[:, :, -window:], r_SNH[-window:]
-    n_alike = max(0, len(r_SNH) - clamp_len - 1) if clamp_len > 0 else 0
-    q_BN1H, k_BNSH, v_BNSH, r_SNH = (x.to(wide) for x in (q_BN1H, k_BNSH, v_BNSH, r_SNH))
-    u_N1H, w_N1H = (bias_NH.to(wide)[:, None] for bias_NH in (u_NH, w_NH))
-    logit_BN1S = (q_BN1H + u_N1H) * scale @ k_BNSH.mT
-    place_BN1R = (q_BN1H + w_N1H) * scale @ r_SNH[n_alike:].permute(1, 2, 0)
-    logit_BN1S[..., n_alike:] += place_BN1R
-    logit_BN1S[..., :n_alike] += place_BN1R[..., :1]
-    return (logit_BN1S.softmax(-1) @ v_BNSH).to(dtype)
-
-
 def dense(
     *operands: *Operands,
     scale: float,
@@ -301,6 +287,6 @@ def dense(
         # PyTorch does not know what an operator of a compiled graph draws, so it could not recompute it
         seed = torch.randint(2**62, (1,)) if dropout > 0 and torch.compiler.is_compiling() else None
         return operator(*operands, scale, window, dropout, True, clamp_len, first_BT, seed)
-    if operands[0].shape[2] == 1 and dropout == 0 and first_BT is None:
-        return _one_query(*operands, scale=scale, window=window, clamp_len=clamp_len)
+    if operands[0].shape[2] == 1 and dropout == 0:
+        return one_query(*operands, scale=scale, window=window, clamp_len=clamp_len, first_B1=first_BT)
     return forward(*operands, scale, window, dropout, False, clamp_len, first_BT, None)[0]

@@ -79,6 +79,9 @@ def skewed(x_ZTL: Tensor, n_key: int) -> Tensor:
 
 def hide_before(logit_TS: Tensor, first_T1: Tensor) -> None:
     """Set the logits (..., T, S) of keys before the first visible one of each query, (..., T, 1), to -inf, in place."""
+    can_ask = logit_TS.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would be waited for
+    if can_ask and first_T1.max() <= 0:
+        return
     at_S = torch.arange(logit_TS.shape[-1], device=logit_TS.device)
     logit_TS.masked_fill_(at_S < first_T1, -torch.inf)
 
