@@ -29,6 +29,7 @@ from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.language.trained import TrainedModel
+from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
@@ -93,6 +94,7 @@ class LanguageModel(TrainedModel):
     @contextmanager
     def used_as(self, use: ModelUse, device: torch.device) -> Iterator[TransformerXL]:
         """The model on a device, with the attention implementation and autocast that `use` asks for."""
+        require_works(self.model_config.memory, use)
         self.model.to(device).use_attention(use.attn_impl)
         with autocast(self.model.device, dtype_for(self.model, use.dtype)):
             yield self.model
