@@ -11,6 +11,7 @@ from txl.checkpoint.digests import DIGESTS, write_digests
 LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
     *(("model", name) for name in ("infini_update", "lookup_layer", "lookup_k", "neural_layers", "n_memory_token")),
+    *(("model", name) for name in ("max_span", "span_ramp", "span_loss")),
     ("context", "lookup_len"),
     *(("context", "compressed_len"), ("train", "memory_parts")),
 ]

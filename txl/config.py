@@ -204,6 +204,9 @@ class ModelConfig(Checked):
         "linear", "what is added to the matrix; delta: values less those that it already gives for the keys"
     )
     n_memory_token: int = option(8, "vectors that are read before a segment and written after it", **FEW)
+    max_span: int = option(1024, "tokens that a state can stay at most, before a ramp down to nothing", **SIZE)
+    span_ramp: int = option(64, "tokens of that ramp", **SIZE)
+    span_loss: float = option(1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0)
     neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
 
     def __post_init__(self) -> None:

@@ -227,7 +227,9 @@ BOUNDS = {
     "at least 0 and below 2^63": (
         "warmup_step patience sample_length attn_keep_mib ff_chunk redraw_interval min_freq top_k lines cache_size"
     ),
-    "at least 0 and finite": ("weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"),
+    "at least 0 and finite": (
+        "span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"
+    ),
     "at least 1 and at most 255": "lsh_round",
     "at least 1 and at most 2^20": "gpus gpus_per_host",
     "at least 1 and at most 2^24": "vocab_size",
@@ -235,7 +237,7 @@ BOUNDS = {
     "at least 1 and at most 65536": "n_bucket n_feature lookup_k n_memory_token",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
-        "batch_chunk memory_parts n_token"
+        "batch_chunk memory_parts n_token max_span span_ramp"
     ),
     "at least 1 and below 2^63": (
         "div_val lsh_reach max_step log_interval save_interval keep_last max_nonfinite max_step_scheduler "

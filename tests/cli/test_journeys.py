@@ -154,12 +154,15 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
                 "knn --mem_len 4 --lookup_layer 1 --lookup_len 20",
                 "neural --mem_len 4 --neural_layers 2",
                 "infini --mem_len 4 --infini_update delta",
+                "expire_span --mem_len 9 --max_span 8 --span_ramp 4",
             )
         )
         + """
         $ eval --split test --mem_len 0 9
         $ train --overwrite --memory knn --lookup_layer 7
           refused: --lookup_layer 7: the model has
+        $ train --overwrite --memory expire_span --position learned_absolute
+          refused: --position learned_absolute: it counts places from where the memory begins
         $ train --overwrite --memory none --mem_len 5
           refused: --mem_len 5: --memory none works with 0 only
         """,

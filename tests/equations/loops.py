@@ -24,6 +24,8 @@ class Formula(NamedTuple):
     """Added to the value of key j that query i gathers, (H,)."""
     placed: Callable[[int], Any] = lambda p: 0
     """Added to what queries and keys at a position are projected from, (D,)."""
+    factor: Callable[[int, int], Any] = lambda i, j: 1
+    """Of the probability of position j for query i."""
     added: Callable[[int], Any] = lambda p: 0
     """Added to what the layer reads at a position, (D,)."""
 
@@ -38,7 +40,8 @@ def heads(net: nn.Linear, n_head: int) -> Tensor:
 
 
 def attention_by_loop(layer: Layer, x_SD: Tensor, span: Span, formula: Formula) -> Tensor:
-    """What tokens M ... S-1 gather, (T, D), one softmax at a time; Vaswani et al. 2017, eq. 1."""
+    """What tokens M ... S-1 gather, (T, D), one softmax at a time; Vaswani et al. 2017, eq. 1, with a memory's
+    factors of the probabilities, which then sum to 1 again."""
     attn = layer.attn
     W_q, W_k, W_v = (heads(net, attn.n_head) for net in (attn.q_net, attn.k_net, attn.v_net))
     placed = [x_D + formula.placed(p) for p, x_D in enumerate(x_SD)]
@@ -47,7 +50,9 @@ def attention_by_loop(layer: Layer, x_SD: Tensor, span: Span, formula: Formula) 
         keys, values = [W_k[n] @ x_D for x_D in placed], [W_v[n] @ x_D for x_D in x_SD]
         for row, i in zip(gathered, range(span.n_mem, span.n_key), strict=True):
             seen, q = [j for j in range(i + 1) if span.window < 0 or i - j < span.window], W_q[n] @ placed[i]
-            weights = torch.stack([formula.logit(n, q, keys[j], i, j) for j in seen]).softmax(0)
+            softmax = torch.stack([formula.logit(n, q, keys[j], i, j) for j in seen]).softmax(0)
+            counted = [formula.factor(i, j) * a for a, j in zip(softmax, seen, strict=True)]
+            weights = [a / sum(counted) for a in counted]
             row.append(sum(w * (values[j] + formula.value(i, j)) for w, j in zip(weights, seen, strict=True)))
     return torch.stack([attn.o_net(torch.cat(row)) for row in gathered])
 

@@ -251,10 +251,13 @@ def test_rows_of_a_batch_do_not_mix(name: str, model: TransformerXL, token_BT: T
     """And what is remembered of them can be taken apart and joined."""
     context = context_of(name)
     together, memory = read(model, token_BT, CUT, context)
-    for row in range(2):
-        torch.testing.assert_close(read(model, token_BT[row : row + 1], CUT, context)[0][0], together[row])
+    alone = [read(model, token_BT[row : row + 1], CUT, context) for row in range(2)]
+    torch.testing.assert_close(torch.cat([hidden for hidden, _ in alone]), together)
+    later = model(token_BT[:, :4], memory, context).hidden_BTD
+    joined = Memory.joined([one for _, one in alone])
+    torch.testing.assert_close(model(token_BT[:, :4], joined, context).hidden_BTD, later)
     swapped = model(token_BT[:, :4].flip(0), memory.rows(torch.tensor([1, 0])), context).hidden_BTD
-    torch.testing.assert_close(swapped, model(token_BT[:, :4], memory, context).hidden_BTD.flip(0))
+    torch.testing.assert_close(swapped, later.flip(0))
     again = Memory.joined(memory.chunks(2)).named()
     assert all(torch.equal(again[key], tensor) for key, tensor in memory.named().items())
     with pytest.raises(ValueError, match="memory holds 2 rows, the segment 1"):

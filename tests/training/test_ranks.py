@@ -31,7 +31,7 @@ from txl.training.step import NonFiniteError, TrainState
 LOPSIDED = np.concatenate([IDS[:50] % 10, IDS[50:]])
 """The first two streams, those of rank 0, hold words of the shortlist only: that rank misses both tail clusters."""
 
-COMPUTING = ("compressive", "knn")
+COMPUTING = ("compressive", "expire_span", "knn")
 """Models whose memory computes with weights what it keeps, and passes no gradient from part to part."""
 Case = tuple[dict[str, Any], dict[str, Any]]
 IN_SHARDS: dict[str, Case] = {  # shape, training
@@ -45,7 +45,10 @@ IN_SHARDS: dict[str, Case] = {  # shape, training
         {"position": "rotary", "attention": "performer", "n_feature": 8},
         {"redraw_interval": 1, "recompute": True},
     ),
-    **{name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "recompute": name == "knn"}) for name in COMPUTING},
+    **{
+        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2, "recompute": name != "compressive"})
+        for name in COMPUTING
+    },
 }
 WHOLE: dict[str, Case] = IN_SHARDS | {
     "muon": (ADAPTIVE, {"optim": "muon", "weight_decay": 0.01}),

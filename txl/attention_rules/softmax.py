@@ -9,10 +9,13 @@ from txl.memory import Span
 from txl.ops.dropout import Dropout
 from txl.ops.rel_attention import rel_attention
 from txl.positions import PositionEncoding
+from txl.positions.base import rel_shift
 
 
 class SoftmaxAttention(nn.Module):
-    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts) v_s, over the keys visible to t under `span`.
+    """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts + log w_ts) v_s, over the keys visible to t under `span`.
+
+    w is 1 unless a memory says otherwise, see `Span.log_weight_BTS`.
 
     Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout is applied to the probabilities,
     without renormalisation, as in the original.
@@ -42,8 +45,8 @@ class SoftmaxAttention(nn.Module):
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
         dropout = self.drop.p if self.training else 0.0
-        path = self.path(pos)
-        if path == "relative":
+        path, log_weight_BTS = self.path(pos), span.log_weight_BTS
+        if path == "relative" and log_weight_BTS is None:
             return rel_attention(
                 q_BNTH,
                 k_BNSH,
@@ -59,12 +62,22 @@ class SoftmaxAttention(nn.Module):
             )
         if path == "scaled_dot_product_attention":
             mask = None if span.is_triangle else span.mask(q_BNTH.device)
+            if log_weight_BTS is not None:
+                hidden = ~span.mask(q_BNTH.device)
+                mask = log_weight_BTS[:, None].masked_fill(hidden, -torch.inf).to(q_BNTH.dtype)
             return F.scaled_dot_product_attention(
                 q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=span.is_triangle, scale=pos.scale
             )
-        logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
-        if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
-            logit_BNTS = logit_BNTS + term
+        if path == "relative":
+            r_SNH, u_NH, w_NH = pos.relative(feats)
+            logit_BNTS = (pos.scale * (q_BNTH + u_NH[:, None])) @ k_BNSH.mT
+            logit_BNTS = logit_BNTS + rel_shift((pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0))
+        else:
+            logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
+            if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
+                logit_BNTS = logit_BNTS + term
+        if log_weight_BTS is not None:
+            logit_BNTS = logit_BNTS + log_weight_BTS[:, None]
         logit_BNTS = logit_BNTS.masked_fill(~span.mask(q_BNTH.device), -torch.inf)
         prob_BNTS = self.drop(logit_BNTS.softmax(-1)).to(v_BNSH.dtype)  # an encoding's term may have a wider dtype
         out_BNTH = prob_BNTS @ v_BNSH

@@ -17,7 +17,7 @@ from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
-from txl.memory import Memory, empty_states
+from txl.memory import Memory, empty_states, rows_joined
 from txl.model.half import cast_weights
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
@@ -102,7 +102,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
     sizes = {sum(map(len, parts)) for parts in remembered.values()}
     if remembered and (remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}):
         raise damaged(folder / "streams_*.safetensors")
-    memory = Memory.of_named({name: torch.cat(parts) for name, parts in remembered.items()}) if remembered else None
+    memory = Memory.of_named({name: rows_joined(parts) for name, parts in remembered.items()}) if remembered else None
     parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
     return Snapshot(progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder)
 

@@ -30,6 +30,7 @@ from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
 from txl.language.trained import TrainedModel
+from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for, dtype_on
 from txl.model.half import pack_weights
 from txl.model.transformer import TransformerXL
@@ -105,6 +106,7 @@ class LanguageModel(TrainedModel):
     @contextmanager
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
         """The model with the attention implementation and autocast that `use` asks for."""
+        require_works(self.model_config.memory, use)
         self.model.use_attention(use.attn_impl)
         with autocast(self.model.device, dtype_for(self.model, use.dtype)):
             yield self.model

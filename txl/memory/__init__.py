@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import ModelConfig, UsageError, require
-from txl.memory.base import Memory, MemoryRule, State
+from txl.memory.base import Memory, MemoryRule, State, rows_joined
 from txl.memory.key_values import KeyValue, KeyValueMemory
 from txl.memory.span import Span
 
@@ -22,6 +22,7 @@ __all__ = [
     "empty_states",
     "is_bounded",
     "require_works",
+    "rows_joined",
     "unbounded",
 ]
 
@@ -29,6 +30,7 @@ _CLASSES = {
     "fifo": "Fifo",
     "none": "NoMemory",
     "compressive": "Compressive",
+    "expire_span": "ExpireSpan",
     "infini": "Infini",
     "knn": "Knn",
     "neural": "Neural",

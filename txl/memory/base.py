@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
@@ -47,6 +48,7 @@ class MemoryRule(nn.Module):
         entered       what the first layer reads of a segment, and more around it
         span          where what a layer reads stands, and what of it belongs to another document
         read          the hidden states that stand before the segment
+        weighed       how much each of them counts for each query
         beside        what is read of the rest, with queries that attention asks too
         kept          what is kept of a segment, and what that adds to the loss
         left          of what the last layer returns the segment's, and what is kept of the rest
@@ -64,6 +66,10 @@ class MemoryRule(nn.Module):
     shards they are there only then."""
     masks_documents: ClassVar[bool] = True
     """What is kept of one document is not read in another, in the same row."""
+    keeps_places: ClassVar[bool] = True
+    """As much stands before the segment in every row. Encodings that count positions from its beginning need that."""
+    weighs_keys: ClassVar[bool] = False
+    """It gives attention factors, which only its plain form takes."""
     is_projected: ClassVar[bool] = False
     """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
 
@@ -104,6 +110,10 @@ class MemoryRule(nn.Module):
     def read(self, state: State) -> Tensor:
         """The hidden states before the segment, (B, M, D), at consecutive positions, which attention reads."""
         return state.hidden_BMD
+
+    def weighed(self, span: Span, new_BTD: Tensor, mem_BMD: Tensor, more: Mapping[str, Tensor]) -> Span:
+        """The span with factors of the attention to what stands before the segment and to the segment."""
+        return span
 
     def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         """The result of attention with what the rule reads of `State.more`, (B, N, T, H).
@@ -215,7 +225,7 @@ class Memory:
     def joined(cls, parts: Sequence["Memory"]) -> "Memory":
         """The memory of the streams of several, in their order."""
         named = [part.named() for part in parts]
-        return cls.of_named({name: torch.cat([one[name] for one in named]) for name in named[0]})
+        return cls.of_named({name: rows_joined([one[name] for one in named]) for name in named[0]})
 
     def chunks(self, n: int) -> list["Memory"]:
         """The memories of n equal parts of the streams."""
@@ -247,3 +257,9 @@ class Memory:
             return host.copy_(tensor, non_blocking=True)
 
         return self.map(copied)
+
+
+def rows_joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of several tensors. Zeros stand first in those that are shorter along the second axis."""
+    longest = max(part.shape[1] if part.ndim > 1 else 0 for part in parts)
+    return torch.cat([F.pad(x, (0, 0) * (x.ndim - 2) + (longest - x.shape[1], 0)) if x.ndim > 1 else x for x in parts])

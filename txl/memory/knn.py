@@ -89,8 +89,10 @@ class Knn(BesideAttention):
             k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
         more = {}
         for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
-            all_BNLH = torch.cat([state.more[name], new_BNLH.to(state.more[name].dtype)], dim=2)
-            more[name] = all_BNLH[:, :, max(0, all_BNLH.shape[2] - context.lookup_len) :].clone()
+            old_BNLH = state.more[name]
+            n_old = min(old_BNLH.shape[2], max(0, context.lookup_len - n_left))
+            parts = old_BNLH[:, :, old_BNLH.shape[2] - n_old :], new_BNLH[:, :, max(0, n_left - context.lookup_len) :]
+            more[name] = torch.cat([part.to(old_BNLH.dtype) for part in parts], dim=2)
         return State(hidden_BMD, {**more, "n_own": n_own_B.clamp(max=context.lookup_len)})
 
 

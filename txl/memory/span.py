@@ -23,6 +23,7 @@ class Span:
         window: a query sees distances below it; -1: all.
         since_BT: how many tokens before each query belong to the same document; it sees none before them. None: no
             document ends in the span.
+        log_weight_BTS: logarithms of factors of the attention probabilities, which then sum to 1 again; None: all 1.
     """
 
     n_mem: int
@@ -30,6 +31,7 @@ class Span:
     clamp_len: int = -1
     window: int = -1
     since_BT: Tensor | None = field(default=None, compare=False)
+    log_weight_BTS: Tensor | None = field(default=None, compare=False)
     _masks: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -44,8 +46,9 @@ class Span:
 
     @property
     def is_triangle(self) -> bool:
-        """True if the mask is a plain causal triangle: no memory, no effective window, no borders of documents."""
-        return self.n_mem == 0 and not self.hides_past and self.since_BT is None
+        """True if the mask is a plain causal triangle: no memory, effective window, borders of documents or factors."""
+        plain = self.since_BT is None and self.log_weight_BTS is None
+        return self.n_mem == 0 and not self.hides_past and plain
 
     @property
     def hides_past(self) -> bool:

@@ -147,8 +147,8 @@ class Body(nn.Module):
         log."""
         attn = self.layers[0].attn
         path = attn.rule.path(attn.pos)
-        if path != "relative":
-            return path
+        if path != "relative" or self.layers[0].memory.weighs_keys:
+            return path if path != "relative" else "plain"
         n_key, d_head = self.layers[0].memory.length(context, self.config) + context.tgt_len, self.config.d_head
         return resolved(
             attn.rule.impl, self.device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad, by_row=by_row

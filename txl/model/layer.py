@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
+from txl.config import ModelConfig, require
 from txl.memory import KeyValue, Span, build_memory_rule
 from txl.model.attention import Attention, Beside
 from txl.model.feed_forward import FeedForward
@@ -30,6 +30,11 @@ class Layer(nn.Module):
         self.pre_lnorm, self.reversible = config.pre_lnorm, config.reversible
         self.attn = Attention(config, pos, dropatt=dropatt)
         self.memory = build_memory_rule(config, index)
+        require(
+            self.memory.keeps_places or not pos.places_hidden_states(),
+            f"--position {config.position}: it counts places from where the memory begins, and with --memory "
+            f"{config.memory} each row begins elsewhere; use an encoding of distances, such as {ModelConfig.position}",
+        )
         self.attn_drop = Dropout(dropout)
         self.attn_norm = nn.LayerNorm(config.d_model)
         self.ff = FeedForward(config, dropout=dropout)
@@ -59,6 +64,8 @@ class Layer(nn.Module):
     ) -> Tensor:
         if self.reversible:
             return self._after(state, self.attended(self.read(state), mem_BMD, feats, span))
+        if more:
+            span = self.memory.weighed(span, state, mem_BMD, more)
         x_BTD, mem_BMD = self.attn.pos.layer_input(state, mem_BMD, feats, span)
         beside = partial(self.memory.beside, more, span) if more else None
         return self._after(x_BTD, self._attended(x_BTD, mem_BMD, feats, span, beside))
