@@ -10,7 +10,7 @@ import torch
 
 from tests.cli.conftest import Here, change_weights, config_of, pointed
 from txl.evaluation.plots import _apart, run_names
-from txl.ops.onednn import Linear
+from txl.ops.linear import Linear
 
 # figures
 

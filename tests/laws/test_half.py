@@ -11,7 +11,7 @@ from tests.laws.conftest import N_TOKEN, build, context_of, for_models
 from txl import TransformerXL
 from txl.model import half
 from txl.model.autocast import autocast
-from txl.ops import few_rows, packed
+from txl.ops import linear, packed
 from txl.ops.packed import CAN_PACK
 
 
@@ -42,7 +42,7 @@ def answers(model: TransformerXL, token_BT: Tensor, name: str, dtype: torch.dtyp
 def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     name: str, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "CAST_PAYS", 0)  # parts of rounded tables are multiplied in 16 bits too
+    monkeypatch.setattr(linear, "CAST_PAYS", 0)  # parts of rounded tables are multiplied in 16 bits too
     dtype = torch.float16 if len(name) % 2 else torch.bfloat16
     model = rounded(name, dtype)
     expected = answers(model, token_BT, name, dtype)
@@ -88,7 +88,7 @@ def test_a_packed_product_is_that_of_bfloat16(shape: tuple[int, ...], is_biased:
         torch.randn(41).bfloat16() if is_biased else None,
         torch.randn(*shape, 67),
     )
-    found = few_rows.linear(x, packed.packed(weight), bias)
+    found = linear.linear(x, packed.packed(weight), bias)
     exact = F.linear(x.bfloat16().double(), weight.double(), None if bias is None else bias.double())
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-2)

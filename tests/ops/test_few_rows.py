@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from txl.ops import few_rows, processor
-from txl.ops.few_rows import Linear, linear, linear_in_part
+from txl.ops import linear as module
+from txl.ops.linear import Linear, linear, linear_in_part
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def test_it_is_the_linear_map(shape: tuple[int, ...], bias: bool) -> None:
 
 
 def test_part_of_a_table_is_cast_for_many_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "CAST_PAYS", 3)
+    monkeypatch.setattr(module, "CAST_PAYS", 3)
     x, weight, bias = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
     part = weight.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):

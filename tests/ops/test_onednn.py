@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl.ops import onednn
-from txl.ops.onednn import Linear, linear
+from txl.ops.linear import Linear, linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 

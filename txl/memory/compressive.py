@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State
 from txl.memory.span import Span
-from txl.ops.few_rows import linear
+from txl.ops.linear import linear
 
 
 class Compressive(MemoryRule):

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.ops.few_rows import linear, linear_in_part
+from txl.ops.linear import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy
 from txl.ops.numbers import is_autocast_on
 

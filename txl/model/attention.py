@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from txl.attention_rules import build_attention_rule
 from txl.config import ModelConfig
 from txl.memory import KeyValue, Span
+from txl.ops.linear import Linear
 from txl.ops.numbers import product_dtype
-from txl.ops.onednn import Linear
 from txl.positions import PositionEncoding
 
 Beside = Callable[[Tensor, Tensor], Tensor]

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.config import ModelConfig
 from txl.ops.dropout import Dropout
-from txl.ops.onednn import Linear
+from txl.ops.linear import Linear
 
 
 class SquaredReLU(nn.Module):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.ops.onednn import Linear
+from txl.ops.linear import Linear
 
 
 class Gate(nn.Module):

@@ -5,7 +5,7 @@ from torch import nn
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.transformer import TransformerXL
-from txl.ops.few_rows import Linear
+from txl.ops.linear import Linear
 from txl.ops.packed import CAN_PACK, packed
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from txl.ops.few_rows import CAST_PAYS, linear_in_part
+from txl.ops import onednn
+from txl.ops.linear import CAST_PAYS, linear, linear_in_part
 from txl.ops.numbers import product_dtype
 
 IN_CACHE = 2**20
@@ -84,13 +85,17 @@ class _NatsAndGradients(torch.autograd.Function):
             dbias_V, nats = torch.zeros_like(bias_V, dtype=wide), []
             parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
             for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
-                logit_CV = F.linear(hidden_CE, weight_VE, bias_V)
+                logit_CV = linear(hidden_CE, weight_VE, bias_V)
                 if _is_in_place(hidden_CE):
                     dlogit_CV, n_row = logit_CV, max(1, IN_CACHE // len(weight_VE))
                     for logit_RV, target_R in zip(logit_CV.split(n_row), target_C.split(n_row), strict=True):
                         logit_RV.copy_(_dlogit(logit_RV, target_R, nats, dbias_V))
                 else:
                     dlogit_CV = _dlogit(logit_CV, target_C, nats, dbias_V).to(dtype)
+                if onednn.serves(dlogit_CV, weight_VE.T):
+                    dhidden_CE.copy_(onednn.linear(dlogit_CV, weight_VE.T))
+                    dweight_VE += onednn.of_weight(dlogit_CV, hidden_CE)
+                    continue
                 torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
                 if dtype == wide:
                     dweight_VE.addmm_(dlogit_CV.T, hidden_CE)

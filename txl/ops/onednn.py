@@ -9,9 +9,9 @@ rounding. Other processors, dtypes and devices, autocast, compiled graphs and sm
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from txl.ops import few_rows
 from txl.ops.processor import HAS_AVX512, IS_AMD
 
 PAYS = 2**22
@@ -20,12 +20,15 @@ PAYS = 2**22
 AVAILABLE = IS_AMD and HAS_AVX512 and torch.backends.mkldnn.is_available()
 
 
+def serves(x: Tensor, weight: Tensor) -> bool:
+    """A product that is large enough, in float32 on such a processor."""
+    is_made_for = AVAILABLE and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    return is_made_for and x.numel() * len(weight) >= PAYS and not torch.compiler.is_compiling() and not _is_changed()
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) to (..., out), by the library that takes less time."""
-    is_served = AVAILABLE and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    if not is_served or x.numel() * len(weight) < PAYS or torch.compiler.is_compiling() or _is_changed():
-        return few_rows.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias)
+    return _Linear.apply(x, weight, bias) if serves(x, weight) else F.linear(x, weight, bias)
 
 
 def _is_changed() -> bool:
@@ -53,20 +56,12 @@ class _Linear(torch.autograd.Function):
         dy_RO, x_RI = grads[0].flatten(0, -2), x.flatten(0, -2)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         dx = linear(dy_RO, weight_OI.T).view(x.shape) if needs_x else None
-        dweight_OI = _of_weight(dy_RO, x_RI) if needs_weight else None
+        dweight_OI = of_weight(dy_RO, x_RI) if needs_weight else None
         return dx, dweight_OI, dy_RO.sum(0) if needs_bias else None
 
 
-def _of_weight(dy_RO: Tensor, x_RI: Tensor) -> Tensor:
+def of_weight(dy_RO: Tensor, x_RI: Tensor) -> Tensor:
     """dy.T @ x, (O, I). Both are stored anew with rows last: the operator reads the smaller one as the input."""
     if dy_RO.shape[1] > x_RI.shape[1]:
         return linear(x_RI.T, dy_RO.T).T
     return linear(dy_RO.T, x_RI.T)
-
-
-class Linear(few_rows.Linear):
-    """`nn.Linear` computed by `linear`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
-        return linear(input, self.weight, self.bias)

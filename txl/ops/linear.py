@@ -1,0 +1,41 @@
+"""Linear layers: each product by the library, and in the layout, that takes least time."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.ops import few_rows, onednn, packed
+from txl.ops.numbers import is_autocast_on
+
+CAST_PAYS = 64
+"""Rows from which a product in 16 bits makes up for the cast of its weights. On an AMD EPYC, one thread, a weight takes
+1.0 ns to cast, and 25 or 9 ps a row to multiply in float32 or bfloat16."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, (..., in) to (..., out)."""
+    if packed.is_packed(weight):
+        return packed.linear(x, weight, bias)
+    if few_rows.serves(x, weight):
+        return few_rows.linear(x, weight, bias)
+    if onednn.serves(x, weight):
+        return onednn.linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` for a part of a table. Autocast caches the casts of parameters, not those of their parts; on a CPU,
+    fewer than `CAST_PAYS` rows are multiplied in float32, which takes less time than to cast the weights."""
+    is_short = x.device.type == "cpu" and part.dtype == torch.float32 and x.shape[:-1].numel() < CAST_PAYS
+    if not is_short or not is_autocast_on(x.device):
+        return linear(x, part, bias)
+    with torch.autocast("cpu", enabled=False):
+        return linear(x.float(), part, bias)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` computed by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        return linear(input, self.weight, self.bias)
