@@ -18,7 +18,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_flags(parser, READING, "wt103-base")
     add_peer_flags(parser)
-    parser.add_argument("--segments", type=int, default=4, help="of each program in its turn [4]")
+    parser.add_argument(
+        "--segments",
+        type=int,
+        default=8,
+        help="of each program in its turn; ours computes the losses of 256 tokens together, so a multiple of that [8]",
+    )
     parser.add_argument("--mem_lens", nargs="+", type=int, help="in place of the shapes' own")
     args = parser.parse_args()
     say_machine()

@@ -35,10 +35,11 @@ class Peer:
         name: of a module in benchmarks.workers.
         arguments: of the worker.
         python: the interpreter of its environment.
+        dtype: in which it computes, if there are several.
     """
 
-    def __init__(self, name: str, *arguments: str, python: str = sys.executable) -> None:
-        self.name = name
+    def __init__(self, name: str, *arguments: str, python: str = sys.executable, dtype: str = "") -> None:
+        self.name, self.dtype = name, dtype
         command = [python, "-m", f"benchmarks.workers.{name}", *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
@@ -108,26 +109,25 @@ def add_peer_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers 4.35.2")
     parser.add_argument("--x-transformers", metavar="PYTHON", help="of an environment with x-transformers")
     parser.add_argument("--original", metavar="FOLDER", help="a checkout of kimiyoung/transformer-xl")
-    parser.add_argument("--also", choices=("bfloat16", "float16"), help="ours once more, with products in this dtype")
+    parser.add_argument("--also", choices=("bfloat16", "float16"), help="each program once more, in this dtype")
     parser.add_argument("--pairs", type=positive, default=7, help="times that each program is asked [7]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
 
 
 def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
-    """Ours, and the programs chosen by the flags of `add_peer_flags`."""
-    model = shape.to_json()
-    peers = [Peer("txl", model)]
-    if args.also:
-        peers.append(Peer("txl", dataclasses.replace(shape, dtype=args.also).to_json()))
-        peers[-1].name = f"txl, {args.also}"
-    if args.peer:
-        peers.append(Peer("huggingface", model, python=args.peer))
-    if args.original:
-        peers.append(Peer("original", model, args.original))
+    """Ours, and the programs chosen by the flags of `add_peer_flags`, in each dtype."""
     if args.x_transformers and shape.cutoffs:
         print("x_transformers left out: it has no adaptive softmax")
-    elif args.x_transformers:
-        peers.append(Peer("x_transformers", model, python=args.x_transformers))
+    peers = []
+    for dtype in filter(None, (args.dtype, args.also)):
+        model = dataclasses.replace(shape, dtype=dtype).to_json()
+        peers.append(Peer("txl", model, dtype=dtype))
+        if args.peer:
+            peers.append(Peer("huggingface", model, python=args.peer, dtype=dtype))
+        if args.original:
+            peers.append(Peer("original", model, args.original, dtype=dtype))
+        if args.x_transformers and not shape.cutoffs:
+            peers.append(Peer("x_transformers", model, python=args.x_transformers, dtype=dtype))
     return peers
 
 
@@ -151,11 +151,13 @@ def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
 
 
 def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[str, Any]]:
-    """Results per program, ours first; printed one by one."""
+    """Results per program and dtype, printed one by one: each beside the first program, which is ours, in the same
+    dtype, and where there are several dtypes, the best of each beside our best."""
     found = []
     for peer in peers:
-        row: dict[str, Any] = {"shape": label, "task": task, "program": peer.name, "error": peer.error, **peer.facts}
-        text = f"{label:24} {task:8} {peer.name:14} "
+        row = {"shape": label, "task": task, "program": peer.name, "dtype": peer.dtype, "error": peer.error}
+        row |= peer.facts
+        text = f"{label:24} {task:8} {peer.name:14} {peer.dtype:8} "
         if peer.error is not None:
             print(f"{text} failed: {peer.error}", flush=True)
         else:
@@ -166,13 +168,30 @@ def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[st
             if task == "train" and "peak_flops" in peer.facts:
                 row["mfu_share"] = speed * peer.facts["flops_per_token"] / peer.facts["peak_flops"]
                 text += f"  MFU {row['mfu_share']:.2f}"
-            if peer is not peers[0] and peers[0].error is None:
-                times = ratio(peers[0].seconds, peer.seconds)
-                row["times_as_long"] = vars(times)
-                text += f"  ours {times.median:.2f} times as fast ({times.smallest:.2f} to {times.largest:.2f})"
+            ours = next(p for p in peers if p.dtype == peer.dtype)
+            if peer is not ours and ours.error is None:
+                text += _beside(row, "times_as_long", ours, peer)
+            if len({p.dtype for p in peers}) > 1 and peer.name != peers[0].name and peer is _best(peers, peer.name):
+                text += _beside(row, "best_times_as_long", _best(peers, peers[0].name), peer)
             print(text, flush=True)
         found.append(row)
     return found
+
+
+def _best(peers: list[Peer], name: str) -> Peer | None:
+    """A program in the dtype in which it is fastest; None if it works in none."""
+    working = [peer for peer in peers if peer.name == name and peer.error is None]
+    return min(working, key=lambda peer: statistics.median(peer.seconds), default=None)
+
+
+def _beside(row: dict[str, Any], field: str, ours: Peer | None, theirs: Peer) -> str:
+    """The ratio of two programs, put into the row, in words."""
+    if ours is None:
+        return ""
+    times = ratio(ours.seconds, theirs.seconds)
+    row[field] = vars(times)
+    what = "best of each" if field.startswith("best") else "ours"
+    return f"  {what} {times.median:.2f} times as fast ({times.smallest:.2f} to {times.largest:.2f})"
 
 
 def measured(args: argparse.Namespace, shapes: dict[str, Shape], task: str, n: int) -> Iterator[dict[str, Any]]:

@@ -58,6 +58,31 @@ def test_ratios_are_taken_pair_by_pair_and_a_shape_travels_as_json(shape: Shape)
     assert (found.median, found.smallest, found.largest) == (3.0, 2.0, 3.0)
 
 
+class Timed:
+    """A program that has been timed."""
+
+    def __init__(self, name: str, dtype: str, *seconds: float, error: str | None = None) -> None:
+        self.name, self.dtype, self.seconds, self.error = name, dtype, list(seconds), error
+        self.peak_bytes, self.facts = 2**20, {}
+
+
+def test_equals_are_set_beside_equals_and_the_best_beside_the_best() -> None:
+    timed = [
+        Timed("txl", "float32", 2.0, 2.0, 2.0),
+        Timed("other", "float32", 6.0, 8.0, 4.0),
+        Timed("txl", "bfloat16", 1.0, 1.0, 2.0),
+        Timed("other", "bfloat16", 5.0, 7.0, 5.5),
+        Timed("broken", "bfloat16", error="no such dtype"),
+    ]
+    found = rows(timed, "tiny", "evaluate", 8)  # type: ignore[arg-type]
+    same = [row.get("times_as_long", {}).get("median") for row in found]
+    assert same == [None, 3.0, None, 5.0, None]
+    best = [row.get("best_times_as_long", {}).get("median") for row in found]
+    assert best == [None, None, None, 5.0, None]
+    timed[2].seconds = [3.0, 3.0, 3.0]
+    assert rows(timed, "tiny", "evaluate", 8)[3]["best_times_as_long"]["median"] == 2.75  # type: ignore[arg-type]
+
+
 CASES = [Case(2, 3, 5, 7, 6), Case(1, 2, 8, 13, 0), Case(3, 1, 4, 1, 11), Case(1, 2, 3, 5, 19)]
 
 
