@@ -150,7 +150,7 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_weight = _table(self.n_tail, config.d_embed)
             self.cluster_bias = nn.Parameter(torch.zeros(self.n_tail))
         self.joined: tuple[Tensor, Tensor] | None = None
-        """Weights and biases of the shortlist and the entries of clusters, where a product of few rows reads them."""
+        """Weights and biases of the shortlist and the entries of clusters, of a model that takes no gradient."""
 
     def _projs(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> Iterator[nn.Parameter]:
         if not len(embedding.projs):
@@ -219,7 +219,9 @@ class AdaptiveSoftmax(nn.Module):
         weights, biases = list(tables), list(self.biases)
         if len(weights) < len(self.sizes):  # one split has one gradient table; slices would have one each
             weights, biases = list(weights[0].split(self.sizes)), list(biases[0].split(self.sizes))
-        if self.n_tail:
+        if self.joined is not None:
+            weights[0], biases[0] = self.joined
+        elif self.n_tail:
             weights[0] = torch.cat([weights[0], self.cluster_weight])
             biases[0] = torch.cat([biases[0], self.cluster_bias])
         return weights, biases
