@@ -29,5 +29,6 @@ cd "$here"
 unset PYTHON # of the environment of the other tests
 pages="test_a_module_has_the_flags_of_the_page or test_the_python_of_a_page_runs"
 HF_HUB_OFFLINE=1 .venv-transformers/bin/python -m pytest -W default tests/cli/test_documented_commands.py -k "$pages"
-.venv-transformers/bin/python -m pytest -W default tests/data tests/test_time -k "parquet or faiss"
+.venv-transformers/bin/python -m pytest -W default tests/data tests/test_time tests/equations \
+    -k "parquet or faiss"
 HF_HUB_OFFLINE=1 exec .venv-transformers/bin/python -m pytest -W default tests/hf tests/lm_eval "$@"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from txl.cli import run
+from txl.cli.run import run
 from txl.config import require
 from txl.files import written_whole
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.cli import read_flags, run
+from txl.cli.flags import read_flags
+from txl.cli.run import run
 from txl.config import SEED, SIZE, Checked, build, option, require
 from txl.files import written_whole
 from txl.training.config import TrainConfig

@@ -30,6 +30,7 @@ class Seen:
     visible: Tensor
     """True where a query may attend; broadcasts to (B, 1, T, S)."""
     is_triangle: bool = False
+    log_weight_BTS: None = None
 
     def mask(self, device: torch.device) -> Tensor:
         """The mask on a device."""

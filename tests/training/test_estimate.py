@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import long_test
 from tests.forks import ROOT, start
+from tests.laws.conftest import MEMORY_MODELS, build, context_of
 from tests.training import memory_peaks
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
@@ -74,6 +75,19 @@ def test_an_estimate_leaves_random_numbers_and_the_model_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in MEMORY_MODELS if name != "toy"])
+def test_what_is_remembered_is_counted_as_it_grows_to_be(name: str) -> None:
+    model, context, memory, held = build(name).float(), context_of(name), None, []
+    for token_BT in torch.randint(0, 50, (2, 60)).split(5, dim=1):
+        memory = model(token_BT, memory, context).memory
+        held.append(sum(x.numel() * x.element_size() for x in memory.named().values()))
+    needed = estimate.lasting_bytes(model, TrainConfig(batch_size=2), context, 1)
+    assert needed["memory"] == 2 * max(held)
+    seen = estimate.passing_bytes(model, TrainConfig(batch_size=2), context, CPU, torch.float32)
+    assert seen["activations"] > 0
 
 
 @pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])

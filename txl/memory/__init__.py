@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from txl.config import ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.memory.base import Memory, MemoryRule, State, rows_joined
 from txl.memory.key_values import KeyValue, KeyValueMemory
 from txl.memory.span import Span
@@ -20,6 +20,7 @@ __all__ = [
     "State",
     "build_memory_rule",
     "empty_states",
+    "full_states",
     "is_bounded",
     "require_works",
     "rows_joined",
@@ -54,6 +55,12 @@ def empty_states(config: ModelConfig, batch_size: int, *, like: Tensor) -> list[
     """What each layer remembers before the first segment, with dtype and device of `like`."""
     rules = [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]
     return [rule.empty(config, batch_size, like=like) for rule in rules]
+
+
+def full_states(config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> list[State]:
+    """What each layer remembers at most, with dtype and device of `like`."""
+    rules = [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]
+    return [rule.full(config, context, batch_size, like=like) for rule in rules]
 
 
 def is_bounded(config: ModelConfig) -> bool:

@@ -91,6 +91,22 @@ class MemoryRule(nn.Module):
         return State(like.new_empty(batch_size, 0, config.d_model))
 
     @classmethod
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        """The memory of a layer, of zeros, once it has grown as long as it may, with dtype and device of `like`."""
+        state, longest = cls.empty(config, batch_size, like=like), cls.longest(config, context)
+
+        def grown(x: Tensor, length: int) -> Tensor:
+            return x.new_zeros([size or length for size in x.shape])
+
+        more = {name: grown(x, longest.get(name, context.mem_len)) for name, x in state.more.items()}
+        return State(grown(state.hidden_BMD, longest.get("hidden", context.mem_len)), more)
+
+    @classmethod
+    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
+        """How long the tensors of a `State` grow that are empty at first and do not grow to mem_len."""
+        return {}
+
+    @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
         """How much can stand before a segment and after it at most, in positions."""
         return context.mem_len

@@ -53,6 +53,11 @@ class Compressive(MemoryRule):
         return State(none_B0D, more | ({"used": none_B0D[..., 0]} if config.compression == "most_used" else {}))
 
     @classmethod
+    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
+        plain = context.mem_len + config.compress_rate - 1  # before a block of them is compressed
+        return {"compressed": context.compressed_len, "hidden": plain, "used": plain}
+
+    @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
         return context.mem_len + context.compressed_len
 

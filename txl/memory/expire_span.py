@@ -45,7 +45,7 @@ class ExpireSpan(MemoryRule):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.longest, self.ramp, self.alpha = config.max_span, config.span_ramp, config.span_loss
+        self.limit, self.ramp, self.alpha = config.max_span, config.span_ramp, config.span_loss
         self.w_D, self.b = nn.Parameter(torch.empty(config.d_model)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
@@ -60,7 +60,7 @@ class ExpireSpan(MemoryRule):
 
     def spans(self, h_BSD: Tensor) -> Tensor:
         """e, (B, S)."""
-        return self.longest * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
+        return self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
 
     def through(
         self,

@@ -20,9 +20,10 @@ class Infini(BesideAttention):
     linear    M' = M + s(K)^T V                                 z' = z + sum_t s(K_t)
     delta     M' = M + s(K)^T (V - s(K) M / (s(K) z))           of the tokens that leave the window of mem_len at once
 
-    Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10.
-    Differs from the paper: there the window is the segment alone, as here with mem_len 0; Q, K are without positions
-    here with every encoding; what an empty matrix reads, or one of another document, is 0.
+    Source: Munkhdalai et al. 2024 (arXiv 2404.07143), eq. 3 to 6 and 10. As there, Q and K have no positions, and a
+    segment reads what was there before it.
+    Differs from the paper: there the window is the segment alone, as here with mem_len 0; what an empty matrix reads,
+    or one of another document, is 0.
     Gradients: hidden states in the window are detached, their keys and values are not, until the end of a step.
     Documents: the matrix begins anew with the first token of a document that leaves the window.
     """

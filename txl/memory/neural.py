@@ -26,8 +26,10 @@ class Neural(BesideAttention):
 
     Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2, the gradients of all
     tokens that leave the window at once are those at the weights before the first of them.
-    Differs from the paper: keys, values and queries are those of attention, per head; there are no convolutions and no
-    persistent tokens; W begins at learned weights, from which a row remembers its difference.
+    Differs from the paper: keys, values and queries are those of attention, per head, without SiLU and convolutions; W
+    learns what has left the window, so a segment reads what was there before it; the gate is a number per head, where
+    the paper normalises both results with learned vectors and multiplies them; there are no persistent tokens; W begins
+    at learned weights, from which a row remembers its difference.
     Gradients: hidden states in the window are detached; what W learned from keys, values and rates is not, until the
     end of a step.
     Documents: W begins anew with the first token of a document that leaves the window.

@@ -44,6 +44,10 @@ class RecurrentTokens(MemoryRule):
         return State(none_B0D, {"tokens": none_B0D})
 
     @classmethod
+    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
+        return {"tokens": config.n_memory_token}
+
+    @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
         return 2 * config.n_memory_token
 

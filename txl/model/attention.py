@@ -56,7 +56,7 @@ class Attention(nn.Module):
         """Cross-attention to another sequence, (B, T, D), for encodings without `prepare`.
 
         Args:
-            span: says by `mask` and `is_triangle`, like `Span`, which source tokens each token sees.
+            span: says by `mask`, `is_triangle` and `log_weight_BTS`, like `Span`, which source tokens each token sees.
         """
         q_BNTH, k_BNSH = self._heads(self.q_net(x_BTD)), self._heads(self.k_net(source_BSD))
         return self._attend(q_BNTH, k_BNSH, self._heads(self.v_net(source_BSD)), x_BTD.new_empty(0), span)

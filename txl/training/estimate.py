@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
-from txl.memory import MEMORIES, Span
+from txl.memory import MEMORIES, Memory, Span, full_states
 from txl.model.autocast import autocast
 from txl.model.layer import Layer
 from txl.model.sizes import model_without_values
@@ -54,7 +54,9 @@ def training_bytes(
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
     n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
-    memory = n_stream * positions_before(model.config, context) * model.config.d_model * model.config.n_layer * 4
+    like = torch.empty(0, device="meta")
+    remembered = Memory.of(full_states(model.config, context, n_stream, like=like)).named().values()
+    memory = sum(x.numel() * x.element_size() for x in remembered)
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
@@ -72,9 +74,13 @@ def passing_bytes(
     n_token = n_stream * (context.tgt_len + context.ext_len)
     weights = weight_bytes(model) // (ranks.world if config.shard else 1)
     table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
-    layer = _kept_bytes(model, config, context, n_stream=n_stream, dtype=dtype)
+    kinds = [type(layer.memory) for layer in model.layers]
+    kept = {
+        kind: _kept_bytes(model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype)
+        for kind in set(kinds)
+    }
+    layer, layers = max(kept.values()), sum(kept[kind] for kind in kinds)
     state = n_token * shape.d_model * dtype.itemsize
-    layers = shape.n_layer * layer
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
     activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
@@ -121,17 +127,19 @@ def weight_bytes(*modules: nn.Module) -> int:
 
 
 def _kept_bytes(
-    model: TransformerXL, config: TrainConfig, context: Context, *, n_stream: int, dtype: torch.dtype
+    model: TransformerXL, config: TrainConfig, context: Context, index: int, *, n_stream: int, dtype: torch.dtype
 ) -> int:
     """Bytes that a layer saves for the backward pass, extrapolated from one and two streams."""
-    one = _count_kept(model, config, context, 1, dtype)
+    layer: Any = _layer_like(model, config, index) if model.is_sharded else model.layers[index]
+    one = _count_kept(layer, model, config, context, 1, dtype)
     if n_stream == 1:
         return one
-    return one + (n_stream - 1) * (_count_kept(model, config, context, 2, dtype) - one)
+    return one + (n_stream - 1) * (_count_kept(layer, model, config, context, 2, dtype) - one)
 
 
-def _count_kept(model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype) -> int:
-    layer: Any = _layer_like(model, config) if model.is_sharded else model.layers[0]
+def _count_kept(
+    layer: Any, model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype
+) -> int:
     layer.ff.chunk = config.ff_chunk
     device, kept = layer.attn.v_net.weight.device, dict[int, int]()
     own = {_storage(p) for p in layer.parameters()}
@@ -152,11 +160,13 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int) -
     h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if shape.reversible else width, requires_grad=True)
     n_mem = positions_before(shape, context)
     mem_BMD = weight.new_zeros(n_stream, n_mem, width)
+    found = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
+    more = layer.memory.full(shape, found, n_stream, like=weight.detach()).more
     span, was_training = Span.of(context, n_mem=n_mem, n_new=n_new), layer.training
     layer.train()
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
-        layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span)
+        layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span, more)
     layer.train(was_training)
     return mem_BMD
 
@@ -176,11 +186,11 @@ def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-def _layer_like(model: TransformerXL, config: TrainConfig) -> nn.Module:
+def _layer_like(model: TransformerXL, config: TrainConfig, index: int) -> nn.Module:
     """A whole layer of a sharded model, with other weights."""
     with torch.random.fork_rng([]):
         pos = build_position_encodings(of_layers(model.config, 1), dropout=config.dropout)[0]
-        layer = Layer(model.config, pos, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
+        layer = Layer(model.config, pos, index=index, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
     layer.attn.rule.impl = model.layers[0].attn.rule.impl
     return layer
 
