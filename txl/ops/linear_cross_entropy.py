@@ -57,8 +57,9 @@ def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor
     at_least_float32 = torch.promote_types(logit_LV.dtype, torch.float32)
     if logit_LV.requires_grad or logit_LV.device.type != "cpu":
         return F.cross_entropy(logit_LV.to(at_least_float32), target_L, reduction="none")
-    parts = (x.split(max(1, IN_CACHE // len(weight_VE))) for x in (logit_LV, target_L))
-    return torch.cat([F.cross_entropy(x.to(at_least_float32), y, reduction="none") for x, y in zip(*parts, strict=True)])
+    n_row = max(1, IN_CACHE // len(weight_VE))
+    parts = zip(logit_LV.split(n_row), target_L.split(n_row), strict=True)
+    return torch.cat([F.cross_entropy(x.to(at_least_float32), y, reduction="none") for x, y in parts])
 
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
