@@ -89,7 +89,8 @@ class _Block(NamedTuple):
 
 
 def _query_blocks(T: int, S: int, window: int, *, on_cpu: bool) -> Iterator[tuple[slice, slice]]:
-    """The queries of each block, and the keys that any of them sees; on a GPU one block."""
+    """The queries of each block, and the keys that any of them sees; on a GPU one block. A few keys that none of them
+    sees are not left out: products over all keys write the gradients where they belong, without a copy."""
     for t in range(0, T, _QUERIES if on_cpu else T):
         queries = slice(t, min(T, t + _QUERIES) if on_cpu else T)
         first = S - T + t - window + 1 if window > 0 else 0
