@@ -28,11 +28,6 @@ def test_files_and_functions_are_within_budget() -> None:
     assert {name for path in SOURCES for name in too_long(path)} == set()
 
 
-def test_the_package_has_few_rooms() -> None:
-    rooms = {path.name for path in (ROOT / "txl").iterdir() if not path.name.startswith("__")} - {"py.typed"}
-    assert len(rooms) <= 20, sorted(rooms)
-
-
 def test_what_is_public_has_a_docstring() -> None:
     bare = []
     for path in SOURCES:
