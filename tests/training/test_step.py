@@ -27,7 +27,7 @@ def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"batch_chunk": 2}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, SHAPE | ADAPTIVE], ids=["plain", "adaptive"])
-def test_chunks_of_the_head(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_in_chunks(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are made with the loss, whose mean is what is trained."""
     whole, made = trained(shape, max_step=3, **settings), []
     right = linear_cross_entropy._NatsAndGradients.apply
