@@ -17,9 +17,7 @@ def trained(shape: dict[str, Any] = SHAPE | ADAPTIVE, **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}],
-    ids=str,
+    "settings", [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}], ids=str
 )
 def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(trained(**settings).weights(), trained().weights(), rtol=0, atol=1e-12)
