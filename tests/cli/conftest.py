@@ -11,11 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,21 +160,23 @@ def entry_points() -> dict[str, ModuleType]:
     return {name: importlib.import_module(f"txl.commands.{name}") for name in names}
 
 
+def random_text(
+    folder: Path, *, seed: int = 0, words: Sequence[str] = WORDS, n_word: Mapping[str, int] = MappingProxyType(N_WORD)
+) -> Path:
+    """A folder of text in which every word of `words` occurs; another seed, other words or another text."""
+    dice = random.Random(seed)
+    folder.mkdir(parents=True)
+    for split, n in n_word.items():
+        all_words = words if split == "train" else words[::-1]  # no line of theirs is one of train
+        drawn = [*all_words, *dice.choices(words, k=n - len(words))]
+        lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
+        (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def write_text() -> Callable[..., Path]:
-    """Writes a folder of text in which every word of `words` occurs; another seed, other words or another text."""
-
-    def write(folder: Path, *, seed: int = 0, words: list[str] = WORDS) -> Path:
-        dice = random.Random(seed)
-        folder.mkdir(parents=True)
-        for split, n in N_WORD.items():
-            all_words = words if split == "train" else words[::-1]  # no line of theirs is one of train
-            drawn = [*all_words, *dice.choices(words, k=n - len(words))]
-            lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
-            (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
-        return folder
-
-    return write
+    return random_text
 
 
 def train_here(folder: Path, flags: str = "") -> Trained:

@@ -79,11 +79,7 @@ A_FILE = holds("", "file")
 """In which nobody can make a folder, root included."""
 TEXTS: Table = {
     "no train split": (gone(TRAIN), "train", f"{TRAIN}: no such file"),
-    "no valid split": (
-        gone(VALID),
-        "train --dataset wt103",
-        f"{VALID}: no such file; a folder of text needs",
-    ),
+    "no valid split": (gone(VALID), "train --dataset wt103", f"{VALID}: no such file; a folder of text needs"),
     "no test split": (gone("text/test.txt"), "train --eval_test", "text/test.txt"),
     "latin1 in train": (lambda: latin1("train"), "train", "text/train.txt, line 3: not UTF-8"),
     "latin1 in valid": (lambda: latin1("valid"), "train", "iconv -f latin1 -t utf-8"),
@@ -199,20 +195,12 @@ CHECKPOINTS: Table = {
     "an unknown data set": (set_record("data", dataset="?"), "eval", "config.json"),
     "no weights but nan": (weights(lambda weight: torch.full_like(weight, torch.nan)), "generate", "run/step_00000004"),
     "weights of whole numbers": (weights(lambda weight: weight.int()), "generate", "not floating-point"),
-    "weights of another shape": (
-        set_record("model", n_layer=3),
-        "generate",
-        "model.safetensors: the weights do not",
-    ),
+    "weights of another shape": (set_record("model", n_layer=3), "generate", "model.safetensors: the weights do not"),
     "weights in float64": (weights(torch.Tensor.double), "generate --dtype bfloat16", "the weights are in float64"),
     "a word twice": (words(lambda lines: [*lines[:-1], lines[-2]]), "generate", "vocab.txt"),
     "a word too few": (words(lambda lines: lines[:-1]), "generate", "vocab.txt"),
     "no <eos>": (words(lambda lines: ["x", *lines[1:]]), "generate", "vocab.txt"),
-    "another text": (
-        holds("bab bad\n", VALID),
-        RESUME,
-        "valid.txt has changed since run/step_00000004 was saved;",
-    ),
+    "another text": (holds("bab bad\n", VALID), RESUME, "valid.txt has changed since run/step_00000004 was saved;"),
     "another vocabulary": (lambda: replace(TRAIN, "bab", "new"), RESUME, "text: its vocabulary is no longer the one"),
     "a text that only the checkpoint names": (
         set_record("data", data="x", dataset="pydoc"),

@@ -186,8 +186,10 @@ def test_a_line_has_these_values() -> None:
 
 
 def test_a_typed_flag_wins_over_a_base_and_that_over_the_default() -> None:
-    """A value typed for another configuration stays out."""
+    """A value typed for another configuration stays out. Evaluations of a training read segments as long as its own."""
     assert build(Context, {"tgt_len": 3, "n_layer": 3}, tgt_len=5, mem_len=7) == Context(tgt_len=3, mem_len=7)
+    one = Ranks(0, 1, torch.device("cpu"))
+    assert new_settings(read("train", "--tgt_len", "8"), one).train.eval_tgt_len == 8
 
 
 def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: Here) -> None:
@@ -198,11 +200,6 @@ def test_a_typed_flag_wins_over_the_checkpoint_and_that_over_the_default(here: H
     for expected, line in ((trained_with, ""), (typed, flags)):
         row = here.row(f"eval --work_dir new --split valid {line}")
         assert {name: row[name] for name in expected} == expected
-
-
-def test_evaluations_of_a_training_read_segments_as_long_as_its_own() -> None:
-    one = Ranks(0, 1, torch.device("cpu"))
-    assert new_settings(read("train", "--tgt_len", "8"), one).train.eval_tgt_len == 8
 
 
 # bounds

@@ -196,18 +196,6 @@ def test_an_export_in_subwords_is_converted_again_and_names_its_text(here: Here)
         txl.load("there")
 
 
-def test_a_training_goes_on_from_an_export_in_lower_case(here: Here) -> None:
-    write_original(pretrained("ptb"), Path())
-    for split in ("train", "valid"):
-        Path(f"text/{split}.txt").write_text("The cat sat .\n" * 300)
-    flags = (
-        "--init_from model.pt --data text --dataset ptb --work_dir new --max_step 1 --batch_size 2 --sample_length 0"
-    )
-    outcome = here.call("train", *flags.split())
-    assert (outcome.status, outcome.complaints) == (0, [])
-    assert txl.load("new").encode("The Cat") == [2, 3]
-
-
 # Hugging Face
 
 

@@ -70,13 +70,3 @@ def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) 
     assert "--vocabulary has no effect without --init_from" in here.refused(f"train {flags}")
     assert here.call("train", *flags.split(), "--init_from", "source").status == 0
     assert txl.load("tuned").tokenizer.words == WORDS
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_context_lengths_of_a_source_and_of_its_run_are_the_same(here: Here) -> None:
-    source_of("hf")
-    here(f"convert source converted {TEXT}")
-    Path("words/train.txt").unlink()
-    how = f"--recl_step 10 --recl_longest 20 --recl_every 5 --split test {TEXT}"
-    one, other = here.result(f"recl source converted {how}")["recl"]["models"]
-    assert one["perplexity"] == other["perplexity"]

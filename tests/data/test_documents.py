@@ -324,9 +324,3 @@ def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(corpus.document_starts(split)) == len(documents(corpus, split))
     known = "".join(map(corpus.vocab.decoder(), corpus.split("train").tolist()))
     assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
-
-
-def test_pieces_end_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_formats, "LONGEST", 10)
-    text = "\u6771" * 9
-    assert text.encode()[: file_formats.cut(text.encode())].decode() == text[:3]

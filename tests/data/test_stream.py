@@ -21,10 +21,14 @@ def test_streams_are_no_copy_of_the_ids() -> None:
     assert np.shares_memory(SegmentStream(ids, batch_size=3, tgt_len=7).streams, ids)
 
 
-def test_too_many_streams_are_refused_with_the_largest_number() -> None:
+def test_more_streams_than_a_text_has_or_are_faster_are_not_made() -> None:
     with pytest.raises(DataError, match=r"--batch_size 6: the text of 10 tokens.*at most 5"):
         SegmentStream(np.arange(10), batch_size=6, tgt_len=7)
     assert len(list(SegmentStream(np.arange(10), batch_size=5, tgt_len=7))) == 1
+    with pytest.raises(DataError, match="nothing to predict"):
+        scoring_stream(np.arange(1), batch_size=1, tgt_len=4)
+    stream = scoring_stream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
+    assert (len(stream.first_B), len(stream)) == (1, 10)
 
 
 def rolled(epoch: int) -> np.ndarray:
@@ -85,16 +89,6 @@ def test_re_read_tokens_stand_before_the_segment(ext_len: int, n_warmup: int) ->
         rows = segment.counted_BT.any(dim=1)
         first = segment.input_BT[rows, 0]
         assert torch.equal(segment.target_BT[rows, 0], first + extra + 1)
-
-
-def test_a_text_of_one_token_has_nothing_to_predict() -> None:
-    with pytest.raises(DataError, match="nothing to predict"):
-        scoring_stream(np.arange(1), batch_size=1, tgt_len=4)
-
-
-def test_more_streams_than_are_faster_are_not_made() -> None:
-    stream = scoring_stream(np.arange(50), batch_size=10, tgt_len=5, n_warmup=40)
-    assert (len(stream.first_B), len(stream)) == (1, 10)
 
 
 @pytest.mark.parametrize(("every", "batch_size"), [(1, 4), (3, 1), (7, 4)])

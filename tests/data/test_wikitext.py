@@ -11,6 +11,8 @@ from txl.data_utils.tokenizers.base import EOS
 from txl.data_utils.tokenizers.words import Vocab
 from txl.data_utils.wikitext import tokenise
 
+WRITTEN = "The city 's \" two @-@ part \" plan of 1 @,@ 234 @.@ 5 m didn 't <unk> , e.g. in the U.S. = = Title = ="
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -26,16 +28,12 @@ from txl.data_utils.wikitext import tokenise
         ("the dogs' 'house' in the 1990's", "the dogs ' ' house ' in the 1990 's"),
         ("== Title ==", "= = Title = ="),
         ("50% of €3", "50 % of € 3"),
+        (WRITTEN, WRITTEN),
         ("", ""),
     ],
 )
 def test_running_text_becomes_words(text: str, words: str) -> None:
     assert tokenise(text) == words.split()
-
-
-def test_what_is_already_so_written_stays(tmp_path: Path) -> None:
-    text = "The city 's \" two @-@ part \" plan of 1 @,@ 234 @.@ 5 m didn 't <unk> , e.g. in the U.S. = = Title = ="
-    assert tokenise(text) == text.split()
 
 
 LINES = [
@@ -59,12 +57,10 @@ def test_words_become_running_text_and_running_text_these_words(words: str, text
     assert tokenise(text) == words.split()
 
 
-def test_a_quote_that_stays_open_closes_with_its_line() -> None:
+def test_ids_become_text_as_their_vocabulary_is_spelled() -> None:
+    """A quote that stays open closes with its line."""
     words = ['"', "a", EOS, '"', "b", '"', EOS, EOS, "c"]
     assert "".join(map(Detokeniser(), words)) == '"a\n"b"\n\nc'
-
-
-def test_ids_become_text_as_their_vocabulary_is_spelled() -> None:
     vocab = Vocab([EOS, "a", ",", "@-@"])
     ids = [1, 2, 1, 3, 1, 0, 0, 1]
     assert "".join(map(decoder(vocab, tokenised=True), ids)) == "a, a-a\n\na"

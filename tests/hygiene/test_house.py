@@ -28,9 +28,10 @@ def test_files_and_functions_are_within_budget() -> None:
     assert {name for path in SOURCES for name in too_long(path)} == set()
 
 
-def test_the_package_has_few_rooms() -> None:
-    rooms = {path.name for path in (ROOT / "txl").iterdir() if not path.name.startswith("__")} - {"py.typed"}
-    assert len(rooms) <= 20, sorted(rooms)
+def test_what_depends_on_the_kind_of_text_is_asked_of_the_tokenizer_or_the_table() -> None:
+    asks = re.compile(r"dataset *(==|!=|in )|isinstance\([a-z._]*(vocab|tokenizer)")
+    lines = [line for path in SOURCES for line in path.read_text(encoding="utf-8").splitlines() if asks.search(line)]
+    assert len(lines) <= 3, lines
 
 
 def test_what_is_public_has_a_docstring() -> None:

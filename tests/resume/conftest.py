@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume.runs import command, finish, finish_pair, write_text
+from tests.cli.conftest import random_text
+from tests.resume.runs import command, finish, finish_pair
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("resume") / "text")
+    folder = tmp_path_factory.mktemp("resume") / "text"
+    return random_text(folder, n_word={"train": 3000, "valid": 200, "test": 100})
 
 
 @pytest.fixture(scope="session")

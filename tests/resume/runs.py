@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,18 +19,6 @@ FLAGS = (
     f"--batch_size 4 --tgt_len 8 --mem_len 8 --max_step {N_STEP} --log_interval 1 --save_interval 2 "
     "--eval_interval 6 --eval_tgt_len 8 --sample_length 2"
 ).split()
-
-
-def write_text(folder: Path) -> Path:
-    """A folder of random text in 64 words."""
-    dice = random.Random(0)
-    words = [a + b for a in ("ba", "de", "fi", "go", "ku", "lo", "mi", "ne") for b in "bdfklnrs"]
-    folder.mkdir(parents=True)
-    for split, n in {"train": 3000, "valid": 200, "test": 100}.items():
-        drawn = [*words, *dice.choices(words, k=n - len(words))]
-        lines = [" ".join(drawn[i : i + 10]) for i in range(0, n, 10)]
-        (folder / f"{split}.txt").write_text("".join(f" {line} \n" for line in lines), encoding="utf-8")
-    return folder
 
 
 def command(text: Path, run: Path, *more: str) -> list[str]:

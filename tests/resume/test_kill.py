@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 KILLED = -signal.SIGKILL
 RARELY = ("--save_interval", "1000")  # writes that were cut short are not tried again at the same step
-DRAWN_FROM = {"step": 4, "flush": 20, "segment": 4, "record": 4}
+DRAWN_FROM = {"step": 4, "flush": 20, "segment": 4, "record": 4, "beside": 20}
 
 
 def writes_under_way(run: Path) -> set[tuple[str, int]]:
@@ -45,54 +45,39 @@ def finish_as(alone: Path, run: Path, flags: list[str], log: Path) -> None:
     assert trained_steps(run) == list(range(1, N_STEP + 1))
 
 
-def test_a_run_killed_at_12_drawn_places_ends_as_one_never_killed(text: Path, alone: Path, tmp_path: Path) -> None:
-    """Every other place is in a write."""
-    dice = random.Random(24)
-    run, log = tmp_path / "run", tmp_path / "log"
-    flags = command(text, run, "--resume", "--eval_interval", "4")
-    n_in_write, came_from = 0, []
-    for i in range(12):
-        step, writes = last_step(run), writes_under_way(run)
-        n_start = len(resumed_from(run)) if step else 0  # without a checkpoint the records are begun anew
-        event = ("step", "flush", "segment", "flush", "record", "flush")[i % 6]
-        finish(flags, log, status=KILLED, at=(event, dice.randint(1, DRAWN_FROM[event])))
-        n_in_write += bool(writes_under_way(run) - writes)
-        new = resumed_from(run)[n_start:]
-        came_from += new
-        assert new in ([], [step])
-        assert trained_steps(run) == list(range(1, len(trained_steps(run)) + 1))
-    assert n_in_write >= 2
-    assert len(set(came_from)) >= 5
-    finish_as(alone, run, flags, log)
+def drawn(seed: int, *kinds: str) -> list[tuple[str, int]]:
+    dice = random.Random(seed)
+    return [(kind, dice.randint(1, DRAWN_FROM[kind])) for kind in kinds]
 
 
-def test_a_run_killed_beside_writing_ends_as_one_never_killed(text: Path, alone: Path, tmp_path: Path) -> None:
-    """In the thread that writes, and in the one that trains while a write is half done."""
-    dice = random.Random(10)
+IN_WRITES = ("step", "flush", "segment", "flush", "record", "flush")
+PLACES: dict[str, tuple[list[str], list[tuple[str, int]]]] = {  # flags, and where each start is killed
+    "drawn, every other in a write": (["--eval_interval", "4"], drawn(24, *IN_WRITES, *IN_WRITES)),
+    "in what writes in the background or beside it": (["--async_save"], drawn(10, *("beside", "flush") * 4)),
+    "at each flush of a write": ([], [("flush", i) for i in range(1, 14)]),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_run_killed_again_and_again_ends_as_one_never_killed(
+    text: Path, alone: Path, tmp_path: Path, where: str
+) -> None:
+    """It goes on to the end of one that was never killed, loses no more than a write, and leaves nothing else."""
     run, log = tmp_path / "run", tmp_path / "log"
-    flags = command(text, run, "--resume", "--async_save")
-    n_in_write, steps = 0, []
-    for i in range(8):
+    more, events = PLACES[where]
+    flags = command(text, run, "--resume", *more)
+    n_in_write, steps = 0, [0]
+    for event in events:
         writes = writes_under_way(run)
-        finish(flags, log, status=KILLED, at=("flush" if i % 2 else "beside", dice.randint(1, 20)))
+        n_start = len(resumed_from(run)) if steps[-1] else 0  # without a checkpoint the records are begun anew
+        finish(flags, log, status=KILLED, at=event)
         n_in_write += bool(writes_under_way(run) - writes)
+        assert resumed_from(run)[n_start:] in ([], [steps[-1] or None])
+        assert trained_steps(run) == list(range(1, len(trained_steps(run)) + 1))
         steps.append(last_step(run) or 0)
     assert steps == sorted(steps)
     assert n_in_write >= 2
-    assert len(set(steps)) >= 3
-    finish_as(alone, run, flags, log)
-
-
-def test_a_run_killed_at_each_flush_loses_that_write_alone(text: Path, alone: Path, tmp_path: Path) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    flags = command(text, run, "--resume")
-    finish(command(text, run, "--max_step_scheduler", f"{N_STEP}", "--max_step", "4"), log)
-    for i in range(1, 14):
-        step = last_step(run)
-        finish(flags, log, status=KILLED, at=("flush", i))
-        assert last_step(run) >= step
-    assert step > 4
-    assert hidden(run) != []
+    assert len(set(steps)) >= 4
     finish_as(alone, run, flags, log)
 
 

@@ -30,9 +30,6 @@ def test_each_kind_of_weight_has_its_own_spread() -> None:
     assert layer.ff_norm.weight.mean().item() == pytest.approx(1.0, abs=0.03)
     assert layer.ff_norm.weight.std().item() == pytest.approx(0.05, rel=0.3)
     assert not any(bias.any() for bias in (layer.ff[0].bias, layer.ff_norm.bias, *model.softmax.biases))
-
-
-def test_uniform_weights_stay_in_their_range() -> None:
     weight = drawn(TrainConfig(init="uniform", init_range=0.3)).layers[0].ff[0].weight
     assert 0.29 < weight.abs().max() <= 0.3
 

@@ -17,9 +17,7 @@ def trained(shape: dict[str, Any] = SHAPE | ADAPTIVE, **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}],
-    ids=str,
+    "settings", [{"batch_chunk": 2}, {"batch_chunk": 4, "swap_mem": True}, {"recompute": True, "ff_chunk": 4}], ids=str
 )
 def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(trained(**settings).weights(), trained().weights(), rtol=0, atol=1e-12)
@@ -27,7 +25,7 @@ def test_ways_of_saving_memory_change_no_number(settings: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"batch_chunk": 2}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, SHAPE | ADAPTIVE], ids=["plain", "adaptive"])
-def test_chunks_of_the_head(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_in_chunks(settings: dict[str, Any], shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are made with the loss, whose mean is what is trained."""
     whole, made = trained(shape, max_step=3, **settings), []
     right = linear_cross_entropy._NatsAndGradients.apply
@@ -68,12 +66,6 @@ def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monk
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
 
 
-def test_tf32_is_asked_for_only_by_its_flag() -> None:
-    for tf32 in (True, False):
-        Run(config(tf32=tf32)).begin()
-        assert torch.backends.cuda.matmul.allow_tf32 is tf32
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_float32(dtype: str) -> None:
@@ -109,11 +101,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_la
     assert same_weights(before, run)
 
 
-@pytest.mark.parametrize("optim", ["adagrad", "muon"])
-def test_optimizers_that_cannot_skip_on_the_device_are_asked_first(optim: str) -> None:
-    assert not Run(config(optim=optim)).begin().state.optimizers.can_skip_on_device
-
-
 def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(config(on_nonfinite="skip")).begin()
     poison(run, 3)
@@ -147,17 +134,14 @@ def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:
     assert run.state.progress.n_skipped == 2
 
 
-def test_float16_stops_when_no_scale_is_small_enough() -> None:
-    run = Run(config(dtype="float16", log_interval=1)).begin()
-    run.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-12)
-    with pytest.raises(NonFiniteError, match="not finite at any scale"):
-        run.train()
-
-
-def test_skipping_has_a_bound() -> None:
+def test_skipping_has_a_bound_and_so_has_the_scale_of_float16() -> None:
     run = Run(config(on_nonfinite="skip", max_nonfinite=2)).begin()
     poison(run, 2, 3, 4)
     with pytest.raises(NonFiniteError, match="more than --max_nonfinite 2 in a row"):
+        run.train()
+    run = Run(config(dtype="float16", log_interval=1)).begin()
+    run.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-12)
+    with pytest.raises(NonFiniteError, match="not finite at any scale"):
         run.train()
 
 
@@ -175,6 +159,10 @@ def test_each_epoch_begins_with_an_empty_memory() -> None:
 
 
 def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32 by its flag only."""
+    for tf32 in (True, False):
+        Run(config(tf32=tf32)).begin()
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
     device = torch.device("cpu")
     assert autocast_dtype(config(dtype="auto"), device) == torch.float32
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", True)

@@ -21,17 +21,7 @@ from torch import Tensor
 
 from txl.checkpoint.background import Background, copied
 from txl.checkpoint.digests import digest_of, read_digests, write_digests
-from txl.checkpoint.folder import (
-    OPTIMIZER,
-    PROGRESS,
-    RECORD,
-    STREAMS,
-    WEIGHTS,
-    name_of,
-    point,
-    remove_old,
-    set_aside,
-)
+from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
 from txl.checkpoint.shards import write_shards
 from txl.config import Context, as_dict
 from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
