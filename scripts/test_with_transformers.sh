@@ -27,7 +27,7 @@ environment "$here/.venv-transformers-4" "$torch" 'numpy<2' 'transformers==4.35.
 export TXL_TRANSFORMERS_4=$here/.venv-transformers-4/bin/python
 cd "$here"
 unset PYTHON # of the environment of the other tests
-pages="test_a_module_has_the_flags_of_the_page or test_the_python_of_a_page_runs"
+pages="test_a_module_has_its_flags or test_the_python_of_a_page_runs"
 HF_HUB_OFFLINE=1 .venv-transformers/bin/python -m pytest -W default tests/cli/test_documented_commands.py -k "$pages"
 .venv-transformers/bin/python -m pytest -W default tests/data tests/test_time tests/equations \
     -k "parquet or faiss"

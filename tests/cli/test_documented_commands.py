@@ -28,6 +28,7 @@ import torch
 
 from tests.cli.conftest import WORDS, train_here
 from tests.cli.test_flags import read
+from tests.conftest import long_test
 from tests.forks import ROOT
 from txl import ModelConfig, TransformerXL
 from txl.commands.convert import main as convert_main
@@ -91,27 +92,58 @@ def test_every_command_is_run_by_a_test_below() -> None:
     assert all(some for some in run)
 
 
+def test_commands_are_found_wherever_they_stand() -> None:
+    page = "Try `./x.sh demo`, not `txl/a.py` or `txl`.\n```\nA=1 ./x.sh a \\\n  --b\nx.sh  the script\n```\n"
+    page += "```python\n./no.sh\n```\n```bash\npython a.py\n```\n"
+    assert commands(page) == ["A=1 ./x.sh a    --b", "python a.py", "./x.sh demo"]
+    assert python_blocks(page) == ["./no.sh\n"]
+
+
 def executable(path: Path, *lines: str) -> None:
     path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
     path.chmod(0o755)
 
 
+def after_the_demo(folder: Path, python: str) -> tuple[Path, Path]:
+    """A clone in which the demo has made .venv, whose Python is this line of a shell, and a Python without PyTorch."""
+    clone, bare = folder / "clone", folder / "bare"
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    for name in ("txl", "data_utils", "benchmarks", "examples", "scripts", "studies", "tests"):
+        (clone / name).symlink_to(ROOT / name)
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, clone)
+    executable(clone / ".venv" / "bin" / "python", python)
+    venv.create(bare, symlinks=True)
+    return clone, bare / "bin" / "python"
+
+
 def test_a_command_finds_the_environment_of_the_demo(tmp_path: Path) -> None:
     """Whatever `python` is; without that environment one line says what is missing."""
-    bare, own = tmp_path / "bare" / "bin" / "python", tmp_path / ".venv" / "bin"
-    venv.create(bare.parents[1], symlinks=True)
-    own.mkdir(parents=True)
-    executable(own / "python", 'echo "started: $@"')
-    (tmp_path / "txl").symlink_to(ROOT / "txl")
-    shutil.copy(ROOT / "generate.py", tmp_path)
+    clone, bare = after_the_demo(tmp_path, 'echo "started: $@"')
     for words in ("generate.py --length 3", "-m txl estimate --help"):
         command = [str(bare), *words.split()]
-        started = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        started = subprocess.run(command, cwd=clone, capture_output=True, text=True)
         assert (started.returncode, started.stderr, started.stdout) == (0, "", f"started: {words}\n")
-    shutil.rmtree(own)
-    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    shutil.rmtree(clone / ".venv")
+    refused = subprocess.run(command, cwd=clone, capture_output=True, text=True)
     assert refused.returncode == 2
     assert re.fullmatch(r".* has no PyTorch; pip install -r requirements.txt.*\n", refused.stderr)
+
+
+@long_test
+def test_every_command_starts_in_the_environment_of_the_demo(tmp_path: Path) -> None:
+    """Entered as the README says, without what only `pip install` brings: `txl` itself, lm-evaluation-harness."""
+    assert ". .venv/bin/activate" in PAGES[0].read_text()
+    clone, bare = after_the_demo(tmp_path, f'exec {shlex.quote(sys.executable)} "$@"')
+    environment = {**os.environ, "PATH": f"{clone / '.venv' / 'bin'}:{bare.parent}:{os.environ['PATH']}"}
+    starts = {m[0] for line in COMMANDS.values() if (m := re.match(r"python (-m )?\S+", line))}
+    missing = {line for line in COMMANDS.values() if line.startswith("txl ") and len(line.split()) > 2}
+    assert len(starts) > 10
+    for start in sorted(starts):
+        done = subprocess.run([*start.split(), "--help"], cwd=clone, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            missing.add(f"{start}: {done.stderr}")
+    assert {reason for reason in missing if "pip install" not in reason} == set()
 
 
 @pytest.fixture(scope="module")

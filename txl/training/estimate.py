@@ -16,6 +16,7 @@ from txl.model.autocast import autocast
 from txl.model.layer import Layer
 from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
+from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.positions import build_position_encodings
 from txl.runtime.distributed import Ranks
