@@ -59,8 +59,9 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
         own, theirs = inv_freq(model_config.d_model), state[INV_FREQ].float().cpu()
         same = theirs.shape == own.shape and torch.allclose(theirs, own, rtol=1e-2)
         require(same, f"{INV_FREQ}: other frequencies than the 2019 code's; this is a model of another kind")
+    read: dict[str, Any] = lengths | {"tgt_len": lengths["tgt_len"] or Context.tgt_len}
     context = Context(
-        **lengths | {"tgt_len": lengths["tgt_len"] or Context.tgt_len},
+        **read,
         same_length=arguments.get("same_length", False),
         clamp_len=-1 if arguments["attn_type"] == 3 else arguments.get("clamp_len", -1),  # 3 never looked at it
     )
