@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import txl
 from tests.cli.conftest import Here, call, entry_points, here, run_folder, text, trained, write_text
@@ -128,7 +129,7 @@ def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:
         ({"memlen": 64}, "memlen=64: no such setting; there are path, vocabulary, tgt_len, mem_len, clamp_len"),
         ({"same_length": True, "x": 1}, "same_length=True, x=1: no such setting"),
         ({"mem_len": "x"}, "mem_len=x: not a whole number"),
-        ({"dtype": "float16"}, "dtype=float16: "),
+        ({"dtype": "half"}, "dtype half: no such dtype; there are auto, float32, bfloat16, float16"),
         ({"path": "", "mem_len": 5}, "path is missing; give --model_args path=RUN"),
     ],
 )
@@ -140,6 +141,7 @@ def test_settings_without_effect_are_refused_by_name(harness: Any, settings: dic
 def test_settings_of_the_harness_itself_are_taken(harness: Any, here: Here) -> None:
     passed = {"batch_size": "auto:4", "max_batch_size": 8, "device": "cuda:0", "trust_remote_code": True}
     assert harness("run", dtype="auto", **passed).lm.context == txl.load("run").context
+    assert [harness("run", dtype=name).lm.dtype for name in ("auto", "bfloat16")] == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.slow

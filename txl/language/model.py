@@ -95,8 +95,8 @@ class LanguageModel(TrainedModel):
             UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in float64 and the
                 dtype is another.
         """
-        path, device = located(source), device_of(device) if isinstance(device, str) else device
         require(dtype in DTYPES, f"dtype {dtype}: no such dtype; there are {', '.join(DTYPES)}")
+        path, device = located(source), device_of(device) if isinstance(device, str) else device
         dtype = dtype_on(device, dtype)
         found = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
         found.model.to(device).eval()
