@@ -1,7 +1,8 @@
 """Prints, a line a configuration, what two training steps took at most, what was estimated and planned, in MiB.
 
 A program of its own, which forks for each configuration: what one has left in the process must not count for the next.
-`python -m tests.training.memory_peaks all` measures the twenty of memory_peaks.json anew, which were drawn at random.
+`python -m tests.training.memory_peaks all` measures the twenty of memory_peaks.json anew, which were drawn at random;
+names of configurations measure these.
 """
 
 import json
@@ -108,7 +109,7 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    for case in DRAWN if "all" in sys.argv else (*CASES, *MEASURED_AGAIN):
+    for case in DRAWN if "all" in sys.argv else sys.argv[1:] or (*CASES, *MEASURED_AGAIN):
         child = os.fork()
         if not child:
             measure(case)
