@@ -62,8 +62,7 @@ def compare_context_lengths(typed: Typed, ranks: Ranks) -> None:
     if ranks.is_main:
         require_outputs(config.json)
         pictures = drawable([picture_folder(config, first.run or Path()) / "recl.png"], config)
-    read = (opened(run, ranks.device, config.dtype) for run in config.recl)
-    nats_MCP = [context_losses(lm, ids, config, ranks) for lm in read]
+    nats_MCP = [context_losses(opened(run, ranks.device, config.dtype), ids, config, ranks) for run in config.recl]
     if ranks.is_main:
         result = recl.recl(np.stack(nats_MCP), config.context_lengths)
         print_line(recl.table(result, config.recl))
