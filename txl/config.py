@@ -27,6 +27,7 @@ _LARGEST = 2**63
 """No whole number is as large, whatever its option says: PyTorch and iterators count in 64 bits."""
 TextKind = Literal["wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text"]
 """Kinds of text that models of other programs were trained on."""
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttnImpl = Literal["auto", "naive", "dense", "blockwise", "fused"]
 ATTN_IMPL_HELP = (
     "implementation of relative attention, all with the same result; auto: the fastest; naive: by definition; dense: "

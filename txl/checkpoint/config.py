@@ -1,7 +1,6 @@
 """How a trained model is used, as dataclasses whose fields are flags of several programs."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from txl.config import (
     ATTN_IMPL_HELP,
@@ -15,6 +14,7 @@ from txl.config import (
     SAME_LENGTH_HELP,
     AttnImpl,
     Checked,
+    Dtype,
     option,
 )
 
@@ -33,7 +33,7 @@ class ModelUse(Checked):
     lookup_faiss: bool | None = option(None, LOOKUP_FAISS_HELP)
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    dtype: Dtype = option(
         "float32",
         "dtype of the weights and of their products; sums stay in float32; bfloat16 takes half the memory, is less "
         "exact, and faster on a GPU or CPU that is made for it; auto: bfloat16 there",

@@ -1,6 +1,5 @@
 """Generate text with a trained Transformer-XL, printed token by token."""
 
-import dataclasses
 import io
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,17 +12,13 @@ from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
-from txl.model.autocast import dtype_on
-from txl.runtime.distributed import device_of
 
 
 def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
-    device = device_of(config.device)
-    config = dataclasses.replace(config, dtype=dtype_on(device, config.dtype))
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
-    lm = LanguageModel.open(config.work_dir, **sources, device=device, dtype=config.dtype)
+    lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
     refuse_idle_flags(typed, config, lm.model_config)
     vocab, tokenised = lm.tokenizer, lm.is_tokenised
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, overload
+from typing import Any, Self, get_args, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txl.checkpoint.config import ModelUse
-from txl.config import Context, require
+from txl.config import Context, Dtype, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
@@ -36,8 +36,6 @@ from txl.model.half import pack_weights
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,8 @@ class LanguageModel(TrainedModel):
             UsageError: if there is no such thing, it is damaged, or has no vocabulary; if it is in float64 and the
                 dtype is another.
         """
-        require(dtype in DTYPES, f"dtype {dtype}: no such dtype; there are {', '.join(DTYPES)}")
+        known = get_args(Dtype)
+        require(dtype in known, f"dtype {dtype}: no such dtype; there are {', '.join(known)}")
         path, device = located(source), device_of(device) if isinstance(device, str) else device
         dtype = dtype_on(device, dtype)
         found = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
@@ -108,7 +107,7 @@ class LanguageModel(TrainedModel):
         """The model with the attention implementation and autocast that `use` asks for."""
         require_works(self.model_config.memory, use)
         self.model.use_attention(use.attn_impl)
-        with autocast(self.model.device, dtype_for(self.model, use.dtype)):
+        with autocast(self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))):
             yield self.model
 
     def computing(self) -> torch.autocast:

@@ -1,7 +1,6 @@
 """Linear layers: each product by the library, and in the layout, that takes least time."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.ops import few_rows, onednn, packed
@@ -18,9 +17,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed.linear(x, weight, bias)
     if few_rows.serves(x, weight):
         return few_rows.linear(x, weight, bias)
-    if onednn.serves(x, weight):
-        return onednn.linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    return onednn.linear(x, weight, bias)
 
 
 def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tensor:

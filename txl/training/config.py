@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, SIZE, AttnImpl, Checked, option, require
+from txl.config import ATTN_IMPL_HELP, DEVICE_HELP, KEEP_MIB, SEED, SIZE, AttnImpl, Checked, Dtype, option, require
 
 ADAMS = ("optim", "adam", "adamw", "lamb", "muon")
 
@@ -141,7 +141,7 @@ class TrainConfig(Checked):
     init_std: float = option(0.02, "weights are from N(0, init_std)", when=("init", "normal"), minimum=0)
     proj_init_std: float = option(0.01, "projections of embeddings and softmax are from N(0, proj_init_std)", minimum=0)
     device: str = option("auto", DEVICE_HELP, section="speed and memory")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    dtype: Dtype = option(
         "auto", "number type of the matrix products; auto: bfloat16 on a GPU or CPU that is made for it, else float32"
     )
     tf32: bool = option(False, "float32 products on a GPU may use TF32")
