@@ -68,14 +68,7 @@ class SoftmaxAttention(nn.Module):
             return F.scaled_dot_product_attention(
                 q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=span.is_triangle, scale=pos.scale
             )
-        if path == "relative":
-            r_SNH, u_NH, w_NH = pos.relative(feats)
-            logit_BNTS = (pos.scale * (q_BNTH + u_NH[:, None])) @ k_BNSH.mT
-            logit_BNTS = logit_BNTS + rel_shift((pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0))
-        else:
-            logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
-            if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
-                logit_BNTS = logit_BNTS + term
+        logit_BNTS = logits(q_BNTH, k_BNSH, pos, feats, span)
         if log_weight_BTS is not None:
             logit_BNTS = logit_BNTS + log_weight_BTS[:, None]
         logit_BNTS = logit_BNTS.masked_fill(~span.mask(q_BNTH.device), -torch.inf)
@@ -84,3 +77,14 @@ class SoftmaxAttention(nn.Module):
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
         return out_BNTH
+
+
+def logits(q_BNTH: Tensor, k_BNSH: Tensor, pos: PositionEncoding, feats: Tensor, span: Span) -> Tensor:
+    """The logits of all pairs, (B, N, T, S), by the encoding's definition; those of hidden pairs are arbitrary."""
+    if pos.is_relative():
+        r_SNH, u_NH, w_NH = pos.relative(feats)
+        logit_BNTS = (pos.scale * (q_BNTH + u_NH[:, None])) @ k_BNSH.mT
+        return logit_BNTS + rel_shift((pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0))
+    logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
+    term = pos.score(q_BNTH, k_BNSH, feats, span)
+    return logit_BNTS if term is None else logit_BNTS + term

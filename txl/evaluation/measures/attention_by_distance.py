@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl.attention_rules.softmax import logits
 from txl.config import Context, require
 from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Predictor, Segments
@@ -16,7 +17,6 @@ from txl.evaluation.score import evaluate
 from txl.memory import Memory, Span
 from txl.model.attention import Attention
 from txl.model.transformer import TransformerXL
-from txl.positions.base import rel_shift
 from txl.runtime.distributed import Ranks
 
 
@@ -117,16 +117,7 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
     """The attention probabilities (B, N, T, S) of a layer; arguments as for `Attention.forward`."""
     pos = attention.pos
     q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
-    feats = pos.project(feats)
-    if pos.is_relative():
-        terms = pos.relative(feats)
-        content_BNTS = (q_BNTH + terms.u_NH[:, None]) @ k_BNSH.mT
-        distance_BNTS = (q_BNTH + terms.w_NH[:, None]) @ terms.r_SNH.permute(1, 2, 0)
-        logit_BNTS = pos.scale * (content_BNTS + rel_shift(distance_BNTS))
-    else:
-        logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT
-    if (term := pos.score(q_BNTH, k_BNSH, feats, span)) is not None:
-        logit_BNTS = logit_BNTS + term
+    logit_BNTS = logits(q_BNTH, k_BNSH, pos, pos.project(feats), span)
     at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
     return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)
 
