@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txl.ops.dropout import Dropout, dropout
+from txl.ops.dropout import Dropout, dropout, random_words
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,26 @@ def test_a_share_is_dropped_and_the_rest_scaled(p: float, dtype: torch.dtype) ->
         assert (kept.float().mean(axis) - (1 - p)).abs().max() < 0.13
 
 
-def test_neighbours_are_drawn_apart() -> None:
-    """The four numbers of one draw are independent, as far as 10^6 of them show."""
+@pytest.mark.parametrize("apart", [4, 8, 1024])
+def test_neighbours_are_drawn_apart(apart: int) -> None:
+    """The four numbers of one word are independent, and those of neighbours, as far as 10^6 of them show."""
     torch.manual_seed(0)
-    kept = (dropout(torch.ones(250_000, 4), 0.5) != 0).float() - 0.5
-    correlation = 4 * kept.T @ kept / len(kept) - torch.eye(4)
-    assert correlation.abs().max() < 0.01
+    kept = (dropout(torch.ones(1_000_000 // apart, apart), 0.5) != 0).float() - 0.5
+    correlation = 4 * kept.T @ kept / len(kept) - torch.eye(apart)
+    assert correlation.abs().max() < 6 / len(kept) ** 0.5
+
+
+def test_words_are_those_of_splitmix() -> None:
+    """Steele et al. 2014, figure 17, in whole numbers."""
+    torch.manual_seed(3)
+    words = random_words(2**17 + 3)
+    torch.manual_seed(3)
+    seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None).item()
+    for index in (0, 1, 2, 2**17 - 1, 2**17, 2**17 + 2):
+        z = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        assert int(words[index]) % 2**64 == z ^ z >> 31
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0, 4)], ids=str)

@@ -64,12 +64,19 @@ def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
     """The gradients of logits in float32 or wider; nats are added to the list, those of the bias to the sum."""
-    logprob_CV = logit_CV.log_softmax(-1, dtype=dbias_V.dtype)
-    nats.append(-logprob_CV.gather(1, target_C[:, None])[:, 0])
-    dlogit_CV = logprob_CV.exp_()
-    dlogit_CV.scatter_add_(1, target_C[:, None], dlogit_CV.new_full((len(target_C), 1), -1.0))
-    dbias_V += dlogit_CV.sum(0)
-    return dlogit_CV
+    at_C1 = target_C[:, None]
+    if _is_in_place(logit_CV):  # exponentials once in place of twice, where looking at the probabilities is free
+        prob_CV = logit_CV.softmax(-1, dtype=dbias_V.dtype)
+        logprob_C1 = prob_CV.gather(1, at_C1).log_()
+        if bool(logprob_C1.isinf().any()):
+            logprob_C1 = logit_CV.log_softmax(-1, dtype=dbias_V.dtype).gather(1, at_C1)
+    else:
+        logprob_CV = logit_CV.log_softmax(-1, dtype=dbias_V.dtype)
+        logprob_C1, prob_CV = logprob_CV.gather(1, at_C1), logprob_CV.exp_()
+    nats.append(-logprob_C1[:, 0])
+    prob_CV.scatter_add_(1, at_C1, prob_CV.new_full((len(target_C), 1), -1.0))
+    dbias_V += prob_CV.sum(0)
+    return prob_CV
 
 
 class _NatsAndGradients(torch.autograd.Function):
@@ -85,8 +92,9 @@ class _NatsAndGradients(torch.autograd.Function):
         ctx.dtypes = hidden_LE.dtype, weight_VE.dtype, bias_V.dtype
         with torch.autocast(hidden_LE.device.type, enabled=False):
             hidden_LE, weight_VE, bias_V = (x.to(dtype) for x in (hidden_LE, weight_VE, bias_V))
-            dhidden_LE, dweight_VE = torch.empty_like(hidden_LE), torch.zeros_like(weight_VE, dtype=wide)
-            dbias_V, nats = torch.zeros_like(bias_V, dtype=wide), []
+            is_one = len(hidden_LE) <= n_token and dtype != wide
+            dweight_VE = None if is_one else torch.zeros_like(weight_VE, dtype=wide)
+            dhidden_LE, dbias_V, nats = torch.empty_like(hidden_LE), torch.zeros_like(bias_V, dtype=wide), []
             parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
             for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
                 logit_CV = linear(hidden_CE, weight_VE, bias_V)
@@ -96,12 +104,14 @@ class _NatsAndGradients(torch.autograd.Function):
                         logit_RV.copy_(_dlogit(logit_RV, target_R, nats, dbias_V))
                 else:
                     dlogit_CV = _dlogit(logit_CV, target_C, nats, dbias_V).to(dtype)
-                if onednn.serves(dlogit_CV, weight_VE.T):
+                if dweight_VE is not None and onednn.serves(dlogit_CV, weight_VE.T):
                     dhidden_CE.copy_(onednn.linear(dlogit_CV, weight_VE.T))
                     dweight_VE += onednn.of_weight(dlogit_CV, hidden_CE)
                     continue
                 torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
-                if dtype == wide:
+                if dweight_VE is None:
+                    dweight_VE = dlogit_CV.T @ hidden_CE
+                elif dtype == wide:
                     dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
                 else:
                     dweight_VE += dlogit_CV.T @ hidden_CE
@@ -113,5 +123,5 @@ class _NatsAndGradients(torch.autograd.Function):
     def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
         grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)  # no look at it: a GPU would be waited for
-        found = dhidden_LE * grad_L[:, None], dweight_VE.mul_(grad), dbias_V * grad
+        found = dhidden_LE * grad_L[:, None], dweight_VE * grad.view(1, 1), dbias_V * grad
         return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from txl.ops.packed import CAN_PACK
 from txl.ops.processor import HAS_AVX512, IS_AMD
 
 PAYS = 2**22
@@ -28,7 +29,17 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) to (..., out), by the library that takes less time."""
-    return _Linear.apply(x, weight, bias) if serves(x, weight) else F.linear(x, weight, bias)
+    if serves(x, weight):
+        return _Linear.apply(x, weight, bias)
+    if bias is not None and _joins_bias(x, weight):
+        return _product(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _joins_bias(x: Tensor, weight: Tensor) -> bool:
+    """A product in bfloat16 without gradients. PyTorch writes the bias into all of the result first, and reads it."""
+    is_made_for = CAN_PACK and x.device.type == "cpu" and x.dtype == weight.dtype == torch.bfloat16
+    return is_made_for and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _is_changed()
 
 
 def _is_changed() -> bool:
