@@ -123,5 +123,6 @@ class _NatsAndGradients(torch.autograd.Function):
     def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
         grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)  # no look at it: a GPU would be waited for
-        found = dhidden_LE * grad_L[:, None], dweight_VE * grad.view(1, 1), dbias_V * grad
+        wide = torch.promote_types(dweight_VE.dtype, torch.float32)
+        found = dhidden_LE * grad_L[:, None], dweight_VE.to(wide).mul_(grad), dbias_V * grad
         return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None
