@@ -45,9 +45,16 @@ def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyV
     if isinstance(memory, KeyValueMemory):
         empty = KeyValue.empty(1, n_head, d_head, like=torch.empty(0))
         k_BNMH, v_BNMH = torch.randn(2, 1, n_head, context.mem_len, d_head)
-        return memory.of([empty.appended(k_BNMH, v_BNMH) for _ in model.layers])
+        of_rule = {
+            "age": torch.arange(context.mem_len, 0, -1)[None],
+            "span": torch.full((1, context.mem_len), float(ENDLESS)),
+        }
+        states = [
+            empty.appended(k_BNMH, v_BNMH).with_more({name: of_rule[name] for name in layer.more})
+            for layer in memory.layers
+        ]
+        return memory.of(states)
     of_name: dict[str, Callable[[Tensor], Tensor]] = {
-        "age": lambda x: torch.arange(x.shape[1], 0, -1)[None],
         "n_own": lambda x: torch.full_like(x, context.lookup_len),
         "norm": lambda x: torch.rand_like(x) * n_read,
     }
@@ -61,7 +68,8 @@ def held_bytes(memory: Memory | KeyValueMemory) -> int:
     """Of what is remembered, without spare room."""
     if isinstance(memory, Memory):
         return sum(x.numel() * x.element_size() for x in memory.named().values())
-    return sum(2 * layer.k_BNMH.numel() * layer.k_BNMH.element_size() for layer in memory.layers)
+    tensors = [x for layer in memory.layers for x in (layer.k_BNMH, layer.v_BNMH, *layer.more.values())]
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def reader(name: str, n_read: int, n_new: int) -> tuple[Callable[[], object], int]:

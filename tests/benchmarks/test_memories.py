@@ -26,7 +26,7 @@ def test_what_is_held_is_full_and_of_the_same_size_after_a_segment(name: str) ->
         "fifo": 2 * N * n_layer * state,
         "none": 0,
         "compressive": n_layer * (WINDOW + 3 + (N - WINDOW) // 4) * state,
-        "expire_span": n_layer * N * (state + 8),
+        "expire_span": n_layer * N * (2 * state + 8 + 4),
         "infini": head + n_layer * 4 * (32 * 32 + 32) * 4,
         "knn": head + 2 * (N - WINDOW) * state + 8,
         "neural": head + n_layer * 4 * 2 * 32 * 32 * 4,

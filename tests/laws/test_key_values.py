@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import sys
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_distances_are_projected_once(model: TransformerXL, token_BT: Tensor, mo
     assert len(calls) == len(model.layers)
 
 
-@pytest.mark.parametrize("name", ["plain", "rotary"])
+@pytest.mark.parametrize("name", ["plain", "rotary", "expire_span"])
 def test_they_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
     """What one continuation appends is invisible to another from the same memory, and to the memory itself."""
     context = Context(tgt_len=4, mem_len=9)
@@ -52,6 +53,25 @@ def test_they_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
                 found, two = model((segment_BT + i) % 50, two, context)
                 torch.testing.assert_close(found, expected)
                 ways[i] = one, two
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["expire_span"])
+def test_keys_in_blocks_and_rows_in_another_order_keep_their_spans(
+    model: TransformerXL, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they were hidden states before."""
+    context, other_way = Context(tgt_len=4, mem_len=20), torch.tensor([1, 0])
+    hidden = read(model, token_BT, [4, 4, 4], context)[1]
+    expected, after = read(model, token_BT, [1, 7, 4], context, hidden.rows(other_way))
+    assert after.length < 24  # some spans have ended
+    monkeypatch.setattr(sys.modules["txl.ops.rel_attention"], "_LONG", 1)
+    monkeypatch.setattr(sys.modules["txl.ops.rel_attention.blockwise"], "_KEYS", 5)
+    empty, cached = model.fresh_memory(2), read(model, token_BT, [4, 4, 4], context, model.fresh_memory(2))[1]
+    of_layers = zip(model.layers, empty.states, hidden.states, strict=True)
+    projected = empty.of([empty.rule(layer).of_hidden(layer, none, state) for layer, none, state in of_layers])
+    for memory in (cached, projected):
+        torch.testing.assert_close(read(model, token_BT, [1, 7, 4], context, memory.rows(other_way))[0], expected)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from txl.config import KEEP_MIB, ModelConfig
 from txl.memory import Span
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import rel_attention
+from txl.ops.rel_attention import rel_attention, takes_factors
 from txl.positions import PositionEncoding
 from txl.positions.base import rel_shift
 
@@ -46,7 +46,9 @@ class SoftmaxAttention(nn.Module):
     ) -> Tensor:
         dropout = self.drop.p if self.training else 0.0
         path, log_weight_BTS = self.path(pos), span.log_weight_BTS
-        if path == "relative" and log_weight_BTS is None:
+        n_key, needs_grad = k_BNSH.shape[2], torch.is_grad_enabled()
+        factors_too = log_weight_BTS is None or takes_factors(q_BNTH.device, n_key=n_key, needs_grad=needs_grad)
+        if path == "relative" and factors_too:
             return rel_attention(
                 q_BNTH,
                 k_BNSH,
@@ -55,6 +57,7 @@ class SoftmaxAttention(nn.Module):
                 scale=pos.scale,
                 window=span.window,
                 first_BT=span.first_BT,
+                log_weight_BTS=log_weight_BTS,
                 dropout=dropout,
                 clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
                 impl=self.impl,

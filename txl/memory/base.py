@@ -70,8 +70,9 @@ class MemoryRule(nn.Module):
     """As much stands before the segment in every row. Encodings that count positions from its beginning need that."""
     weighs_keys: ClassVar[bool] = False
     """It gives attention factors, which only its plain form takes."""
-    is_projected: ClassVar[bool] = False
-    """Where weights are fixed, projected keys and values may be remembered in place of hidden states."""
+    projected: ClassVar[Any] = None
+    """Remembers the same where weights are fixed, as projected keys and values in place of hidden states; see
+    `txl.memory.key_values`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

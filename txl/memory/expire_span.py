@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +11,49 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State
+from txl.memory.key_values import KeyValue, KeyValues
 from txl.memory.span import Span
 
 _FIRST_SHARE = 0.1
 """Of max_span: the span of every state in a new model."""
+
+
+class KeyValuesWithSpans(KeyValues):
+    """`expire_span` for fixed weights: keys, values and span of each token are computed once."""
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> KeyValue:
+        none_B0 = like.new_empty(batch_size, 0)
+        more = {"age": none_B0.long(), "span": none_B0.to(torch.promote_types(like.dtype, torch.float32))}
+        return super().empty(config, batch_size, like=like).with_more(more)
+
+    def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
+        found = super().of_hidden(layer, empty, state)
+        return found.with_more({"age": state.more["age"], "span": layer.memory.spans(state.hidden_BMD)})
+
+    def through(
+        self,
+        layer: Any,
+        h_BTD: Tensor,
+        state: KeyValue,
+        feats: Tensor,
+        span: Span,
+        context: Context,
+        run: Callable[..., Tensor],
+    ) -> tuple[Tensor, KeyValue]:
+        """See `ExpireSpan.through`."""
+        rule: ExpireSpan = layer.memory
+        begin = rule.first_held(state.more["age"])
+        age_BM, span_BM = state.more["age"][:, begin:], state.more["span"][:, begin:]
+        span_BS = torch.cat([span_BM, rule.spans(h_BTD)], dim=1)
+        own = rule.placed(span, age_BM)
+        own = replace(own, log_weight_BTS=rule.log_factors(age_BM, span_BS))
+        feats = feats[-own.n_key :] if layer.attn.pos.by_distance else feats
+        out_BTD, seen = layer.with_key_values(h_BTD, state.between(begin, state.length), feats, own)
+        n_kept = own.n_key - min(context.ext_len, span.n_new)
+        places = rule.staying(age_BM, span_BS[:, :n_kept], context.mem_len)
+        kept = seen.between(places.begin, n_kept) if places.at_BM is None else seen.at(places.at_BM)
+        return out_BTD, kept.with_more({"age": places.age_BM, "span": places.of(span_BS[:, :n_kept])})
 
 
 class ExpireSpan(MemoryRule):
@@ -42,6 +81,7 @@ class ExpireSpan(MemoryRule):
     reads_weights = True
     keeps_places = False
     weighs_keys = True
+    projected = KeyValuesWithSpans()
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -59,8 +99,9 @@ class ExpireSpan(MemoryRule):
         return State(none_B0D, {"age": none_B0D[..., 0].long()})
 
     def spans(self, h_BSD: Tensor) -> Tensor:
-        """e, (B, S)."""
-        return self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
+        """e, (B, S), in float32 or wider: half precision does not tell long spans from each other."""
+        e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
+        return e_BS.to(torch.promote_types(e_BS.dtype, torch.float32))
 
     def through(
         self,
@@ -73,13 +114,19 @@ class ExpireSpan(MemoryRule):
         run: Callable[..., Any],
     ) -> tuple[Tensor, State]:
         """As in other rules, over what this layer keeps: each has survivors of its own."""
-        age_BM = state.more["age"]
-        n_mem = int((age_BM > 0).sum(1).max()) if age_BM.numel() else 0  # what joined rows were filled with falls away
-        begin = state.length - n_mem
-        state = State(state.hidden_BMD[:, begin:], {"age": age_BM[:, begin:]})
-        own = replace(span, n_mem=n_mem, since_BT=self._since(state.more["age"], span.since_BT))
+        begin = self.first_held(state.more["age"])
+        state = State(state.hidden_BMD[:, begin:], {"age": state.more["age"][:, begin:]})
+        own = self.placed(span, state.more["age"])
         feats = layer.attn.pos.prepare(own, like=layer.read(h_BTD))
         return super().through(layer, h_BTD, state, feats, own, context, run)
+
+    def first_held(self, age_BM: Tensor) -> int:
+        """Before this place no row holds a state: what joined rows were filled with falls away."""
+        return age_BM.shape[1] - int((age_BM > 0).sum(1).max()) if age_BM.numel() else 0
+
+    def placed(self, span: Span, age_BM: Tensor) -> Span:
+        """The span of the segment over the states of these ages."""
+        return replace(span, n_mem=age_BM.shape[1], since_BT=self._since(age_BM, span.since_BT))
 
     def _since(self, age_BM: Tensor, since_BT: Tensor | None) -> Tensor | None:
         """Of the tokens of a document before each query those that are there."""
@@ -90,22 +137,53 @@ class ExpireSpan(MemoryRule):
         return torch.minimum(since_BT, t_T) + remembered_BTM.sum(-1)
 
     def weighed(self, span: Span, new_BTD: Tensor, mem_BMD: Tensor, more: Mapping[str, Tensor]) -> Span:
-        age_BM, n_new = more["age"], new_BTD.shape[1]
+        span_BS = torch.cat([self.spans(mem_BMD), self.spans(new_BTD)], dim=1)
+        return replace(span, log_weight_BTS=self.log_factors(more["age"], span_BS))
+
+    def log_factors(self, age_BM: Tensor, span_BS: Tensor) -> Tensor:
+        """log m, (B, T, S)."""
+        n_new = span_BS.shape[1] - age_BM.shape[1]
         t_T = torch.arange(n_new, device=age_BM.device)
         age_BS = torch.cat([age_BM, (-t_T).expand(len(age_BM), -1)], dim=1)
-        span_BS = torch.cat([self.spans(mem_BMD), self.spans(new_BTD)], dim=1)
-        m_BTS = (1 + (span_BS[:, None] - (age_BS[:, None] + t_T[:, None])) / self.ramp).clamp(max=1)
-        hidden_BTS = (m_BTS <= 0) | F.pad(age_BM == 0, (0, n_new))[:, None]
-        return replace(span, log_weight_BTS=m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf))
+        left_BS = (span_BS - age_BS).masked_fill(F.pad(age_BM == 0, (0, n_new)), -torch.inf)
+        m_BTS = ((left_BS / self.ramp + 1)[:, None] - (t_T / self.ramp)[:, None]).clamp(max=1)
+        if not torch.is_grad_enabled():
+            return m_BTS.clamp_(min=0).log_()
+        hidden_BTS = m_BTS <= 0
+        return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)  # 0 has no gradient
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         n_new, age_BM = max(0, new_BTD.shape[1] - context.ext_len), state.more["age"]
         loss = self.alpha * self.spans(new_BTD).mean() if self.training and torch.is_grad_enabled() else None
         hidden_BSD = torch.cat([state.hidden_BMD, new_BTD.detach()[:, :n_new]], dim=1)
+        places = self.staying(age_BM, self.spans(hidden_BSD).detach(), context.mem_len)
+        return State(places.of(hidden_BSD), {"age": places.age_BM}, loss)
+
+    def staying(self, age_BM: Tensor, span_BS: Tensor, mem_len: int) -> "_Staying":
+        """Of [memory, segment] what stays after the segment, the mem_len last at most."""
+        n_new = span_BS.shape[1] - age_BM.shape[1]
         new_age_BT = torch.arange(n_new, 0, -1, device=age_BM.device).expand(len(age_BM), -1)
         age_BS = torch.cat([torch.where(age_BM > 0, age_BM + n_new, 0), new_age_BT], dim=1)
-        stays_BS = (age_BS > 0) & (age_BS < self.spans(hidden_BSD).detach() + self.ramp)
-        n = min(context.mem_len, int(stays_BS.sum(1).max())) if stays_BS.numel() else 0
-        at_BM = stays_BS.sort(dim=1, stable=True).indices[:, stays_BS.shape[1] - n :]
-        age_BM = (age_BS * stays_BS).gather(1, at_BM)
-        return State(hidden_BSD.take_along_dim(at_BM[..., None], dim=1), {"age": age_BM}, loss)
+        stays_BS = (age_BS > 0) & (age_BS < span_BS + self.ramp)
+        n = min(mem_len, int(stays_BS.sum(1).max())) if stays_BS.numel() else 0
+        begin = stays_BS.shape[1] - n
+        if bool((stays_BS == (age_BS > 0))[:, begin:].all()):
+            return _Staying(age_BS[:, begin:], begin, None)
+        at_BM = stays_BS.sort(dim=1, stable=True).indices[:, begin:]
+        return _Staying((age_BS * stays_BS).gather(1, at_BM), begin, at_BM)
+
+
+class _Staying(NamedTuple):
+    """The states that stay: their ages, and their places in each row; None: all from `begin` on."""
+
+    age_BM: Tensor
+    begin: int
+    at_BM: Tensor | None
+
+    def of(self, x: Tensor) -> Tensor:
+        """Of what was there of each state, (B, S) or (B, S, D), what stays."""
+        if self.at_BM is None:
+            return x[:, self.begin :].clone() if self.begin else x
+        B, S, M = *x.shape[:2], self.at_BM.shape[1]
+        first_B1 = S * torch.arange(B, device=x.device)[:, None]
+        return x.flatten(0, 1).index_select(0, (first_B1 + self.at_BM).flatten()).unflatten(0, (B, M))

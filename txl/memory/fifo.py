@@ -7,6 +7,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.memory.base import MemoryRule, State
+from txl.memory.key_values import KeyValues
 from txl.memory.span import Span
 
 
@@ -20,7 +21,7 @@ class Fifo(MemoryRule):
     than ext_len keeps tokens that the next segment reads again.
     """
 
-    is_projected = True
+    projected = KeyValues()
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         return State(kept_tokens(state.hidden_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))

@@ -1,14 +1,14 @@
 """Projected keys and values in place of hidden states, where the weights are fixed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context
-from txl.memory.base import MemoryRule
+from txl.config import Context, ModelConfig
+from txl.memory.base import MemoryRule, State
 from txl.memory.span import Span
 from txl.ops.numbers import product_dtype
 
@@ -20,11 +20,17 @@ class KeyValue:
 
     Immutable: `appended` returns a new one. Both are views of a shared buffer with spare space at the end, so appending
     a token does not copy the tokens before it.
+
+    Attributes:
+        more: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_more`.
     """
 
-    def __init__(self, buffer_2BNCH: Tensor, begin: int, end: int, used: list[int]) -> None:
+    def __init__(
+        self, buffer_2BNCH: Tensor, begin: int, end: int, used: list[int], more: Mapping[str, Tensor] | None = None
+    ) -> None:
         self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
         self._used = used  # filled length of the buffer, shared by all its views
+        self.more = more or {}
 
     @classmethod
     def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
@@ -65,27 +71,56 @@ class KeyValue:
 
     def rows(self, index_B: Tensor) -> "KeyValue":
         """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
-        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end])
+        more = {name: x.index_select(0, index_B) for name, x in self.more.items()}
+        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], more)
 
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
         return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used)
 
+    def at(self, place_BM: Tensor) -> "KeyValue":
+        """The keys at these places, which each row has for itself: a copy with spare space."""
+        length = place_BM.shape[1]
+        buffer_2BNCH = self._with_room(length, 1, like=self._buffer_2BNCH)
+        from_2BNMH = self._buffer_2BNCH[:, :, :, self._begin : self._end]
+        for b, place_M in enumerate(place_BM):
+            buffer_2BNCH[:, b, :, :length] = from_2BNMH[:, b].index_select(2, place_M)
+        return KeyValue(buffer_2BNCH, 0, length, [length])
+
+    def with_more(self, more: Mapping[str, Tensor]) -> "KeyValue":
+        """The same keys, with this besides."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
+
     def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
-        """A copy in a larger buffer, with spare space in proportion, so that copies are rare."""
-        needed = self.length + n_new
-        _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
-        spare = max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
-        buffer_2BNCH = like.new_empty(2, batch_size, n_head, needed + spare, d_head)
+        """A copy in a larger buffer."""
+        buffer_2BNCH = self._with_room(self.length + n_new, n_new, like=like)
         buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
         return KeyValue(buffer_2BNCH, 0, self.length, [self.length])
 
+    def _with_room(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:
+        """An empty buffer, with spare space in proportion, so that copies are rare."""
+        _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
+        spare = max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
+        return like.new_empty(2, batch_size, n_head, needed + spare, d_head)
+
 
 class KeyValues(MemoryRule):
-    """`fifo` for fixed weights: each remembered token is projected once instead of once per segment."""
+    """`fifo` for fixed weights: each remembered token is projected once instead of once per segment.
+
+    A rule like it, `MemoryRule.projected` of another one, overrides its hooks: `empty`, `of_hidden` and `through`.
+    """
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> Any:
+        """See `MemoryRule.empty`: a `KeyValue`."""
+        return KeyValue.empty(batch_size, config.n_head, config.d_head, like=like)
+
+    def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
+        """What is remembered as hidden states, put into an empty memory of keys and values."""
+        return layer.remembered(empty, state.hidden_BMD)
 
     def through(
         self,
@@ -101,9 +136,6 @@ class KeyValues(MemoryRule):
         end = state.length + max(0, span.n_new - context.ext_len)
         begin = max(0, end - context.mem_len)
         return out_BTD, seen.between(begin, end)
-
-
-_RULE = KeyValues()
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +173,9 @@ class KeyValueMemory:
         """With these states of its layers."""
         return KeyValueMemory(tuple(states), self.feats, self.feats_for)
 
-    def rule(self, layer: Any) -> MemoryRule:
-        """See `Memory.rule`."""
-        return _RULE
+    def rule(self, layer: Any) -> Any:
+        """See `Memory.rule`: a `KeyValues`."""
+        return layer.memory.projected
 
     def rows(self, index_B: Tensor) -> "KeyValueMemory":
         """See `Memory.rows`."""
@@ -154,7 +186,8 @@ class KeyValueMemory:
     ) -> tuple["KeyValueMemory", tuple[Tensor, ...]]:
         """See `Memory.placed`; the features are projected."""
         memory, by_distance = self.with_feats(layers, context, n_new=span.n_new), layers[0].attn.pos.by_distance
-        return memory, tuple(feats[-span.n_key :] if by_distance else feats for feats in memory.feats)
+        pairs = zip(memory.feats, self.layers, strict=True)
+        return memory, tuple(f[-layer.length - span.n_new :] if by_distance else f for f, layer in pairs)
 
     @torch.no_grad()
     def with_feats(self, layers: Sequence[Any], context: Context, *, n_new: int) -> "KeyValueMemory":
@@ -163,7 +196,7 @@ class KeyValueMemory:
         For encodings of distances they are computed once, for the longest span. `placed` calls this itself; call it
         before recording a forward pass (CUDA graph), or the projection is recorded too.
         """
-        span = Span.of(context, n_mem=self.length, n_new=n_new)
+        span = Span.of(context, n_mem=max(layer.length for layer in self.layers), n_new=n_new)
         encodings, training = [layer.attn.pos for layer in layers], layers[0].training
         by_distance, weight = encodings[0].by_distance, layers[0].attn_norm.weight
         made_for = span.clamp_len, product_dtype(weight), weight.device, training

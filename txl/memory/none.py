@@ -7,6 +7,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.memory.base import MemoryRule, State
+from txl.memory.key_values import KeyValues
 from txl.memory.span import Span
 
 
@@ -17,7 +18,7 @@ class NoMemory(MemoryRule):
     """
 
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mem_len": (0,), "recurrence": ("below",)}
-    is_projected = True
+    projected = KeyValues()
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         return state

@@ -9,11 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.attention_rules.refusals import require_masks_documents
 from txl.config import KEEP_MIB, Context, ModelConfig, require
-from txl.memory import KeyValue, KeyValueMemory, Memory, Span, State, empty_states, require_works
+from txl.memory import KeyValueMemory, Memory, Span, State, empty_states, require_works
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import refusal, resolved
+from txl.ops.rel_attention import refusal, resolved, takes_factors
 from txl.positions import build_position_encodings, require_serves
 
 AnyMemory = Memory | KeyValueMemory
@@ -147,9 +147,11 @@ class Body(nn.Module):
         log."""
         attn = self.layers[0].attn
         path = attn.rule.path(attn.pos)
-        if path != "relative" or self.layers[0].memory.weighs_keys:
-            return path if path != "relative" else "plain"
+        if path != "relative":
+            return path
         n_key, d_head = self.layers[0].memory.length(context, self.config) + context.tgt_len, self.config.d_head
+        if self.layers[0].memory.weighs_keys:
+            return "blockwise" if takes_factors(self.device, n_key=n_key, needs_grad=needs_grad) else "plain"
         return resolved(
             attn.rule.impl, self.device, dtype, d_head=d_head, n_key=n_key, needs_grad=needs_grad, by_row=by_row
         )
@@ -163,11 +165,11 @@ class Body(nn.Module):
             dtype = next(self.parameters()).dtype
             return self.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=self.device))
         layer = self.layers[0]
-        projects = all(one.memory.is_projected and not one.memory.keeps_output for one in self.layers)
-        if layer.attn.pos.places_hidden_states() or not projects:
+        rules = [one.memory.projected for one in self.layers if not one.memory.keeps_output]
+        if layer.attn.pos.places_hidden_states() or len(rules) < len(self.layers) or None in rules:
             return self.empty_memory(batch_size)
-        n_head, d_head, weight = self.config.n_head, self.config.d_head, layer.attn_norm.weight
-        return KeyValueMemory(tuple(KeyValue.empty(batch_size, n_head, d_head, like=weight) for _ in self.layers))
+        weight = layer.attn_norm.weight
+        return KeyValueMemory(tuple(rule.empty(self.config, batch_size, like=weight) for rule in rules))
 
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
         """An empty memory as in training, with dtype and device of `like` (default: the weights)."""

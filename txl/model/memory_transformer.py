@@ -138,8 +138,8 @@ class MemoryTransformer(Body):
         empty = self.fresh_memory(memory.memory.batch_size)
         if not isinstance(empty, KeyValueMemory) or not isinstance(memory.memory, Memory):
             return memory
-        pairs = zip(self.layers, empty.layers, memory.memory.layers, strict=True)
-        layers = tuple(layer.remembered(none, mem_BMD) for layer, none, mem_BMD in pairs)
+        of_layers = zip(self.layers, empty.layers, memory.memory.states, strict=True)
+        layers = tuple(empty.rule(layer).of_hidden(layer, none, state) for layer, none, state in of_layers)
         return AgentMemory(KeyValueMemory(layers), memory.age_B)
 
     def _require_fit(self, x_BTD: Tensor, memory: AgentMemory | None, reset_BT: Tensor | None) -> None:

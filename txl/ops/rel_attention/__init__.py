@@ -46,6 +46,7 @@ def rel_attention(
     window: int = -1,
     dropout: float = 0.0,
     first_BT: Tensor | None = None,
+    log_weight_BTS: Tensor | None = None,
     clamp_len: int = -1,
     impl: str = "auto",
     keep_mib: int = KEEP_MIB,
@@ -61,6 +62,8 @@ def rel_attention(
         r_SNH: one row per distance, farthest first: row S - 1 - d for distance d.
         scale: of the logits; H^(-1/2) in the paper.
         first_BT: the first key that each query of each row may see; None: 0.
+        log_weight_BTS: logarithms of factors of the probabilities, which then sum to 1 again, where `takes_factors`
+            says so; None: all 1.
         dropout: probability of zeroing an attention probability; the others are divided by 1 - dropout.
         clamp_len: states that all rows for larger distances equal the row for this one (-1: no such promise); the
             dense implementation then multiplies them once.
@@ -74,14 +77,24 @@ def rel_attention(
         q_BNTH, k_BNSH, v_BNSH, r_SNH = (x.to(dtype) for x in (q_BNTH, k_BNSH, v_BNSH, r_SNH))
     needs_grad = torch.is_grad_enabled() and q_BNTH.requires_grad
     shape = {"d_head": q_BNTH.shape[3], "n_key": k_BNSH.shape[2], "by_row": first_BT is not None}
+    if log_weight_BTS is not None:
+        impl = "blockwise"
     impl = resolved(impl, q_BNTH.device, q_BNTH.dtype, **shape, needs_grad=needs_grad)
     special: dict[str, Any] = {"dense": {"clamp_len": clamp_len}, "fused": {"keep_mib": keep_mib}}.get(impl, {})
     if first_BT is not None:
         special["first_BT"] = first_BT
+    if log_weight_BTS is not None:
+        special["log_weight_BTS"] = log_weight_BTS
     with torch.autocast(q_BNTH.device.type, enabled=False) if is_autocast else nullcontext():
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **special
         )
+
+
+def takes_factors(device: torch.device, *, n_key: int, needs_grad: bool) -> bool:
+    """True if `rel_attention` takes factors of its probabilities: without gradients, where blocks are faster than
+    logits that are stored."""
+    return device.type == "cpu" and not needs_grad and n_key >= _LONG
 
 
 def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:

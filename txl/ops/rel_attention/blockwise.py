@@ -61,7 +61,9 @@ def _tiles(heads: slice, row: int, queries: slice, T: int, S: int, window: int, 
         yield _Tile(heads, row, queries, keys, S - T + queries.start - s, number * (S // _KEYS + 1) + s // _KEYS)
 
 
-def _logits(tile: _Tile, x: Heads, window: int, first_BT: Tensor | None) -> Tensor:
+def _logits(
+    tile: _Tile, x: Heads, window: int, first_BT: Tensor | None, log_weight_BTS: Tensor | None = None
+) -> Tensor:
     """(heads, n, m), masked pairs at -inf."""
     rows, n_missing = tile.distances(x.r_NSH.shape[1])
     r_NLH = F.pad(x.r_NSH[tile.heads, rows], (0, 0, 0, n_missing))
@@ -71,6 +73,8 @@ def _logits(tile: _Tile, x: Heads, window: int, first_BT: Tensor | None) -> Tens
     hide(logit_NTS, tile.n_ahead, window)
     if first_BT is not None:
         hide_before(logit_NTS, first_BT[tile.row, tile.queries, None] - tile.keys.start)
+    if log_weight_BTS is not None:
+        logit_NTS += log_weight_BTS[tile.row, tile.queries, tile.keys]
     return logit_NTS
 
 
@@ -93,6 +97,7 @@ def forward(
     dropout: float,
     seed: int,
     first_BT: Tensor | None,
+    log_weight_BTS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output (B, N, T, H), stored as (B, T, N, H), and the log-sum-exp of each query's logits, (N, B, T, 1)."""
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
@@ -103,7 +108,7 @@ def forward(
         largest: Tensor | None = None
         total = gathered = x.v_NBSH.new_empty(0)
         for tile in _tiles(heads, row, queries, T, k_BNSH.shape[2], window, number):
-            weight_NTS = _logits(tile, x, window, first_BT)
+            weight_NTS = _logits(tile, x, window, first_BT, log_weight_BTS)
             new = weight_NTS.amax(-1, keepdim=True)
             new = new if largest is None else torch.maximum(largest, new)
             new = new.clamp_min(torch.finfo(new.dtype).min)  # a row may be masked in the whole tile: exp(-inf - -inf)
@@ -175,7 +180,7 @@ def _backward_of_logits(tile: _Tile, x: Heads, grads: Gradients, dlogit_NTS: Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-    *operands, ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT = inputs
+    operands, (ctx.scale, ctx.window, ctx.dropout, ctx.seed, first_BT, *_) = inputs[:6], inputs[6:]
     ctx.save_for_backward(*operands, *results, first_BT)
 
 
@@ -201,10 +206,16 @@ operator = Operator(
 
 
 def blockwise(
-    *operands: *Operands, scale: float, window: int = -1, dropout: float = 0.0, first_BT: Tensor | None = None
+    *operands: *Operands,
+    scale: float,
+    window: int = -1,
+    dropout: float = 0.0,
+    first_BT: Tensor | None = None,
+    log_weight_BTS: Tensor | None = None,
 ) -> Tensor:
-    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores."""
+    """See `txl.ops.rel_attention.rel_attention`. Memory grows with T + S; the backward pass recomputes the scores, but
+    knows no factors."""
     seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
     if needs_grad(*operands):
         return operator(*operands, scale, window, dropout, seed, first_BT)
-    return forward(*operands, scale, window, dropout, seed, first_BT)[0]
+    return forward(*operands, scale, window, dropout, seed, first_BT, log_weight_BTS)[0]
