@@ -238,7 +238,9 @@ class TrainState:
     def _fix_gradient_buckets(self) -> None:
         """Run one backward pass whose result is discarded. After its first one DistributedDataParallel rebuilds its
         buckets, which changes the order of summation: a resumed run must not use the first order where an uninterrupted
-        run uses the second. With the shapes of a step, or torch.compile would take the shapes for variable."""
+        run uses the second. With the shapes of a step, or torch.compile would take the shapes for variable, and in
+        training mode, in which every parameter gets a gradient; a model that was loaded is not in it."""
+        self.nats.train()
         n_row = self.config.batch_size // self.ranks.world // self.config.batch_chunk
         ids = torch.zeros(n_row, self.context.tgt_len, dtype=torch.int64)
         with autocast(self.ranks.device, self.dtype):
