@@ -14,10 +14,11 @@ class ToyMemory(MemoryRule):
     """One vector: a moving average, with a learned decay, of the last state of each segment; it is to be short."""
 
     is_bounded = False
+    reads_weights = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.decay = nn.Parameter(torch.tensor(0.5))
+        self.decay = nn.Parameter(torch.full((1,), 0.5))
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:

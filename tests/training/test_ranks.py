@@ -31,8 +31,6 @@ from txl.training.step import NonFiniteError, TrainState
 LOPSIDED = np.concatenate([IDS[:50] % 10, IDS[50:]])
 """The first two streams, those of rank 0, hold words of the shortlist only: that rank misses both tail clusters."""
 
-COMPUTING = ("compressive", "expire_span", "knn")
-"""Models whose memory computes with weights what it keeps, and passes no gradient from part to part."""
 Case = tuple[dict[str, Any], dict[str, Any]]
 IN_SHARDS: dict[str, Case] = {  # shape, training
     "sgd": (ADAPTIVE, {"optim": "sgd", "mom": 0.5, "varlen": True, "roll": True}),
@@ -46,8 +44,8 @@ IN_SHARDS: dict[str, Case] = {  # shape, training
         {"redraw_interval": 1, "recompute": True},
     ),
     **{
-        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2, "recompute": name != "compressive"})
-        for name in COMPUTING
+        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2, "recompute": i % 2 == 1})
+        for i, name in enumerate(MEMORY_MODELS)
     },
 }
 WHOLE: dict[str, Case] = IN_SHARDS | {
@@ -55,11 +53,6 @@ WHOLE: dict[str, Case] = IN_SHARDS | {
     "reversible": ({"pre_lnorm": True, "reversible": True}, {"ff_chunk": 3}),
     "lsh": ({"position": "none", "attention": "lsh", "lsh_round": 2, "lsh_bucket": 4, "lsh_reach": 3}, {}),
     "same": ({"recurrence": "same", "activation": "geglu"}, {}),
-    **{
-        name: (ADAPTIVE | shape_of(name), {"memory_parts": 2, "batch_chunk": 2})
-        for name in MEMORY_MODELS
-        if name not in COMPUTING
-    },
 }
 
 
@@ -179,12 +172,12 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, stages: li
         torch.testing.assert_close(weights, never, rtol=0, atol=1e-12)
 
 
-def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any]) -> bool:
+def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any], **model: Any) -> bool:
     settings = settings | {"dropout": 0.2, "varlen": True, "batch_size": 2 * ranks.world, "max_step": 4}
-    never = Run(config(**settings), ranks).begin().trained()
-    Run(config(**settings | {"max_step": 2}), ranks, folder=folder).begin().train()
+    never = Run(config(**settings), ranks, **model).begin().trained()
+    Run(config(**settings | {"max_step": 2}), ranks, folder=folder, **model).begin().train()
     torch.manual_seed(999)
-    second = Run(config(**settings, async_save=True), ranks, folder=folder).resume().trained()
+    second = Run(config(**settings, async_save=True), ranks, folder=folder, **model).resume().trained()
     return same_weights(never, second)
 
 
@@ -201,6 +194,25 @@ def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any]) -> boo
 )
 def test_ranks_resume_bitwise(tmp_path: Path, world: int, settings: dict[str, Any]) -> None:
     assert on_ranks(world, resumed_bitwise, tmp_path, settings) == [True] * world
+
+
+def memory_resumed(ranks: Ranks, folder: Path, name: str) -> list[bool]:
+    """With whole models, and with shards."""
+    model = {"shape": SHAPE | ADAPTIVE | shape_of(name), "context": context_of(name)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MEMORIES, "toy", ToyMemory)
+        ways = [{"memory_parts": 2, "shard": shard} for shard in (False, True)]
+        return [resumed_bitwise(ranks, folder / str(i), way, **model) for i, way in enumerate(ways)]
+
+
+QUICK = ("compressive", "recurrent_tokens")  # a loss of its own, and weights that are read between layers
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEMORY_MODELS]
+)
+def test_ranks_resume_bitwise_with_every_memory(tmp_path: Path, name: str) -> None:
+    assert on_ranks(2, memory_resumed, tmp_path, name) == [[True, True]] * 2
 
 
 # what ranks agree on
@@ -252,7 +264,7 @@ def test_two_ranks_evaluate_agree_and_stop_together() -> None:
     assert said in agreeing(bad_step, False)
 
 
-def validated(ranks: Ranks, shard: bool) -> float:
+def validated(ranks: Ranks, shard: bool, name: str = "fifo") -> float:
     """The loss where rank 0 has two segments to read and another rank has none."""
     ids = torch.from_numpy(IDS[None, :13])
     segments = [(ids[:, i : i + 6], ids[:, i + 1 : i + 7], None) for i in (0, 6)]
@@ -260,9 +272,10 @@ def validated(ranks: Ranks, shard: bool) -> float:
     class Request:
         noted = 0
 
-    model = Run(config(max_step=2, shard=shard), ranks, torch.float64).begin().state.model
+    run = Run(config(max_step=2, shard=shard), ranks, torch.float64, shape=SHAPE | ADAPTIVE | shape_of(name))
+    model, context = run.begin().state.model, context_of(name)
     streams: Any = [segments] if ranks.is_main else []
-    score = Validation(streams, CONTEXT, {}).score(model, ranks, Request())  # type: ignore[arg-type]
+    score = Validation(streams, context, {}).score(model, ranks, Request())  # type: ignore[arg-type]
     reshard(model)
     assert score.tokens == 12
     return score.nats
@@ -270,7 +283,8 @@ def validated(ranks: Ranks, shard: bool) -> float:
 
 @pytest.mark.slow
 def test_shards_evaluate_and_stop_together() -> None:
-    assert agreeing(validated, True) == pytest.approx(validated(ALONE, False), rel=1e-12)
+    for name in ("fifo", "neural", "recurrent_tokens"):
+        assert agreeing(validated, True, name) == pytest.approx(validated(ALONE, False, name), rel=1e-12)
     assert "step 1, epoch 1, segment 1: the loss is not finite on rank 0" in agreeing(bad_step, True)
 
 

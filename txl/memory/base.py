@@ -64,6 +64,8 @@ class MemoryRule(nn.Module):
     reads_weights: ClassVar[bool] = False
     """`kept` computes with weights of the layer or its own, so it is a part of the layer's forward pass: of a model in
     shards they are there only then."""
+    entered_weights: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that `entered` reads, outside the layer's forward pass."""
     masks_documents: ClassVar[bool] = True
     """What is kept of one document is not read in another, in the same row."""
     keeps_places: ClassVar[bool] = True

@@ -29,7 +29,7 @@ class Infini(BesideAttention):
     """
 
     settings = ("infini_update",)
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"shard": (False,)}  # whose gradients end with a pass
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -36,7 +36,7 @@ class Neural(BesideAttention):
     """
 
     settings = ("neural_layers",)
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"shard": (False,)}  # whose gradients end with a pass
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -26,8 +26,9 @@ class RecurrentTokens(MemoryRule):
     """
 
     settings = ("n_memory_token",)
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"mem_len": (0,), "shard": (False,)}
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"mem_len": (0,)}
     is_bounded = False
+    entered_weights = ("begin_MD",)
     masks_documents = False
 
     def __init__(self, config: ModelConfig) -> None:

@@ -61,7 +61,9 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     """Give each rank its rows of every parameter; parameters on the device `meta` get memory for these, without values.
 
     A layer is gathered for its own pass only. The softmax, and with it the embedding where they share weights, belongs
-    to the root, which stays gathered from the forward to the backward pass; so do weights that layers share.
+    to the root, which stays gathered from the forward pass until `reshard` is called: parts of a segment use it before
+    and after the gradient of a memory has passed through it. Weights that layers share, and those of a memory that are
+    read between layers, stay gathered from the forward to the backward pass.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -71,21 +73,25 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
     of_layers = [set(layer.parameters()) for layer in model.layers]
     shared = {p for i, mine in enumerate(of_layers) for other in of_layers[:i] for p in mine & other}
+    entered = {layer.memory.get_parameter(name) for layer in model.layers for name in layer.memory.entered_weights}
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, ignored_params=shared)
-    encodings: list[Any] = [layer.attn.pos for layer in model.layers]
-    if shared:
-        of_one = set(model.parameters()) - shared
-        fully_shard(encodings, mesh=mesh, ignored_params=of_one, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, ignored_params=shared | entered)
+    rules = [layer.memory for layer in model.layers if layer.memory.entered_weights]
+    apart: list[tuple[list[Any], set[Any]]] = [([layer.attn.pos for layer in model.layers], shared), (rules, entered)]
+    apart = [(modules, mine) for modules, mine in apart if mine]
+    for modules, mine in apart:
+        others = set(model.parameters()) - mine
+        fully_shard(modules, mesh=mesh, ignored_params=others, reshard_after_forward=False)
     if not set(model.word_emb.parameters()) & set(model.softmax.parameters()):
         fully_shard(model.word_emb, mesh=mesh)
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    root.set_reshard_after_backward(False, recurse=False)
     if next(model.parameters()).is_meta:
         model.to_empty(device=ranks.device)
     root.unshard()  # the first to be unsharded becomes the root
     root.reshard()
-    if shared:
-        model.register_forward_pre_hook(lambda *_: encodings[0].unshard())
+    for modules, _ in apart:
+        model.register_forward_pre_hook(lambda *_, first=modules[0]: first.unshard())
     model.is_sharded = True
 
 

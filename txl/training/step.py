@@ -25,6 +25,7 @@ from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers, Plateau, learning_rate
+from txl.training.sharding import reshard
 
 
 @dataclass
@@ -225,6 +226,7 @@ class TrainState:
             nlls.append(nll_BT)
             own += [] if memory.loss is None else [memory.loss]
             memories.append(memory.swapped_out() if self.config.swap_mem else memory)
+        reshard(self.model)
         self.memories = memories
         self.memory_loss = torch.stack(own).mean() if own else None
         return torch.cat(nlls)
