@@ -34,6 +34,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int, int]] = {  # sh
     "blockwise": ({}, {"attn_impl": "blockwise"}, 8, 256, 256),
     "recompute": ({"n_layer": 8}, {"recompute": True}, 16, 128, 128),
     "memory": ({"n_layer": 8}, {"optim": "sgd"}, 8, 64, 1024),
+    "neural": ({"memory": "neural", "neural_layers": 2}, {"memory_parts": 8}, 8, 256, 0),
+    "infini": (
+        {"memory": "infini", "n_layer": 8, "d_head": 64, "n_head": 8, "d_model": 256},
+        {"memory_parts": 8, "recompute": True},
+        8,
+        128,
+        0,
+    ),
     "alibi": ({"position": "alibi", "activation": "swiglu"}, {}, 16, 128, 128),
 }
 DRAWN = {

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.conftest import long_test
 from tests.forks import ROOT, start
@@ -97,6 +98,29 @@ def test_what_is_remembered_is_counted_as_it_grows_to_be(name: str) -> None:
     assert needed["memory"] == 2 * max(held)
     seen = estimate.passing_bytes(model, TrainConfig(batch_size=2), context, CPU, torch.float32)
     assert seen["activations"] > 0
+
+
+@pytest.mark.parametrize("name", ["fifo", "infini", "infini_delta", "neural", "neural_two_layers"])
+def test_what_each_part_of_a_segment_leaves_for_the_backward_pass_is_counted(name: str) -> None:
+    """Also what a memory that takes a gradient is made of."""
+    model, context, kept = build(name).float().train(), context_of(name), {}
+    layer, rule = model.layers[0], model.layers[0].memory
+    state = rule.full(model.config, context, 2, like=torch.empty(0))
+    theirs = {x.data_ptr() for x in (*layer.parameters(), state.hidden_BMD, *state.more.values())}
+
+    def count(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        for _ in range(3):
+            h_BTD = torch.zeros(2, 2, model.config.d_model, requires_grad=True)
+            span = rule.span(state, context, n_new=2)
+            feats = layer.attn.pos.prepare(span, like=h_BTD)
+            _, state = rule.through(layer, h_BTD, state, feats, span, context, lambda of, *inputs: of(*inputs))
+    exact = sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in theirs)
+    config = TrainConfig(memory_parts=3)
+    assert estimate._count_kept(layer, model, config, context, 2, torch.float32) == pytest.approx(exact, rel=0.06)
 
 
 @pytest.mark.parametrize("position", ["rel_sinusoid", "t5", "learned_absolute"])

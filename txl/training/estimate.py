@@ -55,15 +55,18 @@ def training_bytes(
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
     n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
-    like = torch.empty(0, device="meta")
-    remembered = Memory.of(full_states(model.config, context, n_stream, like=like)).named().values()
-    memory = sum(x.numel() * x.element_size() for x in remembered)
+    memory = _remembered_bytes(model.config, context, n_stream)
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
         "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
     return needed | ({"average": weights} if config.ema else {})
+
+
+def _remembered_bytes(shape: ModelConfig, context: Context, n_stream: int) -> int:
+    remembered = Memory.of(full_states(shape, context, n_stream, like=torch.empty(0, device="meta"))).named().values()
+    return sum(x.numel() * x.element_size() for x in remembered)
 
 
 def passing_bytes(
@@ -80,10 +83,11 @@ def passing_bytes(
         kind: _kept_bytes(model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype)
         for kind in set(kinds)
     }
-    layer, layers = max(kept.values()), sum(kept[kind] for kind in kinds)
+    layer, layers = max(kept.values()) // config.memory_parts, sum(kept[kind] for kind in kinds)  # of a part; of all
     state = n_token * shape.d_model * dtype.itemsize
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
+        layers += (config.memory_parts - 1) * _remembered_bytes(shape, context, n_stream)
     activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
@@ -150,26 +154,31 @@ def _count_kept(
         return x
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        memory = run_layer(layer, model.config, context, n_stream)
+        memory = run_layer(layer, model.config, context, n_stream, n_part=config.memory_parts)
     return sum(n for storage, n in kept.items() if storage not in own | {_storage(memory)})
 
 
-def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int) -> Tensor:
-    """Run the forward pass of a layer as in training, over a full memory, which is returned."""
-    weight, n_new = layer.attn.v_net.weight, context.tgt_len + context.ext_len
-    width = shape.d_model
-    h_BTD = weight.new_zeros(n_stream, n_new, 2 * width if shape.reversible else width, requires_grad=True)
-    n_mem = positions_before(shape, context)
-    mem_BMD = weight.new_zeros(n_stream, n_mem, width)
+def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *, n_part: int = 1) -> Tensor:
+    """Run the forward pass of a layer as in training, over a full memory, which is returned: the hidden states of the
+    first of `n_part` parts of the segment."""
+    weight, rule = layer.attn.v_net.weight, layer.memory
+    n_new, n_mem = -(-(context.tgt_len + context.ext_len) // n_part), positions_before(shape, context)
     found = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
-    more = layer.memory.full(shape, found, n_stream, like=weight.detach()).more
     span, was_training = Span.of(context, n_mem=n_mem, n_new=n_new), layer.training
     layer.train()
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
-        layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span, more)
+        state = rule.full(shape, found, n_stream, like=weight.detach())
+        first_BMD = mem_BMD = weight.new_zeros(n_stream, n_mem, shape.d_model)
+        for _ in range(n_part):
+            width = shape.d_model * (2 if shape.reversible else 1)
+            h_BTD = weight.new_zeros(n_stream, n_new, width, requires_grad=True)
+            layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span, state.more)
+            if rule.reads_weights and not rule.weighs_keys:  # a rule that drops states must see their values
+                state = rule.kept(state, layer.read(h_BTD), span, found, layer)
+            mem_BMD = mem_BMD.clone()
     layer.train(was_training)
-    return mem_BMD
+    return first_BMD
 
 
 def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
