@@ -32,14 +32,7 @@ class KeyValuesWithSpans(KeyValues):
         return found.with_more({"age": state.more["age"], "span": layer.memory.spans(state.hidden_BMD)})
 
     def through(
-        self,
-        layer: Any,
-        h_BTD: Tensor,
-        state: KeyValue,
-        feats: Tensor,
-        span: Span,
-        context: Context,
-        run: Callable[..., Tensor],
+        self, layer: Any, h_BTD: Tensor, state: KeyValue, feats: Tensor, span: Span, context: Context, run: Any
     ) -> tuple[Tensor, KeyValue]:
         """See `ExpireSpan.through`."""
         rule: ExpireSpan = layer.memory

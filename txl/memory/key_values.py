@@ -1,6 +1,6 @@
 """Projected keys and values in place of hidden states, where the weights are fixed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,14 +123,7 @@ class KeyValues(MemoryRule):
         return layer.remembered(empty, state.hidden_BMD)
 
     def through(
-        self,
-        layer: Any,
-        h_BTD: Tensor,
-        state: KeyValue,
-        feats: Tensor,
-        span: Span,
-        context: Context,
-        run: Callable[..., Tensor],
+        self, layer: Any, h_BTD: Tensor, state: KeyValue, feats: Tensor, span: Span, context: Context, run: Any
     ) -> tuple[Tensor, KeyValue]:
         out_BTD, seen = layer.with_key_values(h_BTD, state, feats, span)
         end = state.length + max(0, span.n_new - context.ext_len)

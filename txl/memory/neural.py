@@ -14,6 +14,7 @@ from txl.memory.span import Span
 
 _RATES = (0.01, 0.5, 0.05)
 """Forgetting, momentum and learning rate of a new model."""
+_LEAST_DAMPING = 1e-3
 
 
 class Neural(BesideAttention):
@@ -21,15 +22,20 @@ class Neural(BesideAttention):
 
     read      A = g f_W(q) + (1 - g) A_local                        g = sigmoid(b), b a number per head
     f         k W, or silu(k W1) W2                                 |q| = |k| = 1
-    learned   S_t = n_t S_(t-1) - o_t grad |f_W(k_t) - v_t|^2       W_t = (1 - a_t) W_(t-1) + S_t
+    learned   S_t = n_t S_(t-1) - o_t / s grad |f_W(k_t) - v_t|^2   W_t = (1 - a_t) W_(t-1) + S_t
     of a token: momentum n, rate o and forgetting a are sigmoids of (hidden . w + b), one each per head
+    s = max(1, 2 c)            c = |sum_t p_t x_t x_t^T|, of two layers the sum of both;            | | of Frobenius
+    p_t  with s = 1 how much of the gradient of t is in W, and will be by momentum n / (1 - n) of S, n that of the last
+    x_t  what a layer reads; of the first of two, times |diag(silu'(k_t W1)) W2|
 
     Source: Behrouz et al. 2025 (arXiv 2501.00663), eq. 9 to 15, memory as a gate. As in sec. 3.2, the gradients of all
     tokens that leave the window at once are those at the weights before the first of them.
     Differs from the paper: keys, values and queries are those of attention, per head, without SiLU and convolutions; W
     learns what has left the window, so a segment reads what was there before it; the gate is a number per head, where
     the paper normalises both results with learned vectors and multiplies them; there are no persistent tokens; W begins
-    at learned weights, from which a row remembers its difference.
+    at learned weights, from which a row remembers its difference; rates are divided by s, over the tokens that leave at
+    once. c bounds the curvature of the sum of their losses, each times what its step comes to: where 2 c is above 1,
+    steps of similar keys overshoot, more at each segment, until nothing is finite.
     Gradients: hidden states in the window are detached; what W learned from keys, values and rates is not, until the
     end of a step.
     Documents: W begins anew with the first token of a document that leaves the window.
@@ -86,9 +92,15 @@ class Neural(BesideAttention):
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
             more = {name: x * goes_on_B.view(-1, *[1] * (x.dim() - 1)) for name, x in more.items()}
             forget_BNL, rate_BNL = (x * stays_BL[:, None] for x in (forget_BNL, rate_BNL))
-        of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
         k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
-        steps = _gradients(k_BNLH, v_BNLH, weights, of_weights.tokens, of_momentum.tokens)
+        of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
+        last_BN1 = momentum_BNL[..., -1:]
+        later_BNL = last_BN1 / (1 - last_BN1).clamp(min=_LEAST_DAMPING) * of_momentum.tokens
+        inputs = _layers(k_BNLH, weights)
+        slope_BNLH = _slope(k_BNLH @ weights[0]) if len(weights) == 2 else None
+        slower_BN = (2 * _curvature(inputs, slope_BNLH, weights, of_weights.tokens + later_BNL)).clamp(min=1)
+        shares = (share.tokens / slower_BN[..., None] for share in (of_weights, of_momentum))
+        steps = _gradients(inputs, slope_BNLH, v_BNLH, weights, *shares)
         for i, (begin, weight, step, last) in enumerate(zip(self.begin, weights, *steps, strict=True), 1):
             momentum = more[f"momentum{i}"]
             more[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
@@ -111,16 +123,33 @@ def _layers(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _gradients(k_BNLH: Tensor, v_BNLH: Tensor, weights: list[Tensor], *shares_BNL: Tensor) -> list[list[Tensor]]:
+def _gradients(
+    inputs: list[Tensor], slope_BNLH: Tensor | None, v_BNLH: Tensor, weights: list[Tensor], *shares_BNL: Tensor
+) -> list[list[Tensor]]:
     """For each of the shares the gradient of sum_t share_t |f(k_t) - v_t|^2 for each layer's weights."""
-    inputs = _layers(k_BNLH, weights)
+    k_BNLH = inputs[0]
     backs = [2 * share_BNL[..., None] * (inputs[-1] - v_BNLH) for share_BNL in shares_BNL]
-    if len(weights) == 1:
+    if slope_BNLH is None:
         return [[k_BNLH.mT @ back_BNLH] for back_BNLH in backs]
-    first, second = weights
-    at = k_BNLH @ first
-    slope = at.sigmoid() * (1 + at * (1 - at.sigmoid()))
-    return [[k_BNLH.mT @ (back_BNLH @ second.mT * slope), inputs[1].mT @ back_BNLH] for back_BNLH in backs]
+    second = weights[1].mT
+    return [[k_BNLH.mT @ (back_BNLH @ second * slope_BNLH), inputs[1].mT @ back_BNLH] for back_BNLH in backs]
+
+
+def _curvature(inputs: list[Tensor], slope_BNLH: Tensor | None, weights: list[Tensor], share_BNL: Tensor) -> Tensor:
+    """c, (B, N)."""
+
+    def norm(x_BNLH: Tensor, scale_BNL: Tensor) -> Tensor:
+        return torch.linalg.matrix_norm(x_BNLH.mT @ (scale_BNL[..., None] * x_BNLH))
+
+    if slope_BNLH is None:
+        return norm(inputs[0], share_BNL)
+    through_BNL = (slope_BNLH.square() @ weights[1].square().sum(-1, keepdim=True))[..., 0]
+    return norm(inputs[0], share_BNL * through_BNL) + norm(inputs[1], share_BNL)
+
+
+def _slope(x: Tensor) -> Tensor:
+    """The derivative of silu."""
+    return x.sigmoid() * (1 + x * (1 - x.sigmoid()))
 
 
 class _Shares(NamedTuple):
