@@ -25,7 +25,7 @@ class RowStream:
     last_B: np.ndarray
     n_warmup_B: np.ndarray
     tgt_len: int
-    ext_len: int = 0
+    ext_len: int
 
     def share(self, rank: int, world: int) -> "RowStream":
         """The rows of one of `world` processes."""

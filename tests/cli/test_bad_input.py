@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
@@ -165,6 +166,15 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None
     return lambda: change_weights(Path("run"), change)
 
 
+def memory(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+    def of(folder: Path) -> None:
+        (path,) = folder.glob("streams_*")
+        save_file({k: change(x).contiguous() if "memory" in k else x for k, x in load_file(path).items()}, path)
+        sign(folder)
+
+    return lambda: each(of)
+
+
 def without_checksums(name: str) -> Callable[[], None]:
     def of(folder: Path) -> None:
         as_of_0_2(folder, digests=False)
@@ -197,6 +207,9 @@ CHECKPOINTS: Table = {
     "weights of whole numbers": (weights(lambda weight: weight.int()), "generate", "not floating-point"),
     "weights of another shape": (set_record("model", n_layer=3), "generate", "model.safetensors: the weights do not"),
     "weights in float64": (weights(torch.Tensor.double), "generate --dtype bfloat16", "the weights are in float64"),
+    "a narrow memory": (memory(lambda x_BMD: x_BMD[..., 1:]), RESUME, "streams_00000_00004.safetensors"),
+    "a memory of few streams": (memory(lambda x_BMD: x_BMD[1:]), RESUME, "streams_00000_00004.safetensors"),
+    "a memory of whole numbers": (memory(torch.Tensor.int), RESUME, "streams_00000_00004.safetensors"),
     "a word twice": (words(lambda lines: [*lines[:-1], lines[-2]]), "generate", "vocab.txt"),
     "a word too few": (words(lambda lines: lines[:-1]), "generate", "vocab.txt"),
     "no <eos>": (words(lambda lines: ["x", *lines[1:]]), "generate", "vocab.txt"),

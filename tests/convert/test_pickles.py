@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.convert.pickled import foreign
 from txl.config import UsageError
 from txl.convert.pickles import Inert, PickledTensor, read_pickle
 
@@ -53,6 +54,18 @@ def test_functions_that_may_be_named_are_not_called(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(Evil(torch.load, str(tmp_path / "nowhere")), path)
     assert isinstance(read_pickle(path), Inert)
+
+
+class Slotted:
+    __slots__ = ("words",)
+
+
+def test_an_object_with_slots_has_what_they_hold(tmp_path: Path) -> None:
+    with foreign("vocabulary", "Vocab", base=Slotted) as classes:
+        vocab: Any = classes["Vocab"]()
+        vocab.words = ["a"]
+        torch.save(vocab, tmp_path / "vocab.bin")
+    assert read_pickle(tmp_path / "vocab.bin").words == ["a"]
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -49,10 +49,11 @@ def test_ids_are_memory_mapped_read_only_and_narrow_for_small_vocabularies(folde
     assert ids.dtype == np.uint16
     with pytest.raises(ValueError, match="read-only"):
         ids[0] = 1
-    (folder / "train.txt").write_text(" ".join(f"w{i}" for i in range(2**16)))
-    ids = open_text(folder).split("train")
-    assert ids.dtype == np.uint32
-    assert ids[2**16 - 1] == 2**16 + 1
+    for split in ("train", "valid"):
+        (folder / f"{split}.txt").write_text(" ".join(f"w{i}" for i in range(2**16)))
+        ids = open_text(folder).split(split)
+        assert ids.dtype == np.uint32
+        assert ids[2**16 - 1] == 2**16 + 1
 
 
 def test_which_splits_the_words_are_counted_of(folder: Path) -> None:

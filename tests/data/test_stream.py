@@ -60,6 +60,7 @@ def test_every_token_but_the_first_counts_once(n: int) -> None:
         stream = scoring_stream(np.arange(n), batch_size=batch_size, tgt_len=tgt_len, n_warmup=n_warmup)
         segments = list(stream)
         assert len(stream) == len(segments)
+        assert all(s.input_BT.shape == s.target_BT.shape for s in segments)  # nothing is read again unasked
         counted = torch.cat([s.target_BT[s.counted_BT] for s in segments])
         assert sorted(counted.tolist()) == list(range(1, n)), (batch_size, tgt_len, n_warmup)
 

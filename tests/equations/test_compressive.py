@@ -12,6 +12,8 @@ from txl import Context, TransformerXL
 CONTEXT = Context(tgt_len=5, mem_len=3, compressed_len=3)
 RATE = 2
 TOKEN_BT = torch.randint(0, N_TOKEN, (2, 20), generator=torch.Generator().manual_seed(1))
+CUT = [3, 5, 5, 5, 2]
+"""Nothing is compressed after the first segment."""
 
 
 def normed(layer: Any, x_D: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ def observed(model: TransformerXL, token_BT: Tensor) -> tuple[list[list[tuple[Te
     seen: list[tuple[Tensor, Tensor]] = []
     hooks = [layer.register_forward_hook(lambda _, args, out: seen.append(args[:2])) for layer in model.layers]
     memory, losses, reads = None, [], []
-    for segment_BT in token_BT.split(CONTEXT.tgt_len, dim=1):
+    for segment_BT in token_BT.split(CUT, dim=1):
         memory = model(segment_BT, memory, CONTEXT).memory
         losses.append(memory.loss)
         reads.append(seen[-len(model.layers) :])

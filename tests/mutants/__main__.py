@@ -64,15 +64,15 @@ def copy_of_the_repository(folder: Path) -> Path:
     return folder
 
 
-def killer(copy: Path, tests: list[str]) -> str | None:
+def killer(copy: Path, tests: list[str], limit_s: float = LIMIT_S) -> str | None:
     """The first fast test that fails, or None."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         out = subprocess.run(
-            [*PYTEST, *tests], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
+            [*PYTEST, *tests], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
-        return f"no end within {LIMIT_S} s"
+        return f"no end within {limit_s} s"
     if out.returncode in (0, 5):  # 5: none of them is fast
         return None
     if "file or directory not found" in out.stderr:

@@ -13,6 +13,7 @@ from txl.checkpoint import CheckpointWriter, newest_whole, open_checkpoint, poin
 from txl.checkpoint.digests import DIGESTS
 from txl.checkpoint.load import require_whole
 from txl.checkpoint.record import open_folder
+from txl.config import UsageError
 
 N_FLIP = 8
 """Of each file, besides its first and last byte."""
@@ -67,6 +68,15 @@ def test_what_is_missing_or_does_not_belong_there_is_noticed(run: Path, damage: 
         path.write_bytes(good)
 
 
+def test_the_checkpoint_that_is_meant_is_the_one_that_is_named(run: Path) -> None:
+    """Not an older one that is damaged too."""
+    for step in (6, 3):
+        (run / f"step_{step:08d}" / "config.json").unlink()
+        for asked in (open_checkpoint, *([newest_whole] if step == 3 else [])):
+            with pytest.raises(UsageError, match=r"step_00000006/config\.json: missing"):
+                asked(run)
+
+
 def test_a_kill_between_records_leaves_a_checkpoint_whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before each of the files that an evaluation writes."""
     again = Run(config(eval_interval=3, keep_last=2), folder=run).resume()
@@ -105,6 +115,11 @@ def test_older_checkpoints_get_digests_when_they_are_written_again(run: Path, di
         as_of_0_2(folder, digests=digests)
     checkpoint, errors = newest_whole(run)
     assert (checkpoint.record["step"], checkpoint.names_all, errors) == (6, False, [])
+    for path in (*checkpoint.folder.glob("streams_*"), checkpoint.folder / "optimizer.safetensors"):
+        good = path.read_bytes()
+        path.write_bytes(good[:-7])  # noticed without digests too
+        assert newest_whole(run)[0].record["step"] == 3
+        path.write_bytes(good)
     again = Run(config(eval_interval=3, keep_last=2), folder=run).resume()
     writer = CheckpointWriter(run, again.state.context, again.ranks, again.columns, keep_last=2)
     writer.save(again.state.model, again.state.snapshot(), step=6, best=True, valid_nats=1.0)
