@@ -32,6 +32,7 @@ EQUATIONS: list[tuple[str, dict[str, Any]]] = [  # the encoding, and settings of
     ("learned_absolute", {"n_position": 4}),
     ("learned_absolute", {"n_position": 20}),
     ("floater", {}),
+    ("floater", {"untie_r": True}),
     ("sinusoid_input", {"n_layer": 2}),
     ("sinusoid_input", {"count_back": True}),
     ("learned_per_layer", {"n_position": 20, "n_layer": 2}),
