@@ -78,6 +78,8 @@ TRAIN, VALID = "text/train.txt", "text/valid.txt"
 LM1B, ENWIK8 = "train --data lm1b --dataset lm1b", "train --data . --dataset enwik8 --prefix"
 A_FILE = holds("", "file")
 """In which nobody can make a folder, root included."""
+HELD = {"nothing": (holds(" ", "f"), "is empty"), "latin1": (lambda: Path("f").write_bytes(b"\xe9"), "f: not UTF-8")}
+FILES = ("eval --text", "eval --text text/test.txt --context", "generate --prompt_file", "generate --prompts")
 TEXTS: Table = {
     "no train split": (gone(TRAIN), "train", f"{TRAIN}: no such file"),
     "no valid split": (gone(VALID), "train --dataset wt103", f"{VALID}: no such file; a folder of text needs"),
@@ -101,6 +103,7 @@ TEXTS: Table = {
     "a cache that cannot be made": (A_FILE, "train --cache_dir file/x", "name another folder with --cache_dir"),
     "a result that cannot be written": (A_FILE, "eval --json file/r.json", "name a folder that can be written"),
     "tokens that cannot be written": (A_FILE, "eval --text text/test.txt --per_token file/t.tsv", "file: File exists"),
+    **{f"{what} in {line}": (make, f"{line} f", why) for what, (make, why) in HELD.items() for line in FILES},
 }
 
 

@@ -37,13 +37,6 @@ def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_a
     assert latest["rows"][0]["nats_per_token"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_text_without_a_training_split_is_read_with_the_vocabulary_of_the_checkpoint(here: Here) -> None:
-    expected = here.row("eval --split test")["nats"]
-    Path("other").mkdir()
-    shutil.copy("text/test.txt", "other")
-    assert here.row("eval --split test --data other")["nats"] == expected
-
-
 def test_what_was_counted_and_what_is_unknown_is_said(here: Here) -> None:
     Path("other").mkdir()
     Path("other/test.txt").write_text(" bab \u00fcnheard bad \n \n")

@@ -1,9 +1,7 @@
 """The flags: those of 2019 as published, how they are spelt, and which value wins."""
 
 import math
-import os
 import re
-import subprocess
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Here
-from tests.forks import ROOT
+from tests.cli.test_scripts import run as started
 from txl.cli.flags import read_flags
 from txl.commands.settings import new_settings
 from txl.config import Context, ModelConfig, UsageError, build
@@ -101,11 +99,8 @@ def test_the_scripts_of_ours_have_flags_that_there_are(tmp_path: Path, dataset: 
 
 def script_line(folder: Path, script: str, *words: str) -> str:
     """The flags that a script hands to a program."""
-    python, calls = folder / "python", folder / "calls"
-    python.write_text(f'#!/usr/bin/env bash\n[[ $2 != *count* ]] || echo 0\n[[ $1 = -c ]] || echo "$*" >{calls}\n')
-    python.chmod(0o755)
-    subprocess.run(["bash", ROOT / script, *words], check=True, env=os.environ | {"PYTHON": str(python)})
-    return calls.read_text().partition(".py ")[2]
+    _, _, (call,) = started(folder, " ".join(words), script=script)
+    return call.partition(".py ")[2]
 
 
 def refusal(entry: str, *argv: str) -> str:

@@ -32,12 +32,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
 
 
-def test_one_seed_writes_one_text_and_another_another(write: Write) -> None:
-    one, again, other = (write(f"--seed {seed} --length 30") for seed in (5, 5, 6))
-    assert one == again != other
-    assert write("--temperature 0 --seed 1 --length 20") == write("--top_k 1 --seed 2 --length 20")
-
-
 def test_a_memory_longer_than_any_text_is_no_burden(write: Write) -> None:
     far, all_of_it, little = (
         write(f"--seed 5 --length 30 {flags}")
@@ -143,15 +137,6 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(here: Here, monkeypatch
     with os.fdopen(write_end, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         assert here("generate", status=141).err == ""
-
-
-@pytest.mark.parametrize("flag", ["--prompt_file", "--prompts"])
-@pytest.mark.parametrize(("content", "complaint"), [(b" \n\n", "is empty; give some text"), (b"bab \xe9", "not UTF-8")])
-def test_a_file_of_prompts_that_cannot_be_used_is_named(here: Here, flag: str, content: bytes, complaint: str) -> None:
-    Path("my.txt").write_bytes(content)
-    line = here.refused(f"generate {flag} my.txt")
-    assert "my.txt" in line
-    assert complaint in line
 
 
 def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(here: Here) -> None:

@@ -109,11 +109,3 @@ def test_the_example_of_the_docs_gives_what_the_program_gives(score: Score) -> N
     names: dict[str, Any] = {}
     exec(example.replace("runs/mine", "run"), names)
     assert names["nats"].tolist() == pytest.approx([t["nats"] for t in score("the name of the file")], rel=1e-6)
-
-
-@pytest.mark.parametrize("flag", ["--text", "--context"])
-@pytest.mark.parametrize(("content", "complaint"), [(b"  ", "is empty"), (b"bab \xe9", "not UTF-8")])
-def test_a_text_that_cannot_be_scored_is_named(here: Here, flag: str, content: bytes, complaint: str) -> None:
-    Path("bad.txt").write_bytes(content)
-    text = "bad.txt" if flag == "--text" else "text/test.txt --context bad.txt"
-    assert f"bad.txt: {complaint}" in here.refused(f"eval --text {text}")

@@ -1,6 +1,5 @@
 """`txl.load`: a trained model and its vocabulary as one object."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -56,15 +55,6 @@ def test_generation_is_repeatable_and_never_unknown(lm: txl.LanguageModel) -> No
     assert lm.generate("bab", length=40, lines=1, stop="bab", repetition_penalty=1.2, seed=1).count("\n") == 0
 
 
-def test_a_list_of_prompts_gives_what_each_gives_alone(lm: txl.LanguageModel) -> None:
-    prompts = ["bab ded bab", "", "ded", "bab\nbad"]
-    texts = lm.generate(prompts, length=9, top_p=0.9, seed=3, batch_size=3)
-    assert texts == [lm.generate(prompt, length=9, top_p=0.9, seed=3 + i) for i, prompt in enumerate(prompts)]
-    assert len(set(lm.generate(["bab"] * 3, length=9))) == 3
-    with pytest.raises(UsageError, match="--top_p 2"):
-        lm.generate("bab", top_p=2)
-
-
 @pytest.mark.parametrize("prompt", ["bab ded", "ded bab\nbad baf ded bab ded"])
 def test_what_is_sampled_is_what_is_scored(lm: txl.LanguageModel, prompt: str) -> None:
     """Samples are draws from the probabilities of `score`, which reads a text from the token that ends a line."""
@@ -91,12 +81,6 @@ def test_beams_find_a_likelier_text_than_greedy(lm: txl.LanguageModel, ending: d
     assert ending.get("stop", "\n" if ending else "<unk>") not in text
     with pytest.raises(UsageError, match="num_beams 2"):
         lm.generate("bab", num_beams=2, top_p=0.5)
-
-
-def test_one_can_look_back_further_than_in_training(lm: txl.LanguageModel) -> None:
-    text = "bab ded bab ded ded bab " * 20
-    far = dataclasses.replace(lm, context=dataclasses.replace(lm.context, mem_len=100))
-    assert far.score(text).total_nats != lm.score(text).total_nats
 
 
 def test_it_opens_its_text_and_writes_itself(lm: txl.LanguageModel, trained: Trained, tmp_path: Path) -> None:

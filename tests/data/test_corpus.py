@@ -195,14 +195,6 @@ def test_a_write_that_a_signal_ends_or_that_fails_leaves_nothing(folder: Path, m
 
 
 def test_a_text_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "valid.txt").write_bytes(b"a b\nb c\na \xe9\n")
-    with pytest.raises(DataError, match=r"valid.txt, line 3: not UTF-8.*iconv"):
-        open_text(folder).split("valid")
-    assert not stores(folder)
-    (folder / "valid.txt").unlink()
-    with pytest.raises(DataError, match=r"valid.txt: no such file"):
-        open_text(folder, dataset="wt103").split("valid")
-
     def forbidden(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -1,10 +1,7 @@
 """Attention within buckets: loops from the definition, the sorted form against the full matrix, recall."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from txl import ModelConfig, Span
@@ -80,35 +77,3 @@ def test_the_rule_is_the_formula(window: int) -> None:
             expected = sum(w * v[j] for w, j in zip(weights, seen, strict=True))
             torch.testing.assert_close(ours[b, n, i - 6], expected, rtol=0, atol=1e-12)
     assert n_alone > 0
-
-
-def test_empty_rounds_leave_no_trace_in_gradients() -> None:
-    """Every token alone in every round but one: neither nan nor a gradient through keys that are not seen."""
-    span = Span(0, 6)
-    leaves, _ = operands(span, 1, 1)
-    apart_S = torch.arange(6).expand(B, N, 6)
-    buckets = torch.stack([apart_S, apart_S, torch.zeros_like(apart_S)])
-    together = sorted_chunks(*leaves, buckets, reach=6, span=span)
-    once = sorted_chunks(*leaves, buckets[2:], reach=6, span=span)
-    torch.testing.assert_close(together, once)
-    torch.testing.assert_close(*(torch.autograd.grad(out.sum(), leaves) for out in (together, once)))
-
-
-def recall(n_round: int, *, n_key: int = 400, d_head: int = 16) -> float:
-    """The share of full attention's weight that lies on keys which n_round rounds let a token see."""
-    torch.manual_seed(3)
-    kernel = kernel_of(d_head=d_head, lsh_round=8, lsh_bucket=16, lsh_reach=n_key)
-    x_BNSH = torch.randn(1, 2, n_key, d_head).double()
-    k_BNSH = F.normalize(x_BNSH, dim=-1) * 4
-    bucket_RBNS = kernel.buckets(x_BNSH)[:n_round]
-    seen_BNTS = (bucket_RBNS[..., :, None] == bucket_RBNS[..., None, :]).any(0)
-    earlier_TS = torch.ones(n_key, n_key).tril(-1).bool()
-    prob_BNTS = (x_BNSH @ k_BNSH.mT).masked_fill(~earlier_TS, -torch.inf)[:, :, 1:].softmax(-1)
-    return float((prob_BNTS * seen_BNTS[:, :, 1:]).sum(-1).mean())
-
-
-def test_more_rounds_find_more_of_what_attention_looks_for() -> None:
-    found = [recall(n_round) for n_round in (1, 2, 4, 8)]
-    assert all(a + 0.03 < b for a, b in pairwise(found)), found
-    by_chance = 1 - (1 - 1 / 16) ** 8
-    assert found[-1] > by_chance + 0.2

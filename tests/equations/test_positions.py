@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.equations.loops import D, H, N, bucket, derivative
+from tests.equations.loops import D, H, N, bucket
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.config import UsageError
 from txl.positions import build_position_encodings
-from txl.positions.alibi import slopes
 from txl.positions.base import rel_shift, rel_unshift, sinusoid
-from txl.positions.t5 import bucket_starts
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
@@ -54,13 +52,6 @@ def test_shifts_are_gathers_and_each_others_inverse(T: int, S: int) -> None:
             assert torch.equal(shifted[..., t, s], x[..., t, s + T - 1 - t])
     assert torch.equal(rel_shift(by_distance) * visible, x * visible)
     assert all(not by_distance[..., t, : T - 1 - t].any() for t in range(T))
-
-
-def test_columns_of_distances_become_columns_of_keys() -> None:
-    span = Span(4, 5, clamp_len=6)
-    shifted_TS = rel_shift(span.distances_S(CPU).expand(1, 1, 5, 9))[0, 0]
-    visible_TS = span.mask_TS(CPU)
-    assert torch.equal(shifted_TS[visible_TS], span.distances_TS(CPU)[visible_TS])
 
 
 @pytest.mark.parametrize(("M", "T", "window"), [(0, 5, -1), (0, 5, 4), (0, 5, 5), (3, 5, -1), (2, 1, -1)])
@@ -108,47 +99,11 @@ def test_distances_are_dropped_out_once_for_all_layers() -> None:
     assert (seen[0] == 0).any()
 
 
-@pytest.mark.parametrize("position", ["sinusoid_input", "learned_per_layer"])
-def test_counting_back_makes_what_is_read_depend_on_where_segments_end(position: str) -> None:
-    """Why new models count from the start: counted from the end, two segments are not one pass."""
-    token_BT, far = torch.randint(0, 9, (2, 12)), Context(mem_len=100)
-    for count_back in (False, True):
-        model = model_of(position, n_position=20, count_back=count_back).eval()
-        init_weights(model, TrainConfig(init_std=0.5))
-        first = model(token_BT[:, :5], None, far)
-        second = model(token_BT[:, 5:], first.memory, far)
-        found = torch.cat([first.hidden_BTD, second.hidden_BTD], dim=1)
-        assert torch.allclose(found, model(token_BT, None, far).hidden_BTD, atol=1e-5) != count_back
-
-
 @pytest.mark.parametrize(("n_bucket", "max_distance"), [(32, 128), (8, 64), (6, 8), (7, 100), (32, 17)])
 def test_every_distance_falls_in_its_bucket(n_bucket: int, max_distance: int) -> None:
     pos = encoding("t5", n_bucket=n_bucket, max_distance=max_distance)
     rows_S = pos.prepare(Span(0, 150), like=torch.zeros(1))
     assert rows_S.tolist() == [bucket(d, n_bucket, max_distance) for d in range(149, -1, -1)]
-
-
-def test_borders_are_where_logarithms_are_whole() -> None:
-    assert bucket_starts(8, 64) == [0, 1, 2, 3, 4, 8, 16, 32]
-    assert bucket_starts(32, 128)[16:20] == [math.ceil(16 * 8 ** (i / 16)) for i in range(4)]
-
-
-def test_slopes_are_those_that_the_paper_lists() -> None:
-    """Eight heads; sixteen go by the root of two."""
-    assert slopes(8, CPU, torch.float64).tolist() == [2**-i for i in range(1, 9)]
-    assert slopes(16, CPU, torch.float64).tolist() == pytest.approx([2 ** (-i / 2) for i in range(1, 17)], rel=1e-12)
-
-
-@torch.no_grad()
-def test_the_path_of_floater_solves_its_equation() -> None:
-    """By many small steps of the midpoint rule; more text does not move the positions before it."""
-    pos = encoding("floater")
-    path_SD, z, h = pos.path(Span(0, 5)), pos.z0_D, 0.001
-    for step in range(400):
-        time = step * h
-        z = z + h * derivative(pos, time + h / 2, z + h / 2 * derivative(pos, time, z))
-    torch.testing.assert_close(path_SD[4], z, rtol=0, atol=1e-4)
-    assert torch.equal(pos.path(Span(9, 4))[:5], path_SD)
 
 
 @pytest.mark.parametrize("untie_r", [False, True])

@@ -13,13 +13,11 @@ from torch import Tensor
 from tests.golden.test_model import Golden
 from tests.laws.conftest import build
 from txl import Context, Memory, TransformerXL
-from txl.config import UsageError
 from txl.convert import from_kimiyoung
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import equal_streams
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
-from txl.memory import Span
 from txl.positions.base import rel_shift
 
 IDS = np.random.default_rng(0).integers(0, 50, 157)
@@ -27,17 +25,12 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface.npz"
 KEEP_ALL = Context(mem_len=10**6)
 
 
-def score(
-    convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS, world: int = 1
-) -> Score:
-    """As eval.py does it, with the shares of all ranks one after another."""
+def score(convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS) -> Score:
+    """As eval.py does it."""
     reading = reading_of(convention, model, context, n_token=10**9)
     lengths = {"batch_size": batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     stream = equal_streams(ids, **lengths, n_warmup=reading.n_warmup)
-    return Score.total(
-        evaluate(model, stream.share(rank, world), reading.context, predictor=reading.predictor)
-        for rank in range(world)
-    )
+    return evaluate(model, stream, reading.context, predictor=reading.predictor)
 
 
 def columns_of(batch_size: int) -> Tensor:
@@ -110,16 +103,6 @@ def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor
     return ~forbidden.bool()
 
 
-@pytest.mark.parametrize(("mlen", "qlen"), [(0, 1), (0, 9), (3, 4), (6, 1), (6, 9)])
-def test_nvidia_shows_one_key_more(mlen: int, qlen: int) -> None:
-    context = Context(tgt_len=qlen, mem_len=6, same_length=True)
-    seen = reading_of("nvidia", build("plain"), context, n_token=100).context
-    mask_TS = Span.of(seen, n_mem=mlen, n_new=qlen).mask_TS(torch.device("cpu"))
-    assert torch.equal(mask_TS, nvidia_mask(qlen, mlen, 6, same_length=True))
-    longest = Span.of(seen, n_mem=7, n_new=qlen).mask_TS(torch.device("cpu"))  # our memory holds one more
-    assert not longest[:, 0].any()
-
-
 NVIDIA = [
     (Context(tgt_len=4, mem_len=0), 7),
     (Context(tgt_len=4, mem_len=6), 1),
@@ -190,5 +173,3 @@ def test_huggingface_gives_the_figures_of_its_code() -> None:
 def test_what_a_convention_cannot_do_is_refused() -> None:
     with pytest.raises(DataError, match=r"--batch_size 10: streams of 15 tokens are too short to warm up on 20 tokens"):
         equal_streams(IDS, batch_size=10, tgt_len=4, n_warmup=5)
-    with pytest.raises(UsageError, match="--convention huggingface needs --ext_len 0"):
-        reading_of("huggingface", build("plain"), Context(ext_len=2), n_token=100)

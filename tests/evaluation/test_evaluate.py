@@ -8,7 +8,6 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.config import UsageError
 from txl.data_utils.scoring_stream import document_streams, scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
@@ -43,13 +42,6 @@ def by_loop(model: TransformerXL, ids: np.ndarray, context: Context) -> list[flo
             -float(logprob_V[token]) for logprob_V, token in zip(logprob_TV, ids[begin + 1 : end + 1], strict=True)
         ]
     return nats
-
-
-@pytest.mark.parametrize("shape", ["learned_relative_short", "rotary", "deberta", "alibi"])
-def test_with_every_encoding_of_distances_nats_do_not_depend_on_the_batch_size(shape: str) -> None:
-    model = build(shape, n_layer=2)
-    nats = [score(model, CONTEXT, batch_size).nats for batch_size in (1, 7)]
-    assert nats[1] == pytest.approx(nats[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 40])
@@ -153,5 +145,3 @@ def test_evaluation_in_training_gives_to_memory_what_the_segment_gives_up() -> N
     """It reads again where there is no memory."""
     assert evaluation_context(Context(tgt_len=150, mem_len=150), 64) == Context(tgt_len=64, mem_len=236)
     assert evaluation_context(Context(tgt_len=150), 64) == Context(tgt_len=64, ext_len=86)
-    with pytest.raises(UsageError, match="--same_length needs --mem_len > 0"):
-        Context(same_length=True, mem_len=0)

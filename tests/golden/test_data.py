@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import lzma
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.sentence_stream import SentenceStream
 from txl.data_utils.stream import SegmentStream, TrainingSegment
 
@@ -71,16 +69,6 @@ def test_batches(corpus: Corpus, ext_len: int) -> None:
             require_same(stream, golden, f"{split}_ext{ext_len}/{name}")
     varying = SegmentStream(corpus.split("train"), **lengths, varlen=True, seed=1111)
     require_same(varying, golden, f"train_ext{ext_len}/var_seed1111")
-
-
-def test_an_unknown_word_without_unk_is_named(tmp_path: Path) -> None:
-    """The original stops with a bare assertion there."""
-    for split in ("train", "valid", "test"):
-        shutil.copy(FOLDER / "text" / "wordlm" / f"{split}.txt", tmp_path)
-    (tmp_path / "train.txt").write_text("only these words\n")
-    corpus = Corpus(DataConfig(data=str(tmp_path), dataset="wt103"))
-    with pytest.raises(DataError, match=r"valid.txt, line \d+: the word .* is not in the vocabulary.*--dataset text"):
-        corpus.split("valid")
 
 
 def test_limits_of_the_vocabulary(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.kernels import step_peak
 from tests.conftest import long_test
-from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, other, read
+from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
-from txl.config import UsageError
 from txl.model.feed_forward import ACTIVATIONS, GATED, FeedForward
 from txl.model.reversible import reversible_layers
 
@@ -109,11 +108,6 @@ def test_reversible_layers_do_not_compute_again_with_weights_that_were_replaced(
         out.hidden_BTD.sum().backward()
 
 
-def test_post_norm_layers_are_not_reversible() -> None:
-    with pytest.raises(UsageError, match="--reversible needs --pre_lnorm"):
-        ModelConfig(n_token=5, reversible=True)
-
-
 FORMULAS = {
     "relu": lambda a: a.clamp(min=0),
     "gelu": lambda a: a * (1 + torch.erf(a / 2**0.5)) / 2,
@@ -189,18 +183,6 @@ def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor
     ours, memory = read(model, token_BT, [7, 5], FAR)
     torch.testing.assert_close(ours[:, 7:], h_BTD)
     torch.testing.assert_close(memory.layers[-1], ours)  # without dropout what the last layer returned
-
-
-@pytest.mark.parametrize("changes", [{}, REVERSIBLE], ids=str)
-def test_what_was_returned_reaches_back_farther_than_layers_times_memory(
-    token_BT: Tensor, changes: dict[str, Any]
-) -> None:
-    """One layer, memory 3: after two segments the first token still matters, as it does not with `below`."""
-    context, texts = Context(tgt_len=3, mem_len=3), (token_BT, other(token_BT, slice(1)))
-    for recurrence in ("below", "same"):
-        model = build("plain", n_layer=1, recurrence=recurrence, **changes)
-        one, two = (read(model, text, [3] * 4, context)[0][:, 6:] for text in texts)
-        assert torch.allclose(one, two, rtol=0, atol=1e-14) == (recurrence == "below")
 
 
 @pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, REVERSIBLE], ids=str)

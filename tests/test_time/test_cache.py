@@ -62,42 +62,8 @@ def test_nats_are_the_formula(shape: str, size: int) -> None:
     torch.testing.assert_close(nats(model, config, text_BL)[0], expected_L.double(), rtol=1e-6, atol=0)
 
 
-def test_a_later_token_changes_no_earlier_nats() -> None:
-    model, text_BL = build("pre_lnorm_adaptive", n_layer=2), text()
-    before_BL = nats(model, CONFIG, text_BL)
-    for place in (1, 6, 8, 30):
-        changed_BL = text_BL.clone()
-        changed_BL[0, place] = 7
-        after_BL = nats(model, CONFIG, changed_BL)
-        assert torch.equal(after_BL[:, : place - 1], before_BL[:, : place - 1])
-        assert not torch.equal(after_BL[:, place - 1 :], before_BL[:, place - 1 :])
-
-
-def test_each_stream_has_a_cache_of_its_own() -> None:
-    model, text_BL = build("pre_lnorm_adaptive", n_layer=2), text(3)
-    alone = torch.cat([nats(model, CONFIG, row_L[None]) for row_L in text_BL])
-    torch.testing.assert_close(nats(model, CONFIG, text_BL), alone)
-
-
-def test_the_cut_into_segments_changes_nothing() -> None:
-    """With same_length the model's own nats do not depend on it either."""
-    model, text_BL = build("pre_lnorm_adaptive", n_layer=2), text()
-    one, *others = (
-        nats(model, CONFIG, text_BL, Context(tgt_len=n, mem_len=5, same_length=True)) for n in (1, 4, 7, 100)
-    )
-    for other in others:
-        torch.testing.assert_close(other, one)
-
-
 def test_tokens_that_are_read_again_are_kept_once() -> None:
     model, text_BL = build("pre_lnorm_adaptive", n_layer=2), text()
     context = Context(tgt_len=4, mem_len=0, ext_len=100)
     whole = nats(model, CONFIG, text_BL, Context(tgt_len=100, mem_len=0))
     torch.testing.assert_close(nats(model, CONFIG, text_BL, context), whole)
-
-
-def test_it_helps_where_words_come_again() -> None:
-    model = build("plain")
-    text_BL = torch.arange(6).repeat(20)[None]
-    plain = nats(model, CacheConfig(cache_size=50, cache_lambda=1e-9), text_BL).sum()
-    assert nats(model, CacheConfig(cache_size=50, cache_theta=1.0, cache_lambda=0.5), text_BL).sum() < 0.7 * plain

@@ -114,36 +114,6 @@ def test_updates_are_the_formula(config: DynamicConfig, kind: str, batch_size: i
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
-def test_a_later_token_changes_no_earlier_nats(config: DynamicConfig) -> None:
-    """A segment is predicted before it is learnt from."""
-    model, text_BL = build("pre_lnorm_adaptive", n_layer=2), text(1)
-    segments = nats_of(model, config, text_BL)
-    memory, plain = None, []
-    for input_BT, target_BT, _ in cut(text_BL)[:2]:
-        plain_BT, memory = model.nll(input_BT, target_BT, memory, CONTEXT)
-        plain.append(plain_BT.detach())
-    torch.testing.assert_close(segments[0], plain[0])
-    assert not torch.allclose(segments[1], plain[1])
-    before = torch.cat(segments, 1)
-    for place in (1, 7, 22):
-        changed_BL = text_BL.clone()
-        changed_BL[0, place] = (changed_BL[0, place] + 1) % N_TOKEN
-        after = torch.cat(nats_of(model, config, changed_BL), 1)
-        assert torch.equal(after[:, : place - 1], before[:, : place - 1])
-        assert not torch.equal(after[:, place - 1 :], before[:, place - 1 :])
-
-
-def test_it_learns_a_text_that_repeats_as_fast_as_it_is_told() -> None:
-    model, segments = build("plain", n_layer=2), cut(torch.arange(6).repeat(20)[None])
-    nats = [evaluate(model, segments, CONTEXT).nats]
-    for lr in (1e-300, 0.2):
-        config = DynamicConfig(dynamic="sgd", dynamic_lr=lr, dynamic_decay=0)
-        nats.append(evaluate(model, segments, CONTEXT, predictor=DynamicEvaluation(model, config)).nats)
-    assert nats[1] == pytest.approx(nats[0], rel=1e-10)
-    assert nats[2] < 0.7 * nats[0]
-
-
 def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() -> None:
     model = build("pre_lnorm_adaptive", n_layer=2)
     cache = ContinuousCache(model, CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3))

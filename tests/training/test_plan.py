@@ -18,7 +18,7 @@ from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.estimate import training_bytes, weight_bytes
 from txl.training.nats import Nats
-from txl.training.plan import ClusterConfig, checkpoint_bytes, memory_plan, plan, sent_bytes
+from txl.training.plan import checkpoint_bytes, memory_plan, sent_bytes
 from txl.training.run import require_shares
 from txl.training.sharding import shard
 
@@ -119,22 +119,3 @@ def test_processes_that_the_batch_does_not_divide_into_are_refused_with_those_th
         require_shares(TrainConfig(batch_size=24, batch_chunk=2), Ranks(0, 5, CPU.device))
     with pytest.raises(UsageError, match=r"fewer streams than the 9 processes; .*; processes can be 1, 2, 4, 8$"):
         require_shares(TrainConfig(batch_size=8), Ranks(0, 9, CPU.device))
-
-
-@pytest.mark.parametrize(
-    ("flags", "limit"),
-    [
-        ({"tflops": 1e-6}, "computation"),
-        ({"between": 1e-6, "gpus_per_host": 4}, "communication"),
-        ({"within": 1e-6, "gpus_per_host": 8}, "communication"),
-        ({"between": 1e-6, "gpus_per_host": 8}, "launches"),
-    ],
-)
-def test_the_slowest_part_limits_a_step(flags: dict[str, Any], limit: str) -> None:
-    config = TrainConfig(batch_size=WORLD)
-    with FakeTensorMode():
-        model = TransformerXL(SHAPE)
-        for shard in (False, True):
-            found = plan(model, config, CONTEXT, ClusterConfig(gpus=WORLD, **flags), torch.bfloat16, shard=shard)
-            assert found.limit == limit
-            assert found.step_s >= max(found.compute_s, found.send_s, found.launch_s)
