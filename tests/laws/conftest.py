@@ -65,7 +65,7 @@ MEMORY_MODELS: dict[str, dict[str, Any]] = {
     "fifo": {"mem_len": 5},
     "no_memory": {"memory": "none"},
     "compressive": {"memory": "compressive", "compress_rate": 2, "mem_len": 3, "compressed_len": 4},
-    "expire_span": {"memory": "expire_span", "max_span": 6, "span_ramp": 4, "span_loss": 0.1, "mem_len": 5},
+    "expire_span": {"memory": "expire_span", "max_span": 12, "span_ramp": 2, "span_loss": 0.1, "mem_len": 8},
     "infini": {"memory": "infini", "mem_len": 5},
     "infini_delta": {"memory": "infini", "infini_update": "delta", "mem_len": 0},
     "knn": {"memory": "knn", "lookup_k": 4, "lookup_len": 7, "lookup_layer": 0, "mem_len": 3},

@@ -71,7 +71,7 @@ class MemoryRule(nn.Module):
     keeps_places: ClassVar[bool] = True
     """As much stands before the segment in every row. Encodings that count positions from its beginning need that."""
     weighs_keys: ClassVar[bool] = False
-    """It gives attention factors, which only its plain form takes."""
+    """It gives attention factors, which its plain form takes, and where `takes_factors` says so its form in blocks."""
     projected: ClassVar[Any] = None
     """Remembers the same where weights are fixed, as projected keys and values in place of hidden states; see
     `txl.memory.key_values`."""
