@@ -107,10 +107,11 @@ def test_in_bfloat16_a_word_of_no_probability_has_its_nats(monkeypatch: pytest.M
     assert nll_L.tolist() == [0.0, 200.0] * 32
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_softmax_is_never_in_half_precision(dtype: torch.dtype) -> None:
+def test_the_softmax_is_never_in_half_precision(dtype: torch.dtype, needs_grad: bool) -> None:
     """In which 300 words of the same logit have not the probability 1."""
-    zeros = torch.zeros(2, 3, dtype=dtype), torch.zeros(300, 3, dtype=dtype), torch.zeros(300, dtype=dtype)
+    zeros = tuple(torch.zeros(*n, dtype=dtype, requires_grad=needs_grad) for n in ((2, 3), (300, 3), (300,)))
     expected = torch.full((2,), 300.0).log()
     target_L = torch.tensor([0, 299])
     torch.testing.assert_close(linear_cross_entropy(*zeros, target_L), expected)
