@@ -13,7 +13,8 @@ import tomllib
 
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
-for one in [*project["dependencies"], *project["optional-dependencies"]["floater"]]:
+optional = project["optional-dependencies"]
+for one in [*project["dependencies"], *optional["floater"], *optional["agents"]]:
     print(re.sub(r">=([\d.]+)[^;]*", r"==\1 ", one))
 PYTHON
 )
