@@ -98,13 +98,14 @@ def test_in_bfloat16_gradients_that_take_the_place_of_logits_are_those_of_autogr
     assert all(0 < one < 1.2 * other < 0.02 for one, other in zip(errors[1], errors[0], strict=True))
 
 
-def test_in_bfloat16_a_word_of_no_probability_has_its_nats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """e^-200 is 0 in float32: its logarithm is taken from the logits."""
+@pytest.mark.parametrize("gap", [101.0, 200.0])
+def test_in_bfloat16_a_word_of_hardly_any_probability_has_its_nats(gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """e^-101 has a few digits in float32, and e^-200 is 0: their logarithms are taken from the logits."""
     monkeypatch.setattr(module, "IN_CACHE", 8)
-    weight_VE, target_L = torch.tensor([[0.0], [-200.0]], requires_grad=True), torch.arange(64) % 2
+    weight_VE, target_L = torch.tensor([[0.0], [-gap]], requires_grad=True), torch.arange(64) % 2
     with torch.autocast("cpu", torch.bfloat16):
         nll_L = linear_cross_entropy(torch.ones(64, 1), weight_VE, torch.zeros(2), target_L, same_weight=True)
-    assert nll_L.tolist() == [0.0, 200.0] * 32
+    assert nll_L.tolist() == [0.0, gap] * 32
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])

@@ -67,9 +67,9 @@ def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Ten
     at_C1 = target_C[:, None]
     if _is_in_place(logit_CV):  # exponentials once in place of twice, where looking at the probabilities is free
         prob_CV = logit_CV.softmax(-1, dtype=dbias_V.dtype)
-        logprob_C1 = prob_CV.gather(1, at_C1).log_()
-        if bool(logprob_C1.isinf().any()):
-            logprob_C1 = logit_CV.log_softmax(-1, dtype=dbias_V.dtype).gather(1, at_C1)
+        prob_C1 = prob_CV.gather(1, at_C1)
+        is_exact = bool(prob_C1.amin() >= torch.finfo(prob_C1.dtype).tiny)  # smaller ones have fewer digits, or are 0
+        logprob_C1 = prob_C1.log_() if is_exact else logit_CV.log_softmax(-1, dtype=dbias_V.dtype).gather(1, at_C1)
     else:
         logprob_CV = logit_CV.log_softmax(-1, dtype=dbias_V.dtype)
         logprob_C1, prob_CV = logprob_CV.gather(1, at_C1), logprob_CV.exp_()

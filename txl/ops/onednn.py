@@ -1,9 +1,11 @@
-"""Linear layers in float32 by oneDNN, on AMD processors with AVX-512.
+"""Linear layers by oneDNN: in float32 on AMD processors with AVX-512, and with a bias in bfloat16 without gradients.
 
 PyTorch multiplies float32 matrices with MKL, which uses half the width of the vector registers there. One thread of an
 AMD EPYC (Zen 5) multiplies 2,048 x 128 by 128 x 384 at 100 GFLOP/s with MKL and at 235 with oneDNN; the gradient of x
 likewise, that of W at 170. PyTorch has oneDNN's product as the operator that its compiler uses. Results agree up to
-rounding. Other processors, dtypes and devices, autocast, compiled graphs and small products keep PyTorch's own.
+rounding. Other processors, dtypes and devices, autocast, compiled graphs and small products keep PyTorch's own. In
+bfloat16 that is oneDNN's too, but with a bias in two passes over the result: 1,024 x 256 by 256 x 10,000 in 9.0 ms with
+two threads, 6.3 by the operator, which adds it at once.
 """
 
 from typing import Any
