@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """On any processor and at any size; the inputs of the products that are taken."""
-    products, plain = [], onednn._product
+    products, plain = [], onednn.product
     monkeypatch.setattr(onednn, "AVAILABLE", True)
     monkeypatch.setattr(onednn, "PAYS", 1)
-    monkeypatch.setattr(onednn, "_product", lambda x, *rest: products.append(x) or plain(x, *rest))
+    monkeypatch.setattr(onednn, "product", lambda x, *rest: products.append(x) or plain(x, *rest))
     return products
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.ops.packed import CAN_PACK
+from txl.ops.packed import CAN_PACK, product
 from txl.ops.processor import HAS_AVX512, IS_AMD
 
 PAYS = 2**22
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if serves(x, weight):
         return _Linear.apply(x, weight, bias)
     if bias is not None and _joins_bias(x, weight):
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -49,11 +49,6 @@ def _is_changed() -> bool:
     return torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled
 
 
-def _product(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias. Any strides."""
-    return torch.ops.mkldnn._linear_pointwise(x_RI, weight_OI, bias_O, "none", [], "")
-
-
 class _Linear(torch.autograd.Function):
     """The operator has no derivative of its own. This one's is made of products too, so it has one again."""
 
@@ -61,7 +56,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
         ctx.has_bias = bias_O is not None
-        return _product(x, weight_OI, bias_O)
+        return product(x, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

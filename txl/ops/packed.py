@@ -28,5 +28,9 @@ def packed(weight_OI: Tensor) -> nn.Parameter:
 
 def linear(x: Tensor, packed_OI: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, (..., I) to (..., O), in bfloat16."""
-    x = x.to(packed_OI.dtype)
-    return _OPERATORS._linear_pointwise(x, packed_OI, bias, "none", [], "")
+    return product(x.to(packed_OI.dtype), packed_OI, bias)
+
+
+def product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, all of one dtype, by oneDNN. Weights in order, or with any strides."""
+    return _OPERATORS._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
