@@ -165,8 +165,8 @@ class Body(nn.Module):
             dtype = next(self.parameters()).dtype
             return self.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=self.device))
         layer = self.layers[0]
-        rules = [one.memory.projected for one in self.layers if not one.memory.keeps_output]
-        if layer.attn.pos.places_hidden_states() or len(rules) < len(self.layers) or None in rules:
+        rules: list[Any] = [None if one.memory.keeps_output else one.memory.projected for one in self.layers]
+        if layer.attn.pos.places_hidden_states() or None in rules:
             return self.empty_memory(batch_size)
         weight = layer.attn_norm.weight
         return KeyValueMemory(tuple(rule.empty(self.config, batch_size, like=weight) for rule in rules))

@@ -149,7 +149,7 @@ class CudaGraphModel:
 
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
         """True if the memory is full, stays full, and has the dtype of the new keys."""
-        if self.model.layers[0].memory.weighs_keys:
+        if not self.model.layers[0].memory.keeps_places:  # what stays depends on what is read
             return False
         is_full = 0 < context.mem_len == memory.length and not context.ext_len
         return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()

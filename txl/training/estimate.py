@@ -170,11 +170,11 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         state = rule.full(shape, found, n_stream, like=weight.detach())
         first_BMD = mem_BMD = weight.new_zeros(n_stream, n_mem, shape.d_model)
+        width = shape.d_model * (2 if shape.reversible else 1)
         for _ in range(n_part):
-            width = shape.d_model * (2 if shape.reversible else 1)
             h_BTD = weight.new_zeros(n_stream, n_new, width, requires_grad=True)
             layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span, state.more)
-            if rule.reads_weights and not rule.weighs_keys:  # a rule that drops states must see their values
+            if rule.reads_weights and rule.keeps_places:  # one that does not drops states by their values
                 state = rule.kept(state, layer.read(h_BTD), span, found, layer)
             mem_BMD = mem_BMD.clone()
     layer.train(was_training)
