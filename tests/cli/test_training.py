@@ -134,6 +134,7 @@ def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: p
     typed = {name: value.split() or ["True"] for name, _, value in (w.partition(" ") for w in flags[2:].split(" --"))}
     asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
     assert asked == typed
+    assert start["remembered_floats"] == settings["n_layer"] * start["context"]["mem_len"] * settings["d_model"] > 0
 
 
 # what is reported

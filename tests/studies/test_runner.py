@@ -79,7 +79,7 @@ class Programs:
             nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed
             lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, **self.start}]
             for step in (2, 4):
-                speed = {"speed/ms_per_step": 500.0, "mem/peak_gib": 0.5}
+                speed = {"speed/ms_per_step": 500.0, "speed/cpu_ms_per_step": 250.0 * step, "mem/peak_gib": 0.5}
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
                 loss = nats + 0.5 * (4 - step)
                 lines.append({"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss})
@@ -122,6 +122,7 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     by_column = {(line[0], line[2]): [float(cell) for cell in line[3:]] for line in numbers if line[3]}
     assert by_column["small", "test, mem_len 8"] == pytest.approx([mean, spread, *each])
     assert by_column["large", "ms_per_step"] == [500.0, 0.0, 500.0, 500.0, 500.0]
+    assert by_column["large", "cpu_seconds"] == [3.0, 0.0, 3.0, 3.0, 3.0]
     small, large = (
         next(line for line in Path("out/table.md").read_text().splitlines() if line.startswith(f"| {name}"))
         for name in ("small", "large")

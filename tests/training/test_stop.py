@@ -43,7 +43,9 @@ class TwoAlike(Ranks):
 
 def test_loss_and_speed_are_over_all_ranks_and_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(
+        meter, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 3 * clock.now)
+    )
     found = meter.Meter(
         TransformerXL(ModelConfig(**SHAPE)), CONTEXT, TwoAlike(0, 2, torch.device("cpu")), torch.float32
     )
@@ -55,6 +57,7 @@ def test_loss_and_speed_are_over_all_ranks_and_without_pauses(monkeypatch: pytes
     read = found.read()
     assert read["train/nll_nats"] == pytest.approx(4.0)
     assert (read["speed/ms_per_step"], read["speed/tok_per_s"]) == (500.0, 48.0)
+    assert read["speed/cpu_ms_per_step"] == 2 * 1500.0
     clock.now += 1.0
     found.add(torch.ones(2, 6))
     assert (found.read()["train/nll_nats"], found.tok_per_s) == (pytest.approx(1.0), 36.0)

@@ -23,6 +23,8 @@ class RunFigures:
         nats: nats per token by column, which comparisons are made with.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
         parameters_in_layers: those outside embedding and softmax.
+        cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
+        remembered: numbers in the memory of a stream in training, once full, in all layers.
         operations: multiplications and additions of the training.
     """
 
@@ -38,6 +40,8 @@ class RunFigures:
     parameters_in_layers: int | None = None
     operations: float | None = None
     ms_per_step: float | None = None
+    cpu_seconds: float | None = None
+    remembered: int | None = None
     processor: str | None = None
 
 
@@ -91,10 +95,8 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
-    seconds = before = 0.0
-    for record in train:  # not the clock: a run may have been stopped for a night
-        seconds += (record["step"] - before) * record["speed/ms_per_step"] / 1000
-        before = record["step"]
+    seconds = _seconds(train, "speed/ms_per_step") or 0.0
+    n_step = train[-1]["step"] if train else 0
     valid = [record for record in records if record["kind"] == "valid"]
     peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
     rows, n_token = _columns(evaluations), max((record.get("tokens", 0) for record in train + valid), default=0)
@@ -111,9 +113,21 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         source=_source(starts, evaluations.values()),
         parameters_in_layers=starts[0].get("parameters_in_layers"),
         operations=None if per_token is None else per_token * n_token,
-        ms_per_step=1000 * seconds / before if before else None,
+        ms_per_step=1000 * seconds / n_step if n_step else None,
+        cpu_seconds=_seconds(train, "speed/cpu_ms_per_step"),
+        remembered=starts[0].get("remembered_floats"),
         processor=starts[0].get("processor"),
     )
+
+
+def _seconds(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The sum of what the updates took, not of the clock: a run may have been stopped for a night. None if a record
+    does not say."""
+    steps = [record["step"] for record in records]
+    taken = [record.get(name) for record in records]
+    if None in taken:
+        return None
+    return sum((step - before) * ms / 1000 for before, step, ms in zip([0, *steps], steps, taken, strict=False))
 
 
 def _source(starts: Sequence[Mapping[str, Any]], evaluations: Any) -> str:

@@ -22,7 +22,7 @@ def figures_table(study: Study, rows: Sequence[Row]) -> Table:
     columns = columns_of(rows)
     goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
     header = ["run", "seeds", *columns, "parameters", "in layers", "tokens", "tokens to the baseline's loss"]
-    header += ["operations", "seconds", "ms a step", "peak GiB"]
+    header += ["remembered floats", "operations", "CPU seconds", "seconds", "ms a step", "peak GiB"]
     cells = []
     for row in rows:
         if not row.runs:
@@ -35,7 +35,8 @@ def figures_table(study: Study, rows: Sequence[Row]) -> Table:
             [
                 *(row.name, str(len(row.runs)), *(_plus_minus(row.runs, column) for column in columns)),
                 *(_mean([run.parameters for run in row.runs]), _mean([run.parameters_in_layers for run in row.runs])),
-                *(tokens, until, _mean([run.operations for run in row.runs], ".2e")),
+                *(tokens, until, _mean([run.remembered for run in row.runs])),
+                *(_mean([run.operations for run in row.runs], ".2e"), _mean([run.cpu_seconds for run in row.runs])),
                 *(_mean([run.seconds for run in row.runs]), _mean([run.ms_per_step for run in row.runs], ",.1f")),
                 f"{max(peaks):.2f}" if peaks else "",
             ]
@@ -83,7 +84,8 @@ def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
 def numbers(rows: Sequence[Row]) -> Table:
     """For programs: mean, standard deviation and each seed of every column, and the cost of each run, unrounded."""
     seeds = list(dict.fromkeys(run.seed for row in rows for run in row.runs))
-    costs = ("parameters", "parameters_in_layers", "tokens", "operations", "seconds", "ms_per_step", "peak_gib")
+    costs = ("parameters", "parameters_in_layers", "tokens", "remembered", "operations", "cpu_seconds", "seconds")
+    costs += ("ms_per_step", "peak_gib")
     header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     cells = []
     for row in rows:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -55,7 +56,7 @@ def training_bytes(
 def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, world: int) -> dict[str, int]:
     """What a process holds from step to step: weights, optimizer, memory and perhaps their average, in bytes."""
     n_stream, weights = config.batch_size // world, weight_bytes(model) // (world if config.shard else 1)
-    memory = _remembered_bytes(model.config, context, n_stream)
+    memory = _bytes(remembered(model.config, context, n_stream))
     needed = {
         "weights": weights,
         "optimizer": optimizer_copies(config) * weights,
@@ -64,9 +65,9 @@ def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, w
     return needed | ({"average": weights} if config.ema else {})
 
 
-def _remembered_bytes(shape: ModelConfig, context: Context, n_stream: int) -> int:
-    remembered = Memory.of(full_states(shape, context, n_stream, like=torch.empty(0, device="meta"))).named().values()
-    return sum(x.numel() * x.element_size() for x in remembered)
+def remembered(shape: ModelConfig, context: Context, n_stream: int) -> list[Tensor]:
+    """Tensors without values of the shapes that a full memory of all layers has."""
+    return [*Memory.of(full_states(shape, context, n_stream, like=torch.empty(0, device="meta"))).named().values()]
 
 
 def passing_bytes(
@@ -77,7 +78,7 @@ def passing_bytes(
     shape, n_stream = model.config, config.batch_size // ranks.world // config.batch_chunk
     n_token = n_stream * (context.tgt_len + context.ext_len)
     weights = weight_bytes(model) // (ranks.world if config.shard else 1)
-    table = sum(p.numel() * p.element_size() for p in model.softmax.tables)
+    table = _bytes(model.softmax.tables)
     kinds = [type(layer.memory) for layer in model.layers]
     kept = {
         kind: _kept_bytes(model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype)
@@ -87,7 +88,7 @@ def passing_bytes(
     state = n_token * shape.d_model * dtype.itemsize
     if config.recompute or shape.reversible:
         layers = layer + state * (shape.n_layer if config.recompute else 2)
-        layers += (config.memory_parts - 1) * _remembered_bytes(shape, context, n_stream)
+        layers += (config.memory_parts - 1) * _bytes(remembered(shape, context, n_stream))
     activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
@@ -128,7 +129,11 @@ def optimizer_copies(config: TrainConfig) -> int:
 
 def weight_bytes(*modules: nn.Module) -> int:
     """Bytes of the parameters, tied ones once."""
-    return sum(p.numel() * p.element_size() for p in nn.ModuleList(modules).parameters())
+    return _bytes(nn.ModuleList(modules).parameters())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def _kept_bytes(

@@ -27,13 +27,13 @@ class Meter:
         self._flops_per_token = flops_per_token(model, context)
         self._peak = measured_peak_flops(ranks.device, dtype)
         self._n_step = self._n_token = 0
-        self._paused_s = 0.0
+        self._paused_s = self._paused_cpu_s = 0.0
         self._start = self._last = self._now()
 
     @property
     def tok_per_s(self) -> float:
         """Tokens per second since the start."""
-        _, n_token, seconds = self._since(self._start)
+        _, n_token, seconds, _ = self._since(self._start)
         return n_token / seconds
 
     def add(self, nll_BT: Tensor, memory_loss: Tensor | None = None) -> None:
@@ -47,15 +47,17 @@ class Meter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The time spent inside this context does not count."""
-        since = time.perf_counter()
+        since, cpu_since = time.perf_counter(), time.process_time()
         yield
         self._paused_s += time.perf_counter() - since
+        self._paused_cpu_s += time.process_time() - cpu_since
 
     def read(self) -> dict[str, float]:
         """Loss, speed and peak memory since the last reading, by their names in metrics.jsonl. All ranks call it
         together. The share of operations is relative to `measured_peak_flops`."""
         total = float(self._ranks.total(self._nats.clone()))  # synchronises, so before the clock is read
-        n_step, n_token, seconds = self._since(self._last)
+        n_step, n_token, seconds, cpu_s = self._since(self._last)
+        cpu_s = float(self._ranks.total(torch.tensor(cpu_s, device=self._ranks.device)))
         self._nats.zero_()
         own, self._memory_loss = self._memory_loss, None
         of_memory = {} if own is None else {"train/memory_loss": float(self._ranks.total(own)) / n_step}
@@ -66,17 +68,19 @@ class Meter:
             **{name: value / self._ranks.world for name, value in of_memory.items()},
             "speed/tok_per_s": n_token / seconds,
             "speed/ms_per_step": 1000 * seconds / n_step,
+            "speed/cpu_ms_per_step": 1000 * cpu_s / n_step,
             "speed/mfu_share": n_token / seconds / self._ranks.world * self._flops_per_token / self._peak,
             "mem/peak_gib": peak_bytes(self._ranks.device) / 2**30,
         }
 
-    def _now(self) -> tuple[int, int, float]:
-        """Steps, tokens and seconds until now."""
-        return self._n_step, self._n_token, time.perf_counter() - self._paused_s
+    def _now(self) -> tuple[int, int, float, float]:
+        """Steps, tokens, seconds, and seconds of all cores in this process until now."""
+        seconds, cpu_s = time.perf_counter() - self._paused_s, time.process_time() - self._paused_cpu_s
+        return self._n_step, self._n_token, seconds, cpu_s
 
-    def _since(self, then: tuple[int, int, float]) -> tuple[int, int, float]:
-        n_step, n_token, seconds = self._now()
-        return n_step - then[0], n_token - then[1], seconds - then[2]
+    def _since(self, then: tuple[int, int, float, float]) -> tuple[int, int, float, float]:
+        n_step, n_token, seconds, cpu_s = self._now()
+        return n_step - then[0], n_token - then[1], seconds - then[2], cpu_s - then[3]
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -30,6 +30,7 @@ _CURVES = {
     "train/grad_norm": "rate_and_gradient/gradient_norm",
     "speed/tok_per_s": "speed_and_memory/tokens_per_second",
     "speed/ms_per_step": "speed_and_memory/milliseconds_per_step",
+    "speed/cpu_ms_per_step": "speed_and_memory/milliseconds_of_all_cores_per_step",
     "speed/mfu_share": "speed_and_memory/share_of_peak_operations",
     "mem/peak_gib": "speed_and_memory/peak_GiB",
 }

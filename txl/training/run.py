@@ -11,7 +11,7 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_error, print_line
 from txl.training.config import TrainConfig
-from txl.training.estimate import flops_per_token, layer_parameters
+from txl.training.estimate import flops_per_token, layer_parameters, remembered
 from txl.training.loop import Outcome
 
 
@@ -86,10 +86,12 @@ def conclude(outcome: Outcome, config: TrainConfig, run_folder: Path, ranks: Ran
 
 
 def sizes(model: TransformerXL, context: Context) -> dict[str, float]:
-    """The size of the model, and the operations of forward and backward pass per trained token, for metrics.jsonl."""
+    """For metrics.jsonl: the sizes of the model and of the memory of a stream, and the operations of forward and
+    backward pass per trained token."""
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameters_in_layers": sum(p.numel() for p in layer_parameters(model)),
+        "remembered_floats": sum(x.numel() for x in remembered(model.config, context, 1)),
         "flops_per_token": flops_per_token(model, context),
     }
 
