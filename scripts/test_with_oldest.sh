@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the tests with the oldest versions that pyproject.toml allows, in an environment of their own (.venv-oldest).
-# Arguments go to pytest: scripts/test_with_oldest.sh -m "not slow". PYTHON names the Python, PIP_EXTRA_INDEX_URL an
+# Arguments go to pytest: scripts/test_with_oldest.sh tests/laws. PYTHON names the Python, PIP_EXTRA_INDEX_URL an
 # index with CPU builds of PyTorch, which are much smaller.
 set -euo pipefail
 

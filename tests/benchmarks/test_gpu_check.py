@@ -16,6 +16,8 @@ from benchmarks.gpu_check import checked, model_checks, operator_checks
 from benchmarks.peers import write_as_found
 from txl.ops import dropout, linear_cross_entropy
 
+pytestmark = pytest.mark.slow
+
 CASE = (1, 1, 16, 9, 15)
 
 

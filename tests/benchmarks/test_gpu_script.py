@@ -17,7 +17,10 @@ import pytest
 from tests.conftest import long_test
 from tests.forks import LIMIT_S, ROOT, wait_until
 
-pytestmark = pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU coreutils, as gpu.sh does")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("timeout"), reason="needs GNU coreutils, as gpu.sh does"),
+]
 
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 
@@ -124,7 +127,6 @@ def test_a_run_that_is_killed_leaves_what_it_has_measured(tmp_path: Path) -> Non
     assert "| kernel" in out
 
 
-@pytest.mark.slow
 @long_test
 @pytest.mark.parametrize("part", [1, 2, 3, 4])
 def test_every_benchmark_runs_without_a_gpu(part: int, tmp_path: Path) -> None:

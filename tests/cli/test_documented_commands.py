@@ -34,6 +34,8 @@ from txl import ModelConfig, TransformerXL
 from txl.commands.convert import main as convert_main
 from txl.convert import to_kimiyoung
 
+pytestmark = pytest.mark.slow
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"([A-Z_]+=\S+ )*(python|torchrun|bash|sbatch|pip|txl|\S*/\w+\.sh) \S|\./\S+")

@@ -348,6 +348,7 @@ def test_a_model_of_the_2019_code_is_tuned(here: Here, write_text: Any) -> None:
     assert lm.tokenizer.words == words
 
 
+@pytest.mark.slow
 def test_the_three_programs_work_from_the_console(here: Here) -> None:
     """In another folder than theirs; a mistake is one line, and so is a closed standard output."""
     small = "--d_model 16 --n_layer 1 --n_head 2 --d_head 8 --d_inner 16 --batch_size 4 --tgt_len 8 --max_step 1"

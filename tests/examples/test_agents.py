@@ -14,6 +14,8 @@ from examples.agents import curves, ppo
 from examples.agents.environments import TMaze, make
 from txl.config import UsageError
 
+pytestmark = pytest.mark.slow
+
 SMALL = ppo.PPOConfig(n_env=4, n_step=8, n_update=4, n_epoch=1, n_part=2, mem_len=5, d_model=8, n_layer=1)
 
 

@@ -15,6 +15,8 @@ from tests.cli.conftest import Trained
 from tests.conftest import long_test
 from txl.config import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def classifier(trained: Trained) -> Classifier:

@@ -11,6 +11,8 @@ from examples.recall import __main__ as example
 from txl.config import UsageError
 from txl.memory import MEMORIES
 
+pytestmark = pytest.mark.slow
+
 TINY = "--memories fifo expire_span --seeds 1 2 --n_step 3 --n_row 2 --longest 40 --gaps 2 70 --n_question 64"
 
 

@@ -23,6 +23,8 @@ from tests.conftest import long_test
 from txl.config import ModelConfig, UsageError
 from txl.model.attention import Attention
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "seq2seq"
 N_WORD, V = 3, 6
 

@@ -7,6 +7,8 @@ import sys
 import typing
 from pathlib import Path
 
+import pytest
+
 from txl.attention_rules import ATTENTION_RULES
 from txl.config import ModelConfig
 from txl.positions import POSITION_ENCODINGS
@@ -44,6 +46,7 @@ def test_what_is_public_has_a_docstring() -> None:
     assert bare == []
 
 
+@pytest.mark.slow
 def test_a_start_loads_no_library_before_it_is_needed() -> None:
     """Nor is a device asked for. PyTorch's compiler takes a second, and is imported by many operations on tensors
     without values, of which a checkpoint's sizes are checked."""

@@ -63,6 +63,7 @@ def forgotten() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore")  # those of torch itself, while it compiles
 def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> None:
