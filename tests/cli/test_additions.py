@@ -31,6 +31,7 @@ def rows(here: Here, flags: str = "") -> list[dict[str, Any]]:
     return here.rows(f"eval --split valid {flags}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWITCHES)
 def test_the_plain_result_stands_beside_the_one_with_the_addition(here: Here, name: str) -> None:
     (alone,), result = rows(here), here.result(f"eval --split valid {SWITCHES[name]}")

@@ -211,6 +211,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "journey"), JOURNEYS.values(), ids=JOURNEYS)
 def test_a_journey_ends_well(here: Here, before: Callable[[], None], journey: str) -> None:
     before()
@@ -257,6 +258,7 @@ def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: H
         assert lm.loglikelihood("\n\n", "the") != pytest.approx(lm.loglikelihood("", "the"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", ["txl", "original"])
 @pytest.mark.parametrize(("dataset", "content"), [("enwik8", BYTES), ("text8", LETTERS)])
 def test_bytes_of_a_raw_file(here: Here, dataset: str, content: bytes, convention: str) -> None:
@@ -311,6 +313,7 @@ def test_sentences_of_one_billion_word(here: Here) -> None:
     assert here.row("eval --work_dir new --data mine --split valid")["lines"] == 40
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_tuned_on_another_text(here: Here, write_text: Any) -> None:
     """Half of its words are new: with the model's vocabulary and lengths; such a run is resumed."""
     write_text(Path("other"), words=["bab", "new"] * 30, seed=3)
@@ -327,6 +330,7 @@ def test_a_trained_model_is_tuned_on_another_text(here: Here, write_text: Any) -
     assert tuned["unknown"] > 40
 
 
+@pytest.mark.slow
 def test_a_model_of_the_2019_code_is_tuned(here: Here, write_text: Any) -> None:
     golden = Golden("adaptive_div2_noprojtie")
     model, _ = golden.model()

@@ -38,6 +38,7 @@ def test_every_token_of_a_text_is_scored(score: Score) -> None:
     assert all(t["nats"] > 0 for t in tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--dynamic sgd", "--cache_size 30", "--knn_store store", "--ext_len 4 --mem_len 0"])
 def test_a_text_is_scored_as_a_split_that_begins_with_a_blank_line(here: Here, score: Score, flags: str) -> None:
     """With additions too; the knn store is made from the training text of --data."""

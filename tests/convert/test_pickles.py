@@ -146,6 +146,7 @@ def read_all(path: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_damaged_file_is_one_line(zipped: bool, tmp_path: Path) -> None:
     whole, path = saved(zipped, tmp_path / "whole.pt"), tmp_path / "damaged.pt"

@@ -114,6 +114,7 @@ def test_the_whole_file_comes_however_the_server_behaves(tmp_path: Path, server:
     assert not load(remote(server, "missing"), tmp_path)  # it is there
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_asked_again(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "TIMEOUT_S", 0.4)
     monkeypatch.setattr(transfer, "TRIES", 1000)  # a machine may be busy for longer

@@ -80,6 +80,7 @@ def test_what_is_read_is_the_formula(n_layer: int, seeded: None) -> None:
     compare(by_the_book, memory="neural", neural_layers=n_layer)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("n_layer", [1, 2])
 @pytest.mark.parametrize(("n_token", "error"), [(1, 0.2), (16, 0.4), (400, 1.5)])

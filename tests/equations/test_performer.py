@@ -100,6 +100,7 @@ def test_a_later_key_does_not_move_earlier_outputs(size: float, M: int, window: 
         torch.testing.assert_close(after[:, :, 0], v_BNSH[:, :, 0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [-1, 3])
 def test_no_device_is_asked_for_a_number_and_what_is_compiled_is_one_graph(window: int) -> None:
     """Tensors on the meta device have no values: what would look at one raises."""

@@ -76,6 +76,7 @@ def test_losses_and_memory_over_all_segments(name: str) -> None:
                 assert_same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_losses_by_the_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, the widest it has, which 1e-4 allows for. One row, since Triton's interpreter is slow, and segments
     until the memory is full."""

@@ -36,6 +36,7 @@ def test_what_depends_on_the_kind_of_text_is_asked_of_the_tokenizer_or_the_table
     assert len(lines) <= 3, lines
 
 
+@pytest.mark.slow
 def test_what_is_public_has_a_docstring() -> None:
     bare = []
     for path in SOURCES:

@@ -144,6 +144,7 @@ def naming(names: set[str], root: Path) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     """Not in a help text nor in a message either. Those of the 2019 code are also named where it is spoken of, the
     defaults where flags are; "none" means other things elsewhere."""

@@ -32,6 +32,7 @@ def stored(layers: Any, x1: Tensor, x2: Tensor, memory: Any, feats: Tensor, span
     return x1, x2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "impl", "noisy"),
     [("reversible", impl, False) for impl in ("naive", "dense", "blockwise")]
@@ -131,6 +132,7 @@ def test_feed_forward_nets_are_the_formula(activation: str) -> None:
     torch.testing.assert_close(net(x_BTD), inner @ net[3].weight.T + net[3].bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "changes"), [(1, {"activation": "swiglu"}), (5, {}), (5, REVERSIBLE), (100, {})], ids=str
 )

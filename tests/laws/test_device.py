@@ -95,6 +95,7 @@ def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> Non
     assert made[-1] <= 3, made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_compiled_graph_drops_it_drops_again_when_it_recomputes() -> None:

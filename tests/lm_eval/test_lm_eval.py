@@ -90,6 +90,7 @@ def nats_of_eval(here: Here, flags: str = "") -> float:
     return math.fsum(token["nats"] for token in json.loads(Path("page.json").read_text())["tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mem_len", [None, 5])
 def test_a_page_has_the_figures_of_eval_py(harness: Any, here: Here, mem_len: int | None) -> None:
     model = harness("run", mem_len=mem_len, batch_size=1)

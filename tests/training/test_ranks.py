@@ -86,6 +86,7 @@ def trained_alone(name: str) -> dict[str, Tensor]:
     return trained(ALONE, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_gradients_and_updates_of_two_ranks_are_those_of_one_process(name: str) -> None:
     for together in on_ranks(2, trained, name):
@@ -181,6 +182,7 @@ def resumed_bitwise(ranks: Ranks, folder: Path, settings: dict[str, Any], **mode
     return same_weights(never, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "settings"),
     [
