@@ -87,7 +87,10 @@ class Programs:
         else:
             nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]
             row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "perplexity": math.exp(nats)}
-            Path(line[4]).write_text(json.dumps({"rows": [{**row, "mem_len": mem_len} for mem_len in (0, 8)]}))
+            rows: list[dict[str, Any]] = [{**row, "mem_len": mem_len} for mem_len in (0, 8)]
+            bins = (("from", 0, 3), ("to", 2, 9), ("tokens", 5, 7), ("nats_per_token", nats, nats - 1))
+            rows[1]["loss_by_distance"] = [{key: pair[i] for key, *pair in bins} for i in (0, 1)]
+            Path(line[4]).write_text(json.dumps({"rows": rows}))
 
 
 @pytest.fixture
@@ -130,6 +133,9 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     assert f" {mean:.2f} ± {spread:.2f} " in small
     assert " 38 " in large  # of the losses 5.9 and 4.9 it passes 5.0 at nine tenths of the way from 20 to 40
     assert rows_of_csv("curves")[1] == ["small", "1", "20", "6.001"]
+    near, far = (line for line in rows_of_csv("distances") if line[:2] == ["large", "test, mem_len 8"])
+    assert (near[2:5], far[2:5]) == (["0", "2", "5"], ["3", "9", "7"])
+    assert [float(x) for x in far[5:]] == pytest.approx([3.902, 0.001])
     _, *compared_rows = rows_of_csv("comparisons")
     assert [(line[0], line[1], line[3], line[-1]) for line in compared_rows] == [
         ("large", f"test, mem_len {n}", "-0.1000", "better") for n in (0, 8)
@@ -137,8 +143,9 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     content = json.loads(Path("out/study.json").read_text())
     assert [run["seed"] for run in content["runs"]["small"]] == [1, 2, 3]
     assert content["against_baseline"][1]["difference"] == pytest.approx(-0.1)
-    assert imread("out/study.png").std() > 0
-    assert {path.suffix for path in Path("out").glob("study.*")} == {".png", ".pdf", ".svg", ".json"}
+    for name, others in (("study", {".json"}), ("distances", {".csv"})):
+        assert imread(f"out/{name}.png").std() > 0
+        assert {path.suffix for path in Path("out").glob(f"{name}.*")} == {".png", ".pdf", ".svg"} | others
     assert r"\toprule" in Path("out/table.tex").read_text()
 
 

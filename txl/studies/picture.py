@@ -1,5 +1,7 @@
 """The picture of a study. Importing this does not import matplotlib."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ import numpy as np
 from txl.files import written_whole
 from txl.runtime.log import perplexity
 from txl.studies.plan import Study
-from txl.studies.results import Row, columns_of
+from txl.studies.results import Row, by_distance, columns_of
 from txl.studies.statistics import mean_and_spread
 
 if TYPE_CHECKING:
@@ -54,6 +56,31 @@ def draw(study: Study, rows: Sequence[Row]) -> "Figure":
     return figure
 
 
+def draw_distances(rows: Sequence[Row]) -> "Figure | None":
+    """Nats per token by distance to the beginning of the article, with a standard deviation over the seeds: a panel for
+    each column that has them. None if none has."""
+    from matplotlib.figure import Figure
+
+    bins = by_distance(rows)
+    columns = list(dict.fromkeys(column for _, column in bins))
+    if not columns:
+        return None
+    figure = Figure(figsize=(6 * len(columns), 4.5), layout="constrained")
+    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        for i, row in enumerate(rows):
+            mine = bins.get((row.name, column), [])
+            place = [math.sqrt((one.first + 1) * (one.last + 1)) for one in mine]
+            low, high = ([one.mean + sign * (one.deviation or 0) for one in mine] for sign in (-1, 1))
+            axes.plot(place, [one.mean for one in mine], color=f"C{i % 10}", marker=".", label=row.name if mine else "")
+            axes.fill_between(place, low, high, alpha=0.2, color=f"C{i % 10}")
+        axes.set(
+            title=column, xlabel="tokens since the beginning of the article", ylabel="nats per token", xscale="log"
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return figure
+
+
 def _curve(axes: "Axes", row: Row, color: str) -> None:
     with_curves = [run for run in row.runs if run.curve]
     if not with_curves:
@@ -68,9 +95,12 @@ def _curve(axes: "Axes", row: Row, color: str) -> None:
 
 
 def write_pictures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write study.png, study.pdf and study.svg; returns their paths."""
-    figure, paths = draw(study, rows), [folder / f"study.{kind}" for kind in FORMATS]
-    for path in paths:
-        with written_whole(path) as temporary:
-            figure.savefig(temporary, dpi=120, format=path.suffix[1:])
+    """Write study.png, .pdf and .svg, and the same of distances if there are any; returns their paths."""
+    figures = {"study": draw(study, rows), "distances": draw_distances(rows)}
+    paths = []
+    for (name, figure), kind in itertools.product(figures.items(), FORMATS):
+        if figure is not None:
+            paths.append(folder / f"{name}.{kind}")
+            with written_whole(paths[-1]) as temporary:
+                figure.savefig(temporary, dpi=120, format=kind)
     return paths

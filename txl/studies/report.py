@@ -8,11 +8,11 @@ from pathlib import Path
 from txl.config import UsageError
 from txl.evaluation.report import write_text
 from txl.runtime.records import read_json
+from txl.studies import tables
 from txl.studies.picture import write_pictures
 from txl.studies.plan import Study
 from txl.studies.results import Row, compared
 from txl.studies.statistics import Comparison
-from txl.studies.tables import as_csv, as_latex, as_markdown, comparisons_table, curves, figures_table, numbers
 from txl.training.metrics import provenance
 
 JSON = "study.json"
@@ -25,11 +25,12 @@ def write_report(study: Study, rows: Sequence[Row], failed: Mapping[str, str], f
     comparisons = compared(study, rows)
     texts = {
         "table.md": in_words(study, rows, failed),
-        "table.csv": as_csv(numbers(rows)),
-        "curves.csv": as_csv(curves(rows)),
-        "comparisons.csv": as_csv(comparisons_table(study, comparisons)),
-        "table.tex": as_latex(figures_table(study, rows)),
-        "comparisons.tex": as_latex(comparisons_table(study, comparisons)),
+        "table.csv": tables.as_csv(tables.numbers(rows)),
+        "curves.csv": tables.as_csv(tables.curves(rows)),
+        "distances.csv": tables.as_csv(tables.distances(rows)),
+        "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
+        "table.tex": tables.as_latex(tables.figures_table(study, rows)),
+        "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
         JSON: json.dumps(as_json(study, rows, comparisons, failed), indent=1) + "\n",
     }
     paths = [folder / name for name in texts]
@@ -40,9 +41,9 @@ def write_report(study: Study, rows: Sequence[Row], failed: Mapping[str, str], f
 
 def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> str:
     """The tables of a study in Markdown, with what is to be known about them."""
-    parts = [f"# {study.title}", as_markdown(figures_table(study, rows))]
+    parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
     if comparisons := compared(study, rows):
-        parts.append(as_markdown(comparisons_table(study, comparisons)))
+        parts.append(tables.as_markdown(tables.comparisons_table(study, comparisons)))
         parts.append(
             f"Differences are in nats per token, paired by seed. p (Holm) is corrected for all {len(comparisons)} "
             "comparisons, and the verdict is by it; `not shown` does not say that two runs are alike."

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl.studies.plan import Study, tasks
 from txl.studies.runner import finished
@@ -22,6 +22,7 @@ class RunFigures:
         values: the metric of the study by column.
         nats: nats per token by column, which comparisons are made with.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
+        distances: by column, the rows that eval.py --loss_by_position gives for distances to the article's beginning.
         parameters_in_layers: those outside embedding and softmax.
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
         remembered: numbers in the memory of a stream in training, once full, in all layers.
@@ -42,6 +43,7 @@ class RunFigures:
     ms_per_step: float | None = None
     cpu_seconds: float | None = None
     remembered: int | None = None
+    distances: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     processor: str | None = None
 
 
@@ -116,6 +118,7 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         ms_per_step=1000 * seconds / n_step if n_step else None,
         cpu_seconds=_seconds(train, "speed/cpu_ms_per_step"),
         remembered=starts[0].get("remembered_floats"),
+        distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
     )
 
@@ -161,6 +164,29 @@ def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:
             if differences := [ours - other for ours, other in pairs if other is not None]:
                 found.append(paired(row.name, column, differences))
     return corrected(found)
+
+
+class Bin(NamedTuple):
+    """Nats per token, mean and deviation over the seeds, of tokens `first` to `last` after the article's first one."""
+
+    first: int
+    last: int
+    tokens: int
+    mean: float
+    deviation: float | None
+
+
+def by_distance(rows: Sequence[Row]) -> dict[tuple[str, str], list[Bin]]:
+    """The losses by distance to the beginning of the article, by row and column."""
+    found: dict[tuple[str, str], list[Bin]] = {}
+    for row in rows:
+        for column in columns_of([row]):
+            tables = [run.distances[column] for run in row.runs if column in run.distances]
+            for seeds in zip(*tables, strict=True):  # a bin has the same tokens with every seed
+                first, last, tokens = (seeds[0][key] for key in ("from", "to", "tokens"))
+                mean, deviation = mean_and_spread([one["nats_per_token"] for one in seeds])
+                found.setdefault((row.name, column), []).append(Bin(first, last, tokens, mean, deviation))
+    return found
 
 
 def final_loss(runs: Sequence[RunFigures]) -> float | None:

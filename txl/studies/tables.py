@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from txl.studies.plan import Study
-from txl.studies.results import Row, RunFigures, columns_of, final_loss, tokens_until
+from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until
 from txl.studies.statistics import Comparison, mean_and_spread
 
 
@@ -105,6 +105,16 @@ def curves(rows: Sequence[Row]) -> Table:
         [row.name, str(run.seed), str(n), repr(nats)] for row in rows for run in row.runs for n, nats in run.curve
     ]
     return Table(["run", "seed", "tokens", "valid nats per token"], points)
+
+
+def distances(rows: Sequence[Row]) -> Table:
+    """Every mean loss by distance to the beginning of the article; `from` and `to` are inclusive."""
+    cells = [
+        [*names, *map(str, (one.first, one.last, one.tokens)), *("" if x is None else repr(x) for x in one[3:])]
+        for names, bins in by_distance(rows).items()
+        for one in bins
+    ]
+    return Table(["run", "column", "from", "to", "tokens", "nats per token", "deviation"], cells)
 
 
 def as_markdown(table: Table) -> str:
