@@ -63,7 +63,7 @@ def beam_search(
     token_BKT = torch.full((B, K, 1), BEGIN, device=device)
     logprob_BK = encoded.new_full((B, K), -torch.inf)
     logprob_BK[:, 0] = 0  # all hypotheses are equal at first: keep one
-    length_BK = torch.zeros(B, K, dtype=torch.long, device=device)
+    length_BK = torch.zeros_like(logprob_BK)  # as whole numbers they would be divided in float32
     is_over_BK = torch.zeros(B, K, dtype=torch.bool, device=device)
     for _ in range(max_len):
         step_BKV = next_words(model, rearrange(token_BKT, "b k t -> (b k) t"), encoded, source)

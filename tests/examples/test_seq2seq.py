@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -160,6 +160,40 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
     for (sentence, score), token_T, ours in zip(found, token_BT.tolist(), score_B.tolist(), strict=True):
         assert [t for t in token_T if t != PAD] == list(sentence)
         assert math.isclose(ours, score, abs_tol=1e-9)
+
+
+class Erratic:
+    """Stands for a model whose next word depends on every word before, as on nothing else."""
+
+    def encode(self, source_BS: Tensor) -> Tensor:
+        return source_BS.double().mul(5 ** torch.arange(source_BS.shape[1])).sum(1)[:, None, None]
+
+    def decode(self, token_BT: Tensor, encoded_BSD: Tensor, _: Tensor) -> Tensor:
+        read_BT = token_BT.double().mul(3 ** torch.arange(token_BT.shape[1])).cumsum(1)
+        return (read_BT[..., None] + encoded_BSD).mul(torch.arange(1, 1 + V)).sin().mul(2).log_softmax(-1)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_narrow_beam_keeps_the_best_by_score(width: int) -> None:
+    """A plain loop over hypotheses: (tokens, log-probability), ranked by log-probability over length penalty."""
+    model, alpha = cast("Seq2Seq", Erratic()), 1.0
+    source_BS = torch.tensor([[*words, END] for words in itertools.product(range(3, V), repeat=3)])
+    token_BT, score_B = beam_search(model, source_BS, max_len=4, width=width, alpha=alpha)
+
+    def score(one: tuple[list[int], float]) -> float:
+        return one[1] / ((5 + len(one[0])) / 6) ** alpha
+
+    for b, source_S in enumerate(source_BS):
+        beam: list[tuple[list[int], float]] = [([], 0.0)]
+        for _ in range(4):
+            more = [one for one in beam if END in one[0]]
+            for tokens, total in (one for one in beam if END not in one[0]):
+                logprob_BTV = model.decode(torch.tensor([[BEGIN, *tokens]]), model.encode(source_S[None]), source_S)
+                words = [word for word in range(V) if word not in {PAD, BEGIN}]
+                more += [([*tokens, word], total + float(logprob_BTV[0, -1, word])) for word in words]
+            beam = sorted(more, key=score, reverse=True)[:width]
+        assert [token for token in token_BT[b].tolist() if token != PAD] == beam[0][0]
+        assert math.isclose(float(score_B[b]), score(beam[0]), abs_tol=1e-9)
 
 
 def test_decoding_and_training_happen_where_the_model_is() -> None:
