@@ -163,7 +163,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_sentences(alpha: float) -> Non
 
 
 class Erratic:
-    """Stands for a model whose next word depends on every word before, as on nothing else."""
+    """Stands for a model whose next word depends on every word before it."""
 
     def encode(self, source_BS: Tensor) -> Tensor:
         return source_BS.double().mul(5 ** torch.arange(source_BS.shape[1])).sum(1)[:, None, None]
@@ -176,7 +176,7 @@ class Erratic:
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_narrow_beam_keeps_the_best_by_score(width: int) -> None:
     """A plain loop over hypotheses: (tokens, log-probability), ranked by log-probability over length penalty."""
-    model, alpha = cast("Seq2Seq", Erratic()), 1.0
+    model, alpha, allowed = cast("Seq2Seq", Erratic()), 1.0, [word for word in range(V) if word not in {PAD, BEGIN}]
     source_BS = torch.tensor([[*words, END] for words in itertools.product(range(3, V), repeat=3)])
     token_BT, score_B = beam_search(model, source_BS, max_len=4, width=width, alpha=alpha)
 
@@ -189,8 +189,7 @@ def test_a_narrow_beam_keeps_the_best_by_score(width: int) -> None:
             more = [one for one in beam if END in one[0]]
             for tokens, total in (one for one in beam if END not in one[0]):
                 logprob_BTV = model.decode(torch.tensor([[BEGIN, *tokens]]), model.encode(source_S[None]), source_S)
-                words = [word for word in range(V) if word not in {PAD, BEGIN}]
-                more += [([*tokens, word], total + float(logprob_BTV[0, -1, word])) for word in words]
+                more += [([*tokens, word], total + float(logprob_BTV[0, -1, word])) for word in allowed]
             beam = sorted(more, key=score, reverse=True)[:width]
         assert [token for token in token_BT[b].tolist() if token != PAD] == beam[0][0]
         assert math.isclose(float(score_B[b]), score(beam[0]), abs_tol=1e-9)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from txl.evaluation.config import EvalConfig, ReclConfig
-from txl.evaluation.measures.bins import spans
+from txl.evaluation.measures.bins import centre, spans
 from txl.evaluation.measures.recl import THRESHOLD, Recl
 from txl.evaluation.rows import Row
 from txl.files import require_writable, written_whole
@@ -119,8 +119,7 @@ def plot_losses(path: Path, rows: Sequence[Row]) -> None:
         for row in rows:
             if name in row.losses:
                 bins = row.losses[name].as_dicts()
-                # the centre of a bin on a logarithmic axis, counted from 1
-                middle = [((one["from"] + 1) * (one["to"] + 1)) ** 0.5 for one in bins]
+                middle = [centre(one["from"], one["to"]) for one in bins]
                 nats = [one["nats_per_token"] for one in bins]
                 (line,) = axes.plot(middle, nats, lw=1, label=row.label)
                 axes.scatter(middle, nats, s=_areas([one["tokens"] for one in bins]), color=line.get_color())

@@ -1,13 +1,13 @@
 """The picture of a study. Importing this does not import matplotlib."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from txl.evaluation.measures.bins import centre
 from txl.files import written_whole
 from txl.runtime.log import perplexity
 from txl.studies.plan import Study
@@ -67,15 +67,14 @@ def draw_distances(rows: Sequence[Row]) -> "Figure | None":
         return None
     figure = Figure(figsize=(6 * len(columns), 4.5), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
-        for i, row in enumerate(rows):
-            mine = bins.get((row.name, column), [])
-            place = [math.sqrt((one.first + 1) * (one.last + 1)) for one in mine]
-            low, high = ([one.mean + sign * (one.deviation or 0) for one in mine] for sign in (-1, 1))
-            axes.plot(place, [one.mean for one in mine], color=f"C{i % 10}", marker=".", label=row.name if mine else "")
-            axes.fill_between(place, low, high, alpha=0.2, color=f"C{i % 10}")
-        axes.set(
-            title=column, xlabel="tokens since the beginning of the article", ylabel="nats per token", xscale="log"
-        )
+        for i, row in enumerate(row for row in rows if row.runs):  # a row has its colour of the other picture
+            if mine := bins.get((row.name, column)):
+                place = [centre(one.first, one.last) for one in mine]
+                low, high = ([one.mean + sign * (one.deviation or 0) for one in mine] for sign in (-1, 1))
+                axes.plot(place, [one.mean for one in mine], color=f"C{i % 10}", marker=".", label=row.name)
+                axes.fill_between(place, low, high, alpha=0.2, color=f"C{i % 10}")
+        axes.set(title=column, xlabel="tokens since the document began, counted from 1", ylabel="nats per token")
+        axes.set_xscale("log")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     return figure

@@ -24,6 +24,11 @@ def spans(edges: list[int]) -> list[tuple[int, int]]:
     return [(begin, end - 1) for begin, end in pairwise(edges)]
 
 
+def centre(first: int, last: int) -> float:
+    """Of a bin on a logarithmic axis, counted from 1."""
+    return ((first + 1) * (last + 1)) ** 0.5
+
+
 def bin_of(distance: Tensor, edges: Sequence[int] | Tensor) -> Tensor:
     """The bin index of each distance, of the same shape, on its device."""
     return torch.bucketize(distance, torch.as_tensor(edges, device=distance.device), right=True) - 1
