@@ -74,7 +74,7 @@ def planned(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_
 def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_len: int, mem_len: int) -> int:
     """Train until the memory is full; the estimate, without the program itself."""
     model = TransformerXL(ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0))
-    config = TrainConfig(**training, batch_size=n_stream)
+    config = TrainConfig(**training, batch_size=n_stream, dtype="float32")
     context = Context(tgt_len=tgt_len, mem_len=mem_len)
     init_weights(model, config)
     model.use_attention(config.attn_impl)

@@ -2,10 +2,11 @@
 
 Beyond `BUDGET` logits, tokens are processed in chunks, so memory does not grow with tokens x vocabulary. The gradients
 need the logits of a chunk again. Either the backward pass recomputes them, which makes four products in all; or, where
-every token's loss has the same weight, the gradients are made together with the loss: three products.
+every token's loss has the same weight, the gradients are made together with the loss: three products. On a CPU they
+take the place of the logits, a few rows at a time, which stay in the cache.
 
-In bfloat16 on a CPU the latter is done for all logits that do not fit the cache: their gradients take their place, a
-few rows at a time, which stay in the cache. By autograd, four tensors of this size in float32 come from memory.
+In bfloat16 on a CPU that is done for all logits that do not fit the cache. By autograd, four tensors of this size in
+float32 come from memory.
 """
 
 from typing import Any
@@ -23,7 +24,8 @@ from txl.ops.numbers import product_dtype
 IN_CACHE = 2**20
 """Logits whose softmax is computed at once, in float32."""
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
-"""Logits held at once (128 and 512 MiB in float32); the backward pass holds two more tensors of this size."""
+"""Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two more tensors of
+this size."""
 
 
 def linear_cross_entropy(
@@ -79,6 +81,19 @@ def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Ten
     return prob_CV
 
 
+def _dlogit_of(
+    hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor
+) -> Tensor:
+    """`_dlogit` of the logits of hidden states, in the dtype of these. On a CPU they take the place of the logits."""
+    logit_CV = linear(hidden_CE, weight_VE, bias_V)
+    if logit_CV.device.type != "cpu":
+        return _dlogit(logit_CV, target_C, nats, dbias_V).to(logit_CV.dtype)
+    n_row = max(1, IN_CACHE // len(weight_VE))
+    for logit_RV, target_R in zip(logit_CV.split(n_row), target_C.split(n_row), strict=True):
+        logit_RV.copy_(_dlogit(logit_RV, target_R, nats, dbias_V))
+    return logit_CV
+
+
 class _NatsAndGradients(torch.autograd.Function):
     """The gradient of a logit is (probability - [word is target]) times that of its token's loss. Gradients are made
     for 1 in its place and multiplied in the backward pass: those of hidden states token by token."""
@@ -97,24 +112,19 @@ class _NatsAndGradients(torch.autograd.Function):
             dhidden_LE, dbias_V, nats = torch.empty_like(hidden_LE), torch.zeros_like(bias_V, dtype=wide), []
             parts = (x.split(n_token) for x in (hidden_LE, target_L, dhidden_LE))
             for hidden_CE, target_C, dhidden_CE in zip(*parts, strict=True):
-                logit_CV = linear(hidden_CE, weight_VE, bias_V)
-                if _is_in_place(hidden_CE):
-                    dlogit_CV, n_row = logit_CV, max(1, IN_CACHE // len(weight_VE))
-                    for logit_RV, target_R in zip(logit_CV.split(n_row), target_C.split(n_row), strict=True):
-                        logit_RV.copy_(_dlogit(logit_RV, target_R, nats, dbias_V))
-                else:
-                    dlogit_CV = _dlogit(logit_CV, target_C, nats, dbias_V).to(dtype)
+                dlogit_CV = _dlogit_of(hidden_CE, weight_VE, bias_V, target_C, nats, dbias_V)
                 if dweight_VE is not None and onednn.serves(dlogit_CV, weight_VE.T):
                     dhidden_CE.copy_(onednn.linear(dlogit_CV, weight_VE.T))
                     dweight_VE += onednn.of_weight(dlogit_CV, hidden_CE)
-                    continue
-                torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
-                if dweight_VE is None:
-                    dweight_VE = dlogit_CV.T @ hidden_CE
-                elif dtype == wide:
-                    dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
                 else:
-                    dweight_VE += dlogit_CV.T @ hidden_CE
+                    torch.mm(dlogit_CV, weight_VE, out=dhidden_CE)
+                    if dweight_VE is None:
+                        dweight_VE = dlogit_CV.T @ hidden_CE
+                    elif dtype == wide:
+                        dweight_VE.addmm_(dlogit_CV.T, hidden_CE)
+                    else:
+                        dweight_VE += dlogit_CV.T @ hidden_CE
+                del dlogit_CV  # before there are the logits of the next chunk
         ctx.save_for_backward(dhidden_LE, dweight_VE, dbias_V)
         return torch.cat(nats)
 

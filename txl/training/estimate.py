@@ -25,9 +25,6 @@ from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
 
 _OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
-_MOST_HOLES = 6
-"""Where logits come in chunks on a CPU, glibc leaves two holes a chunk that the next one does not fit into, up to so
-many (measured)."""
 _LIBRARIES = 40 * 2**20
 """Workspace of matrix product libraries on a CPU, in bytes."""
 
@@ -110,9 +107,9 @@ def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
     borders = (1, *shape.cutoffs, shape.n_token)
     shares = (1.0, *(math.log(b / a) / n_word for a, b in pairwise(borders[1:])))
     wanted = [int(n_token * share) * size for share, size in zip(shares, shape.cluster_sizes, strict=True)]
-    n_hole = max(0, max(wanted) // most - 1) if device.type == "cpu" else 0
-    n_copy = 3 + min(2 * n_hole, _MOST_HOLES)
-    return n_copy * 4 * sum(min(most, n) for n in wanted)
+    # gradients take the place of logits that come in chunks; glibc may leave a hole too small for the next chunk
+    n_copy = 2 if device.type == "cpu" and max(wanted) > most else 3
+    return 4 * n_copy * sum(min(most, n) for n in wanted)
 
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
