@@ -66,7 +66,8 @@ def test_a_run_written_for_others_has_the_same_figures(here: Here, to: str) -> N
     assert not list(Path().glob(".tmp*"))
     if to == "huggingface":
         names = {path.name for path in Path("there").iterdir()}
-        assert names == {"config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json", "README.md"}
+        texts = {"config.json", "vocab.txt", "tokenizer_config.json", "README.md"}
+        assert names == {"model.safetensors", "curve.png", *texts}
         config = json.loads(Path("there/config.json").read_text())
         assert (config["model_type"], config["eos_token_id"], config["mem_len"]) == ("transfo-xl", 0, 8)
 
@@ -264,3 +265,24 @@ def test_the_card_says_how_it_was_trained_and_states_no_text_that_nobody_named(h
     for name, data in {"converted": "Unknown.", "again": "Unknown.", "named": "`my/text`."}.items():
         assert f"## Data\n\n{data}\n" in Path(f"{name}/README.md").read_text()
     assert "txl_data" not in json.loads(Path("again/config.json").read_text())
+
+
+def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: Here) -> None:
+    here("eval --split valid --mem_len 4 8 --json plain.json")
+    here("eval --split valid --cache_size 10 --json cache.json")
+    Path("about.md").write_text("Its text is *nobody's*.\n")
+    Path("samples.txt").write_text("bab ded\n\nded bab\n")
+    here("convert run there --about about.md --evaluations plain.json cache.json --samples samples.txt")
+    card = Path("there/README.md").read_text()
+    rows = [row for name in ("plain", "cache") for row in json.loads(Path(f"{name}.json").read_text())["rows"]]
+    shown = [line.split(" | ") for line in card.splitlines() if line.startswith("| valid | ")]
+    expected = [[f"{r['mem_len']}", r["added"] or "the model alone", f"{r['perplexity']:.2f}"] for r in rows]
+    assert [cells[2:5] for cells in shown] == expected
+    assert expected[-1][1] == "cache"
+    for said in ("Its text is *nobody's*.", "> bab ded\n>\n> ded bab\n", "(curve.png)"):
+        assert said in card
+    assert Path("there/curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "not a file of `eval.py --json`" in here.refused("convert run other --evaluations run/metrics.jsonl")
+    here("convert run moved")
+    assert "the figures are those of" in here.refused("convert moved other --evaluations plain.json")
+    assert not Path("other").exists()

@@ -1,5 +1,6 @@
 """The loss of the head, in pieces, against its definition."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -41,6 +42,25 @@ def test_pieces_compute_what_the_definition_says(
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(*leaves, target_L), found[1][0].detach())
+
+
+def test_logits_of_a_chunk_are_gone_before_the_next_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is that of one chunk; and where logits lie beside others, how much it is depends on the allocator."""
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    product = module.linear
+
+    def watched(*args: Tensor) -> Tensor:
+        alive.append(sum(one() is not None for one in made))
+        logit_CV = product(*args)
+        made.append(weakref.ref(logit_CV))
+        return logit_CV
+
+    monkeypatch.setattr(module, "BUDGET", {"cpu": 28})
+    monkeypatch.setattr(module, "linear", watched)
+    *leaves, target_L, _ = case(13, 7)
+    linear_cross_entropy(*(leaf.requires_grad_() for leaf in leaves), target_L, same_weight=True).sum().backward()
+    assert alive == [0] * 4
 
 
 def test_a_promise_of_one_weight_that_is_broken_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

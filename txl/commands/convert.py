@@ -15,6 +15,7 @@ import torch
 from txl.checkpoint import WEIGHTS
 from txl.cli.flags import read_flags
 from txl.config import Checked, TextKind, build, option, require
+from txl.data_utils.free_text import read_text
 from txl.files import sha256
 from txl.language.model import LanguageModel
 from txl.runtime.log import print_line
@@ -38,6 +39,11 @@ class ConvertConfig(Checked):
         "kept", "number type of the weights in the files; txl uses those in 16 bits as float32"
     )
     licence: str | None = option(None, "licence of the model, for its card, as the hub names it: mit, cc-by-sa-4.0")
+    about: str | None = option(None, "file of Markdown for its card: the data and its licence, what the model is for")
+    evaluations: tuple[str, ...] = option(
+        (), "files that eval.py --json wrote for this checkpoint, whose figures the card shows"
+    )
+    samples: str | None = option(None, "file of text that the model wrote, for its card")
     explain: bool = option(False, "print the model, and each tensor that was read")
 
 
@@ -56,7 +62,8 @@ def main(argv: Sequence[str]) -> None:
     lm.model.to(lm.origin.dtype if config.dtype == "kept" else getattr(torch, config.dtype))
     in_range = all(p.isfinite().all() for p in lm.model.parameters())
     require(in_range, f"--dtype {config.dtype}: weights of {places[0]} exceed its range; use bfloat16")
-    lm.write(folder, config.to, licence=config.licence)
+    about, samples = ("" if name is None else read_text(name) for name in (config.about, config.samples))
+    lm.write(folder, config.to, licence=config.licence, about=about, evaluations=config.evaluations, samples=samples)
     if config.explain:
         print_line(f"| {lm.model.config}")
         for name in lm.origin.tensors:

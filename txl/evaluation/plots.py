@@ -195,6 +195,15 @@ def run_names(paths: Sequence[str]) -> list[str]:
     return names
 
 
+def plot_curve(path: Path, curve: Sequence[tuple[int, float]]) -> None:
+    """Perplexity of the valid split over the tokens read: pairs of tokens and nats per token."""
+    figure, (axes,) = _figure(1)
+    axes.plot([tokens for tokens, _ in curve], [perplexity(nats) for _, nats in curve], marker=".")
+    axes.set_yscale("log")
+    _finish(axes, "tokens read", "perplexity", "Perplexity of the valid split in training")
+    _save(figure, path)
+
+
 def _figure(n_column: int, *, n_row: int = 1, height: float = _SIZE[1]) -> tuple["Figure", list["Axes"]]:
     from matplotlib.figure import Figure  # takes a second to import
 

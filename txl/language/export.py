@@ -1,5 +1,6 @@
 """Writing a trained model, as a run or as the files of another program."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,31 @@ from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
 from txl.data_utils.tokenizers.base import EOS, UNK
 from txl.data_utils.tokenizers.words import Vocab
+from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
-from txl.language.model_card import model_card
+from txl.language.model_card import Notes, model_card
 from txl.language.trained import TrainedModel
 from txl.runtime.distributed import Ranks
 from txl.runtime.records import require_fields
 from txl.training.config import TrainConfig
+from txl.training.metrics import validation_curve
+
+_CURVE = "curve.png"
 
 
-def write_folder(found: TrainedModel, folder: Path, to: str, licence: str | None) -> None:
+def write_folder(found: TrainedModel, folder: Path, to: str, notes: Notes) -> None:
     """Write a model with its card, or nothing. Raises `UsageError` if the program `to` has no such model.
 
     Args:
         to: a key of `WRITERS`.
     """
+    curve = [] if found.run is None else validation_curve(found.run)
     with folder_written_whole(folder) as temporary:
         WRITERS[to](found, temporary)
-        card = model_card(found, to, folder.name, licence)
+        if len(curve) > 1:
+            plot_curve(temporary / _CURVE, curve)
+            notes = dataclasses.replace(notes, curve=_CURVE)
+        card = model_card(found, to, folder.name, notes)
         (temporary / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -124,18 +124,19 @@ class LanguageModel(TrainedModel):
         or defines another vocabulary."""
         return open_corpus(self.record, self.folder, self.tokenizer, config or self.data_config())
 
-    def write(self, folder: Path, to: str = "txl", *, licence: str | None = None) -> None:
+    def write(self, folder: Path, to: str = "txl", **notes: Any) -> None:
         """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the 2019 code loads
         (`original`); with a model card. Raises `UsageError` if the other program has no such model.
 
         Args:
-            licence: of the model, for its card.
+            notes: for the card: `licence`, `about`, `evaluations` and `samples` of `txl.language.model_card.Notes`.
         """
         from txl.language.export import write_folder  # few programs write
+        from txl.language.model_card import Notes
 
         name = str(self.dtype).removeprefix("torch.")
         require(self.dtype == torch.float32, f"dtype {name}: its weights are rounded; open it in float32 to write it")
-        write_folder(self, folder, to, licence)
+        write_folder(self, folder, to, Notes(**notes))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises `UsageError` if it is empty."""

@@ -3,12 +3,16 @@
 import dataclasses
 import math
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, UsageError, require
 from txl.data_utils.corpus import DataConfig
 from txl.language.trained import TrainedModel
 from txl.model.axes import chosen_by, is_read
+from txl.runtime.records import read_json, require_fields
 from txl.training.config import TrainConfig
 
 _USE = {
@@ -31,12 +35,42 @@ model = MemTransformerLM(**held["arguments"])
 model.load_state_dict(held["state_dict"])""",
 }
 _DATA = {"data": "`{}`", "dataset": "(`--dataset {}`)"}
+_FIGURES = {
+    "split": str,
+    "tgt_len": int,
+    "mem_len": int,
+    "added": str,
+    "perplexity": float,
+    "word_perplexity": float,
+    "bits_per_byte": float | None,
+}
+"""What a card shows of a row of eval.py, and its type; its note, if there is one, is about words that the vocabulary
+lacks."""
 
 
-def model_card(found: TrainedModel, kind: str, name: str, licence: str | None) -> str:
+@dataclass(frozen=True)
+class Notes:
+    """What is said of a model besides, for its card.
+
+    Attributes:
+        licence: of the model, as the hub names it.
+        about: Markdown: the data and its licence, what the model is for.
+        evaluations: files that `eval.py --json` wrote for this checkpoint.
+        samples: text that the model wrote.
+        curve: file name of a picture of the training, beside the card.
+    """
+
+    licence: str | None = None
+    about: str = ""
+    evaluations: Sequence[str | Path] = ()
+    samples: str = ""
+    curve: str | None = None
+
+
+def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
     """What the model is, what it was trained on and how, its figures, how it is used: for a folder of this `name` in
-    the format of this `kind`. `licence`: as the hub names it."""
-    config, record = found.model.config, found.record
+    the format of this `kind`. Raises `UsageError` if an evaluation is not one of this checkpoint."""
+    config, record, licence = found.model.config, found.record, notes.licence
     n_weight = sum(p.numel() for p in found.model.parameters())
     data = found.known_data
     library = "transformers" if kind == "huggingface" else "txl"
@@ -49,19 +83,58 @@ def model_card(found: TrainedModel, kind: str, name: str, licence: str | None) -
         f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
         f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}.",
     ]
+    if notes.about:
+        lines.append(notes.about.strip())
     if "converted_from" in record:
         origin = record["converted_from"]
         lines.append(f"The weights were converted from a checkpoint of {origin.get('kind')}, `{origin.get('source')}`.")
     if "train" in record:
         command = training_command(record)
         lines.append(f"## Training\n\n{record.get('step', 0):,} updates:\n\n```\n{command}\n```")
-    nats = record.get("valid_nats_per_token")
-    if nats is not None:
-        lines.append(f"## Figures\n\nPerplexity of the valid split, per token: {math.exp(nats):.3f}.")
+        if notes.curve is not None:
+            lines.append(f"![validation perplexity over the tokens read]({notes.curve})")
+    lines += _figures(found, notes.evaluations)
+    if notes.samples:
+        quoted = "\n".join(f"> {line}".rstrip() for line in notes.samples.strip().splitlines())
+        lines.append(f"## Samples\n\n{quoted}")
     lines.append(f"## Use\n\n```python\n{_USE[kind].format(name=name)}\n```")
     stated = f"`{licence}`" if licence else "Not stated yet: name one here and as `license:` at the top"
     lines.append(f"## Licence\n\n{stated}.")
     return "\n\n".join(lines) + "\n"
+
+
+def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str]:
+    nats, paragraphs = found.record.get("valid_nats_per_token"), []
+    if nats is not None:
+        paragraphs.append(f"Perplexity of the valid split, per token: {math.exp(nats):.3f}.")
+    rows = [row for path in evaluations for row in _rows(found, Path(path))]
+    if rows:
+        lines = [
+            "| split | segment | memory | with | perplexity per token | per word | bits per byte |",
+            "|" + "---|" * 7,
+        ]
+        for row in rows:
+            figures = (row["perplexity"], row["word_perplexity"])
+            cells = (row["split"], row["tgt_len"], row["mem_len"], row["added"] or "the model alone")
+            per_byte = "" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
+            lines.append(f"| {' | '.join([*map(str, cells), *(f'{x:.2f}' for x in figures), per_byte])} |")
+        notes = dict.fromkeys(f"{row['split']}: {row['note']}." for row in rows if row["note"])
+        paragraphs += ["\n".join(lines), *notes]
+    return ["## Figures", *paragraphs] if paragraphs else []
+
+
+def _rows(found: TrainedModel, path: Path) -> list[dict[str, Any]]:
+    try:
+        held = read_json(path)
+        of, rows = Path(held["checkpoint"]), held["rows"]
+        notes = [str(row.get("note", "")) for row in rows]
+        rows = [require_fields({name: row[name] for name in _FIGURES}, _FIGURES) for row in rows]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a file of `eval.py --json` ({error}); name one of this checkpoint") from None
+    assert found.origin is not None
+    is_of_it = of.resolve() == found.origin.path.resolve()
+    require(is_of_it, f"{path}: the figures are those of {of}, not of {found.origin.path}; evaluate this checkpoint")
+    return [row | {"note": note} for row, note in zip(rows, notes, strict=True)]
 
 
 def training_command(record: dict[str, Any]) -> str:

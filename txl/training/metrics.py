@@ -12,7 +12,7 @@ from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
-from txl.config import require
+from txl.config import UsageError, require
 from txl.evaluation.report import finite
 from txl.files import errors_naming, written_whole
 from txl.ops import processor
@@ -160,6 +160,20 @@ def _event(**fields: Any) -> bytes:
     event: Any = event_pb2
     RecordWriter(content).write(event.Event(wall_time=time.time(), **fields).SerializeToString())
     return content.getvalue()
+
+
+def validation_curve(run: Path) -> list[tuple[int, float]]:
+    """Tokens read and nats per token of each validation of a run, given by its folder or one of its checkpoints; empty
+    if the run has no records. Raises `UsageError` if they are damaged."""
+    path = next((folder / RECORDS for folder in (run, run.parent) if (folder / RECORDS).is_file()), None)
+    if path is None:
+        return []
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        valid = [record for record in records if record["kind"] == "valid"]
+        return [(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]]
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{path}: damaged; repair it, or move it away") from None
 
 
 def require_own_records(work_dir: Path) -> None:
