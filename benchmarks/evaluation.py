@@ -21,8 +21,8 @@ def main() -> None:
     parser.add_argument(
         "--segments",
         type=int,
-        default=8,
-        help="of each program in its turn; ours computes the losses of 256 tokens together, so a multiple of that [8]",
+        default=16,
+        help="of each program in its turn; ours computes the losses of 1,024 tokens together, so a multiple [16]",
     )
     parser.add_argument("--mem_lens", nargs="+", type=int, help="in place of the shapes' own")
     args = parser.parse_args()

@@ -130,7 +130,7 @@ def _of_predictor(predictor: Predictor, segments: Segments, context: Context, de
         yield of_counted(nll_BT, counted_BT)
 
 
-AT_ONCE = 256
+AT_ONCE = 1024
 """Tokens whose losses are computed together. The rows of rare words are read for all of them, not for each segment."""
 
 

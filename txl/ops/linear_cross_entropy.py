@@ -26,6 +26,8 @@ IN_CACHE = 2**20
 BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two more tensors of
 this size."""
+READ_AT_ONCE = 2**22
+"""Logits held at once on a CPU where nothing learns."""
 
 
 def linear_cross_entropy(
@@ -39,14 +41,19 @@ def linear_cross_entropy(
         same_weight: promises that the backward pass, if there is one, comes with the same gradient for every token, as
             that of a mean or a sum is. With others the gradients of weight and bias are NaN.
     """
-    n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
-    makes_gradients = same_weight and torch.is_grad_enabled()
+    budget, learns = BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]), torch.is_grad_enabled()
+    if hidden_LE.device.type == "cpu" and not learns:
+        budget = min(budget, READ_AT_ONCE)
+    n_token = max(1, budget // len(weight_VE))
+    makes_gradients = same_weight and learns
     is_large = len(hidden_LE) >= CAST_PAYS and len(hidden_LE) * len(weight_VE) > IN_CACHE and _is_in_place(hidden_LE)
     if len(hidden_LE) <= n_token and not (makes_gradients and is_large):
         return _nats(hidden_LE, weight_VE, bias_V, target_L)
     if makes_gradients:
         return _NatsAndGradients.apply(hidden_LE, weight_VE, bias_V, target_L, n_token)
     pieces = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
+    if not learns:  # `checkpoint` would import torch._dynamo for nothing: 140 MiB
+        return torch.cat([_nats(h, weight_VE, bias_V, t) for h, t in pieces])
     return torch.cat([checkpoint(_nats, h, weight_VE, bias_V, t, use_reentrant=False) for h, t in pieces])
 
 

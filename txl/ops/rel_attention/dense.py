@@ -20,7 +20,17 @@ from torch import Tensor
 from txl.ops.dropout import as_drawn, draw_kept
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.one_query import one_query
-from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
+from txl.ops.rel_attention.tiles import (
+    Gradients,
+    Heads,
+    Operands,
+    hide,
+    hide_before,
+    like_operands,
+    needs_grad,
+    skewed,
+    transposed,
+)
 
 _CACHE = 2**19  # scores per block; twice or half as many change the time by a few per cent
 _QUERIES = 128
@@ -130,11 +140,12 @@ def _probabilities(
     place_ZTS = place[: block.n_score].view(-1, T, S)
     place_NXS, n_alike = block.by_head(place_ZTS), max(0, S - n_distinct)
     r_NRH = block.of_distances(x.r_NSH)[:, n_alike:]
-    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), r_NRH.mT, out=place_NXS[..., n_alike:])
+    torch.bmm(block.by_head(block.of_queries(x.qw_NBTH)), transposed(r_NRH), out=place_NXS[..., n_alike:])
     if n_alike:
         place_NXS[..., :n_alike] = place_NXS[..., n_alike : n_alike + 1]
     logit_ZTS = out.view(-1, T, S)
-    torch.baddbmm(skewed(place_ZTS, S), block.of_queries(x.qu_NBTH), block.of_keys(x.k_NBSH).mT, out=logit_ZTS)
+    k_ZHS = transposed(block.of_keys(x.k_NBSH))
+    torch.baddbmm(skewed(place_ZTS, S), block.of_queries(x.qu_NBTH), k_ZHS, out=logit_ZTS)
     hide(logit_ZTS, S - T, window)
     if first_BT is not None:
         first_BT1 = first_BT[block.rows, block.queries, None] - block.keys.start
