@@ -82,6 +82,10 @@ BAD = {
     "[runs.a]\ndata = 2026-11-22": "data: 2026-11-22: give text, a number, true or false",
     "[runs.'a b']\n[runs.a_b]": "'a b' and 'a_b' have one folder",
     "[runs.'..']": "'..' is no name of a folder",
+    "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]": "contrasts.x: give of =",
+    "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = []": "contrasts.x: give of =",
+    "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": "'b': no such run; there are a",
+    "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valido']]": "'valido': no such column",
     "[runs.a]\n[evaluations.'a b']\n[evaluations.a_b]": "'a b' and 'a_b' have one folder",
 }
 

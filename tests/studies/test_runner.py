@@ -142,7 +142,7 @@ def test_the_tables_hold_every_figure(programs: Programs, monkeypatch: pytest.Mo
     ]
     content = json.loads(Path("out/study.json").read_text())
     assert [run["seed"] for run in content["runs"]["small"]] == [1, 2, 3]
-    assert content["against_baseline"][1]["difference"] == pytest.approx(-0.1)
+    assert content["comparisons"][1]["difference"] == pytest.approx(-0.1)
     for name, others in (("study", {".json"}), ("distances", {".csv"})):
         assert imread(f"out/{name}.png").std() > 0
         assert {path.suffix for path in Path("out").glob(f"{name}.*")} == {".png", ".pdf", ".svg"} | others

@@ -2,14 +2,16 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
+from txl.config import UsageError
 from txl.studies.picture import draw
-from txl.studies.plan import Study
+from txl.studies.plan import Contrast, Study
 from txl.studies.results import Row, RunFigures, compared
 from txl.studies.statistics import Comparison, corrected, paired
-from txl.studies.tables import Table, as_latex, as_markdown
+from txl.studies.tables import Table, as_latex, as_markdown, comparisons_table
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 
@@ -48,6 +50,27 @@ def test_only_seeds_and_sources_in_common_are_compared() -> None:
         ("b", 1, pytest.approx(-1.1)),
     ]
     assert compared(STUDY, [rows[0], row("other", {1: 4.0}, source="text x")]) == []
+
+
+def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
+    """A difference of differences; a seed or a source that lacks a side is left out."""
+    gain = Contrast((("other", "a"), ("base", "b")), (("base", "a"), ("other", "b")))
+    study = replace(STUDY, contrasts={"gain": gain})
+    nats = {
+        "base": {1: (5.0, 7.0), 2: (5.1, 7.3), 3: (5.2, 7.0)},
+        "other": {1: (4.0, 6.9), 2: (4.3, 6.9), 4: (1.0, 1.0)},
+    }
+    rows = [row(name, dict.fromkeys(seeds, 0.0), ("a", "b")) for name, seeds in nats.items()]
+    for one in rows:
+        for run in one.runs:
+            run.nats.update(zip("ab", nats[one.name][run.seed], strict=True))
+    (found,) = compared(study, rows)
+    differences = [4.0 + 7.0 - 5.0 - 6.9, 4.3 + 7.3 - 5.1 - 6.9]
+    assert (found.run, found.seeds, found.difference) == ("gain", 2, pytest.approx(sum(differences) / 2))
+    assert comparisons_table(study, [found]).rows[0][:3] == ["gain", "2", f"{found.difference:+.4f}"]
+    assert compared(study, [rows[0], row("other", {1: 4.0}, ("a", "b"), source="text x")]) == []
+    with pytest.raises(UsageError, match="'b': no such column; there are a"):
+        compared(study, [row("base", {1: 5.0})])
 
 
 def test_the_picture_shows_every_mean_and_hides_none() -> None:

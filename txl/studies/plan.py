@@ -3,17 +3,26 @@
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl.config import UsageError, require
+from txl.runtime.records import require_fields
 
 Flags = dict[str, Any]
 """Values by the names of flags: true and false are --x and --no_x, a list is several words."""
 OURS = ("work_dir", "seed", "resume", "overwrite")
 """Flags of train.py that the runner sets."""
 METRICS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte")
+
+
+class Contrast(NamedTuple):
+    """A difference that a study asks for: the sum of the nats of some readings less that of as many others. A reading
+    is the name of a run and of a column."""
+
+    of: tuple[tuple[str, str], ...]
+    against: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Study:
         variants: flags of train.py by the name of the variant, which is trained once with each seed.
         evaluations: flags of eval.py by name; each row of eval.py is a column of the table.
         baseline: the variant that the others are compared with.
+        contrasts: what is compared in their place, by name.
     """
 
     name: str
@@ -33,6 +43,7 @@ class Study:
     evaluations: Mapping[str, Flags]
     baseline: str
     metric: str = METRICS[0]
+    contrasts: Mapping[str, Contrast] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ def read_study(path: Path) -> Study:
         [runs."memory 64"]        flags of one variant, over those of [train]
         [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
         [evaluations.test]        flags of eval.py; {run} in one is the run directory
+        [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
 
     Raises:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
@@ -64,7 +76,7 @@ def read_study(path: Path) -> Study:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     known = {"title": str, "seeds": list, "baseline": str, "metric": str}
-    known |= dict.fromkeys(("train", "runs", "grid", "evaluations"), dict)
+    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts"), dict)
     for name, value in content.items():
         require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
         require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
@@ -83,7 +95,27 @@ def read_study(path: Path) -> Study:
         _require_own_folders(path, part, names)
     baseline = content.get("baseline", next(iter(variants)))
     require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
-    return Study(path.stem, content.get("title", path.stem), tuple(seeds), variants, evaluations, baseline, metric)
+    contrasts = {
+        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations)
+        for name, table in content.get("contrasts", {}).items()
+    }
+    title = content.get("title", path.stem)
+    return Study(path.stem, title, tuple(seeds), variants, evaluations, baseline, metric, contrasts)
+
+
+def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str]) -> Contrast:
+    hints = dict.fromkeys(Contrast._fields, list[list[str]])
+    try:
+        of, against = (require_fields(table, hints)[side] for side in hints)
+        good = len(of) == len(against) > 0 and all(len(reading) == 2 for reading in (*of, *against))
+    except (ValueError, KeyError):
+        of, against, good = [], [], False
+    require(good, f'{place}: give of = [["run", "column"], ...], and against with as many')
+    for run, column in (*of, *against):
+        require(run in runs, f"{place}: {run!r}: no such run; there are {', '.join(runs)}")
+        is_there = any(f"{column}, ".startswith(f"{name}, ") for name in evaluations)
+        require(is_there, f"{place}: {column!r}: no such column; it begins with one of {', '.join(evaluations)}")
+    return Contrast(*(tuple((run, column) for run, column in side) for side in (of, against)))
 
 
 def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:

@@ -81,6 +81,6 @@ def as_json(
         "written_by": provenance(),
         "study": dataclasses.asdict(study),
         "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in rows},
-        "against_baseline": [dataclasses.asdict(c) | {"verdict": c.verdict} for c in comparisons],
+        "comparisons": [dataclasses.asdict(c) | {"verdict": c.verdict} for c in comparisons],
         "failed": dict(failed),
     }

@@ -10,11 +10,13 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant against the baseline in one column, paired by seed.
+    """A variant against the baseline in one column, or a contrast of the study, paired by seed.
 
     Attributes:
+        run: the variant, or the name of the contrast.
+        column: empty for a contrast.
         seeds: pairs.
-        difference: mean difference in nats per token; below 0: better than the baseline.
+        difference: mean difference in nats per token; below 0: better than what it is compared with.
         low, high: its 95 % confidence interval, by Student's t; None with fewer than two seeds.
         p: of Student's paired t-test, two-sided.
         p_holm: the same, corrected for the number of comparisons; see `corrected`.

@@ -66,12 +66,15 @@ def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
 
 def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
     """A comparison a row."""
-    header = ["run", "column", "seeds", f"nats against {study.baseline}", "95 % interval", "p", "p (Holm)", "verdict"]
+    names = ["contrast"] if study.contrasts else ["run", "column"]
+    against = "nats per token" if study.contrasts else f"nats against {study.baseline}"
+    header = [*names, "seeds", against, "95 % interval", "p", "p (Holm)", "verdict"]
     return Table(
         header,
         [
             [
-                *(c.run, c.column, str(c.seeds), f"{c.difference:+.4f}"),
+                *(c.run, c.column)[: len(names)],
+                *(str(c.seeds), f"{c.difference:+.4f}"),
                 "" if c.low is None or c.high is None else f"{c.low:+.4f} to {c.high:+.4f}",
                 *("" if p is None else f"{p:.2g}" for p in (c.p, c.p_holm)),
                 c.verdict,
