@@ -66,12 +66,6 @@ def heads_first(x_BNLH: Tensor) -> Tensor:
     return x_NBLH if x_NBLH.shape[1] == 1 else x_NBLH.contiguous()
 
 
-def transposed(x_ZSH: Tensor) -> Tensor:
-    """x_ZSH.mT. In 16 bits on a CPU a part of a larger tensor is copied first: oneDNN would copy it in the order of the
-    transpose, which takes 60 us for 10 x 704 x 41 in place of 7 (two threads of an AMD EPYC)."""
-    return (x_ZSH.contiguous() if x_ZSH.device.type == "cpu" and x_ZSH.dtype.itemsize == 2 else x_ZSH).mT
-
-
 def skewed(x_ZTL: Tensor, n_key: int) -> Tensor:
     """A view with out[z, t, s] = x[z, t, T - 1 - t + s]: `rel_shift` (Dai et al. 2019, appendix B) without a copy.
 
