@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.laws.conftest import build
+from tests.laws.conftest import LAYERS, SHAPES, build
 from txl import Context, TransformerXL
 from txl.data_utils.scoring_stream import document_streams, scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
+from txl.positions import POSITION_ENCODINGS
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 STARTS = np.array([1, 9, 10, 11, 40, 97, 149, 150])
@@ -60,6 +61,23 @@ def test_losses_of_several_segments_are_computed_together(
     assert found.nats == pytest.approx(sum(nats), rel=1e-9)
     assert sum(count) == len(nats)
     assert len(count) == -(-38 // -(-at_once // 4))
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *LAYERS, "performer_none"])
+def test_segments_are_read_as_one_where_their_ends_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every token sees as many states, by distance; elsewhere one by one."""
+    monkeypatch.setattr("txl.evaluation.score.READ_TOGETHER", 19)
+    model, seen, widths = build(name, n_layer=2), list[torch.Tensor](), list[int]()
+    model.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
+    clamp_len = 5 if model.layers[0].attn.pos.clamps else -1
+    context = Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=clamp_len)
+    evaluate(model, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), context, observe=seen.append)
+    is_plain = (model.config.recurrence, model.config.attention) == ("below", "softmax")
+    together = is_plain and POSITION_ENCODINGS[model.config.position].by_distance
+    assert widths == ([16] * 9 + [6] if together else [4] * 37 + [2])
+    assert [*map(len, seen)] == [4] * 37 + [2]
+    monkeypatch.undo()
+    assert torch.cat(seen).tolist() == pytest.approx(by_loop(model, IDS, context), rel=1e-9)
 
 
 @pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)
