@@ -12,6 +12,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
 from txl.evaluation.reading import Learner, Predictor, Segments, of_counted
+from txl.memory import is_bounded
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.cuda_graph import CudaGraphModel, with_cuda_graphs
 from txl.model.transformer import TransformerXL
@@ -167,9 +168,8 @@ def _of_model(
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
     """True if it is the same, up to rounding, where segments end: each token sees as many states as every other, by
     their distances, and what a state is made of does not depend on the segment either."""
-    states_of_tokens = config.memory == "fifo" and config.recurrence == "below"
     by_distance = config.attention == "softmax" and POSITION_ENCODINGS[config.position].by_distance
-    return context.same_length and context.ext_len == 0 and states_of_tokens and by_distance
+    return context.same_length and context.ext_len == 0 and is_bounded(config) and by_distance
 
 
 def _groups(segments: Segments, n_token: int) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
