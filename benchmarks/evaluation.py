@@ -22,7 +22,7 @@ def main() -> None:
         "--segments",
         type=int,
         default=16,
-        help="of each program in its turn; ours computes the losses of 1,024 tokens together, so a multiple [16]",
+        help="of each program in its turn; a multiple of the 1,024 tokens that ours computes losses of together [16]",
     )
     parser.add_argument("--mem_lens", nargs="+", type=int, help="in place of the shapes' own")
     args = parser.parse_args()

@@ -271,18 +271,25 @@ def test_a_card_shows_what_is_said_of_the_model_and_figures_of_no_other(here: He
     here("eval --split valid --mem_len 4 8 --json plain.json")
     here("eval --split valid --cache_size 10 --json cache.json")
     Path("about.md").write_text("Its text is *nobody's*.\n")
-    Path("samples.txt").write_text("bab ded\n\nded bab\n")
-    here("convert run there --about about.md --evaluations plain.json cache.json --samples samples.txt")
+    Path("samples.txt").write_text("bab <unk>\n```\nded bab\n")
+    here("eval --split valid --convention original --same_length --json theirs.json")
+    names = ("plain", "cache", "theirs")
+    files = " ".join(f"{name}.json" for name in names)
+    here(f"convert run there --about about.md --evaluations {files} --samples samples.txt")
     card = Path("there/README.md").read_text()
-    rows = [row for name in ("plain", "cache") for row in json.loads(Path(f"{name}.json").read_text())["rows"]]
+    rows = [row for name in names for row in json.loads(Path(f"{name}.json").read_text())["rows"]]
     shown = [line.split(" | ") for line in card.splitlines() if line.startswith("| valid | ")]
-    expected = [[f"{r['mem_len']}", r["added"] or "the model alone", f"{r['perplexity']:.2f}"] for r in rows]
+    how = ["the model alone"] * 3 + ["cache", "the model alone, same_length True, convention original"]
+    expected = [[f"{r['mem_len']}", said, f"{r['perplexity']:.2f}"] for r, said in zip(rows, how, strict=True)]
     assert [cells[2:5] for cells in shown] == expected
-    assert expected[-1][1] == "cache"
-    for said in ("Its text is *nobody's*.", "> bab ded\n>\n> ded bab\n", "(curve.png)"):
+    for said in ("Its text is *nobody's*.", "\n````\nbab <unk>\n```\nded bab\n````\n", "(curve.png)"):
         assert said in card
     assert Path("there/curve.png").read_bytes().startswith(b"\x89PNG")
     assert "not a file of `eval.py --json`" in here.refused("convert run other --evaluations run/metrics.jsonl")
-    here("convert run moved")
-    assert "the figures are those of" in here.refused("convert moved other --evaluations plain.json")
+    Path("run").rename("moved")
+    with Path("moved/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "va')  # as a kill leaves it
+    here("convert moved again --evaluations plain.json")
+    change_weights(Path("moved"), lambda weight: weight * 2)
+    assert "the figures are those of other weights" in here.refused("convert moved other --evaluations plain.json")
     assert not Path("other").exists()

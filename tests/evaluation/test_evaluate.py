@@ -11,7 +11,6 @@ from txl import Context, TransformerXL
 from txl.data_utils.scoring_stream import document_streams, scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
-from txl.positions import POSITION_ENCODINGS
 
 IDS = np.random.default_rng(0).integers(0, 50, 151)
 STARTS = np.array([1, 9, 10, 11, 40, 97, 149, 150])
@@ -72,12 +71,22 @@ def test_segments_are_read_as_one_where_their_ends_change_nothing(name: str, mon
     clamp_len = 5 if model.layers[0].attn.pos.clamps else -1
     context = Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=clamp_len)
     evaluate(model, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), context, observe=seen.append)
-    is_plain = (model.config.recurrence, model.config.attention) == ("below", "softmax")
-    together = is_plain and POSITION_ENCODINGS[model.config.position].by_distance
+    plain = (model.config.recurrence, model.config.attention) == ("below", "softmax")
+    together = plain and model.config.position in ("rel_sinusoid", "relative_keys")
     assert widths == ([16] * 9 + [6] if together else [4] * 37 + [2])
     assert [*map(len, seen)] == [4] * 37 + [2]
     monkeypatch.undo()
     assert torch.cat(seen).tolist() == pytest.approx(by_loop(model, IDS, context), rel=1e-9)
+
+
+def test_shards_are_read_segment_by_segment(adaptive: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks gather weights for as many segments, whatever rows they have."""
+    monkeypatch.setattr(adaptive, "is_sharded", True)
+    widths = list[int]()
+    handle = adaptive.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
+    evaluate(adaptive, scoring_stream(IDS, batch_size=1, tgt_len=4), Context(tgt_len=4, mem_len=6, same_length=True))
+    handle.remove()
+    assert widths == [4] * 37 + [2]
 
 
 @pytest.mark.parametrize("context", [Context(tgt_len=7, mem_len=9), Context(tgt_len=4, mem_len=6, ext_len=3)], ids=str)

@@ -1,5 +1,6 @@
 """Study files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_a_study_of_the_repository_has_flags_and_models_that_there_are(path: Pat
 def written(folder: Path, text: str) -> Path:
     (folder / "mine.toml").write_text(text)
     return folder / "mine.toml"
+
+
+def test_the_study_of_the_docs_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs/studies.md").read_text()
+    (text,) = re.findall("^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert read_study(written(tmp_path, text)).contrasts
 
 
 def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
     if ranks.is_main:
         print_table(rows)
         texts = {name: corpus.fingerprint(name) for name in names}
-        how = {"convention": config.convention, "reset": config.reset, "texts": texts}
-        write_results(rows, config, checkpoint=str(lm.folder), **how)
+        how = {"convention": config.convention, "reset": config.reset, "texts": texts, "dtype": config.dtype}
+        if config.json:
+            which = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
+            write_results(Path(config.json), rows, **which, **how)
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

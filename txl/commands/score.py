@@ -89,4 +89,6 @@ def score_file(
         print_table(rows)
     if config.per_token not in (None, "-"):
         write_tokens(Path(config.per_token), tokens, checkpoint=str(lm.folder), text=config.text)
-    write_results(rows, config, checkpoint=str(lm.folder), text=config.text)
+    if config.json:
+        which = {"checkpoint": str(lm.folder), "weights": lm.fingerprint(), "text": config.text}
+        write_results(Path(config.json), rows, **which, dtype=config.dtype)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.evaluation.config import Lengths
 from txl.evaluation.rows import Row
 from txl.files import errors_naming, require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
@@ -93,11 +92,9 @@ def print_table(rows: Sequence[Row]) -> None:
         print_line(f"{row.split}: {row.note_of_unknown}")
 
 
-def write_results(rows: Sequence[Row], config: Lengths, **how: Any) -> None:
-    """Write the JSON file if requested; `how`: what was scored, and how."""
-    if config.json:
-        results = {**how, "dtype": config.dtype, "rows": [row.as_dict() for row in rows]}
-        write_json(Path(config.json), results)
+def write_results(path: Path, rows: Sequence[Row], **how: Any) -> None:
+    """Write the JSON file; `how`: what was scored, and how."""
+    write_json(path, {**how, "rows": [row.as_dict() for row in rows]})
 
 
 def require_outputs(*paths: str | None) -> None:

@@ -145,7 +145,7 @@ def _of_model(
     memory: Any = None
     hiddens: list[Tensor] = []
     targets: list[Tensor] = []
-    joins = _ends_change_nothing(model.config, context)
+    joins = not model.is_sharded and _ends_change_nothing(model.config, context)  # shards read in step
     for group in _groups(segments, READ_TOGETHER if joins else 0):
         inputs, targets_of_group, masks = zip(*group, strict=True)
         if memory is None:
@@ -168,7 +168,9 @@ def _of_model(
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
     """True if it is the same, up to rounding, where segments end: each token sees as many states as every other, by
     their distances, and what a state is made of does not depend on the segment either."""
-    by_distance = config.attention == "softmax" and POSITION_ENCODINGS[config.position].by_distance
+    encoding = POSITION_ENCODINGS[config.position]
+    # others compute the hidden logits of longer segments too, which takes more time than it saves
+    by_distance = config.attention == "softmax" and encoding.by_distance and encoding.is_relative()
     return context.same_length and context.ext_len == 0 and is_bounded(config) and by_distance
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,8 +45,9 @@ _FIGURES = {
     "word_perplexity": float,
     "bits_per_byte": float | None,
 }
-"""What a card shows of a row of eval.py, and its type; its note, if there is one, is about words that the vocabulary
-lacks."""
+"""What a card shows of a row of eval.py, and its type."""
+_HOW = {"same_length": False, "clamp_len": -1, "ext_len": 0, "convention": "txl", "reset": "never", "dtype": "float32"}
+"""What it says besides where it is not this: how the text was read."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
             lines.append(f"![validation perplexity over the tokens read]({notes.curve})")
     lines += _figures(found, notes.evaluations)
     if notes.samples:
-        quoted = "\n".join(f"> {line}".rstrip() for line in notes.samples.strip().splitlines())
-        lines.append(f"## Samples\n\n{quoted}")
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`*", notes.samples))))  # longer than any in the text
+        lines.append(f"## Samples\n\n{fence}\n{notes.samples.strip()}\n{fence}")
     lines.append(f"## Use\n\n```python\n{_USE[kind].format(name=name)}\n```")
     stated = f"`{licence}`" if licence else "Not stated yet: name one here and as `license:` at the top"
     lines.append(f"## Licence\n\n{stated}.")
@@ -114,11 +116,12 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
             "|" + "---|" * 7,
         ]
         for row in rows:
-            figures = (row["perplexity"], row["word_perplexity"])
-            cells = (row["split"], row["tgt_len"], row["mem_len"], row["added"] or "the model alone")
+            how = [f"{name} {row[name]}" for name, usual in _HOW.items() if row.get(name, usual) != usual]
+            cells = [row["split"], row["tgt_len"], row["mem_len"], ", ".join([row["added"] or "the model alone", *how])]
             per_byte = "" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
-            lines.append(f"| {' | '.join([*map(str, cells), *(f'{x:.2f}' for x in figures), per_byte])} |")
-        notes = dict.fromkeys(f"{row['split']}: {row['note']}." for row in rows if row["note"])
+            cells += [f"{row['perplexity']:.2f}", f"{row['word_perplexity']:.2f}", per_byte]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+        notes = dict.fromkeys(f"{row['split']}: {row['note']}." for row in rows if "note" in row)
         paragraphs += ["\n".join(lines), *notes]
     return ["## Figures", *paragraphs] if paragraphs else []
 
@@ -126,15 +129,17 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
 def _rows(found: TrainedModel, path: Path) -> list[dict[str, Any]]:
     try:
         held = read_json(path)
-        of, rows = Path(held["checkpoint"]), held["rows"]
-        notes = [str(row.get("note", "")) for row in rows]
-        rows = [require_fields({name: row[name] for name in _FIGURES}, _FIGURES) for row in rows]
+        weights, how = held["weights"], {name: held[name] for name in _HOW if name in held}
+        rows = [how | row for row in held["rows"]]
+        for row in rows:
+            require_fields({name: row[name] for name in _FIGURES}, _FIGURES)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a file of `eval.py --json` ({error}); name one of this checkpoint") from None
-    assert found.origin is not None
-    is_of_it = of.resolve() == found.origin.path.resolve()
-    require(is_of_it, f"{path}: the figures are those of {of}, not of {found.origin.path}; evaluate this checkpoint")
-    return [row | {"note": note} for row, note in zip(rows, notes, strict=True)]
+    is_of_it = weights == found.fingerprint()
+    require(
+        is_of_it, f"{path}: the figures are those of other weights ({held.get('checkpoint')}); evaluate this checkpoint"
+    )
+    return rows
 
 
 def training_command(record: dict[str, Any]) -> str:

@@ -60,7 +60,8 @@ class MemoryRule(nn.Module):
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """The table of what works with it: fields of configurations that have one of these values only."""
     is_bounded: ClassVar[bool] = True
-    """What is kept depends on mem_len tokens in each layer only, and not on where the reading began."""
+    """What is kept depends on mem_len tokens in each layer only, and neither on where the reading began nor on where
+    segments end."""
     reads_weights: ClassVar[bool] = False
     """`kept` computes with weights of the layer or its own, so it is a part of the layer's forward pass: of a model in
     shards they are there only then."""

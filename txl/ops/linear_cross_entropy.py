@@ -27,7 +27,7 @@ BUDGET = {"cpu": 2**25, "cuda": 2**27}
 """Logits held at once (128 and 512 MiB in float32); a backward pass that recomputes them holds two more tensors of
 this size."""
 READ_AT_ONCE = 2**22
-"""Logits held at once on a CPU where nothing learns."""
+"""Logits held at once on a CPU where nothing learns; at least those of `CAST_PAYS` tokens."""
 
 
 def linear_cross_entropy(
@@ -42,9 +42,9 @@ def linear_cross_entropy(
             that of a mean or a sum is. With others the gradients of weight and bias are NaN.
     """
     budget, learns = BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]), torch.is_grad_enabled()
-    if hidden_LE.device.type == "cpu" and not learns:
-        budget = min(budget, READ_AT_ONCE)
     n_token = max(1, budget // len(weight_VE))
+    if hidden_LE.device.type == "cpu" and not learns:
+        n_token = min(n_token, max(CAST_PAYS, READ_AT_ONCE // len(weight_VE)))
     makes_gradients = same_weight and learns
     is_large = len(hidden_LE) >= CAST_PAYS and len(hidden_LE) * len(weight_VE) > IN_CACHE and _is_in_place(hidden_LE)
     if len(hidden_LE) <= n_token and not (makes_gradients and is_large):

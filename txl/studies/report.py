@@ -44,9 +44,10 @@ def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> st
     parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
     if comparisons := compared(study, rows):
         parts.append(tables.as_markdown(tables.comparisons_table(study, comparisons)))
+        n_tested = sum(c.p is not None for c in comparisons)
         parts.append(
-            f"Differences are in nats per token, paired by seed. p (Holm) is corrected for all {len(comparisons)} "
-            "comparisons, and the verdict is by it; `not shown` does not say that two runs are alike."
+            f"Differences are in nats per token, paired by seed. p (Holm) is corrected for the {n_tested} comparisons "
+            "that have one, and the verdict is by it; `not shown` does not say that two runs are alike."
         )
     if len(study.seeds) > 1:
         parts.append(

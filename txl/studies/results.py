@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.config import require
 from txl.studies.plan import Study, tasks
 from txl.studies.runner import finished
 from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
@@ -154,28 +153,24 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:
     """The contrasts of the study; if it has none, every row against that of the baseline of the same source, in every
-    column. Seeds are those that all sides have; p-values are corrected for all of these. Raises `UsageError` if a
-    contrast names a column that there is not."""
+    column. Seeds are those that all sides have; p-values are corrected for all of these."""
     return corrected(_contrasts(study, rows) if study.contrasts else _against_baseline(study, rows))
 
 
 def _contrasts(study: Study, rows: Sequence[Row]) -> list[Comparison]:
-    columns, sources = columns_of(rows), list(dict.fromkeys(row.source for row in rows if row.runs))
+    sources = list(dict.fromkeys(row.source for row in rows if row.runs))
     found = []
     for source in sources:
         nats = {(row.variant, run.seed): run.nats for row in rows if row.source == source for run in row.runs}
         for name, contrast in study.contrasts.items():
             signed = [(sign, *one) for sign, side in zip((1, -1), contrast, strict=True) for one in side]
-            for _, _, column in signed:
-                there = f"no such column; there are {', '.join(columns)}"
-                require(column in columns, f"{study.name}: contrasts.{name}: {column!r}: {there}")
             by_seed = [
                 [sign * nats[run, seed][column] for sign, run, column in signed if column in nats.get((run, seed), {})]
                 for seed in study.seeds
             ]
             differences = [math.fsum(values) for values in by_seed if len(values) == len(signed)]
-            if differences:
-                found.append(paired(f"{name} ({source})" if len(sources) > 1 else name, "", differences))
+            label = f"{name} ({source})" if len(sources) > 1 else name
+            found.append(paired(label, "", differences) if differences else Comparison(label, "", 0))
     return found
 
 

@@ -16,7 +16,7 @@ class Comparison:
         run: the variant, or the name of the contrast.
         column: empty for a contrast.
         seeds: pairs.
-        difference: mean difference in nats per token; below 0: better than what it is compared with.
+        difference: mean difference in nats per token, None without a pair; below 0: better than the other side.
         low, high: its 95 % confidence interval, by Student's t; None with fewer than two seeds.
         p: of Student's paired t-test, two-sided.
         p_holm: the same, corrected for the number of comparisons; see `corrected`.
@@ -25,7 +25,7 @@ class Comparison:
     run: str
     column: str
     seeds: int
-    difference: float
+    difference: float | None = None
     low: float | None = None
     high: float | None = None
     p: float | None = None
@@ -34,8 +34,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """In words. A large p does not say that two variants are alike: few seeds show large differences only."""
-        if self.p_holm is None:
-            return "one seed"
+        if self.p_holm is None or self.difference is None:
+            return "one seed" if self.seeds else "no figures"
         return "not shown" if self.p_holm >= ALPHA else "better" if self.difference < 0 else "worse"
 
 

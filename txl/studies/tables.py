@@ -74,7 +74,7 @@ def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
         [
             [
                 *(c.run, c.column)[: len(names)],
-                *(str(c.seeds), f"{c.difference:+.4f}"),
+                *(str(c.seeds), "" if c.difference is None else f"{c.difference:+.4f}"),
                 "" if c.low is None or c.high is None else f"{c.low:+.4f} to {c.high:+.4f}",
                 *("" if p is None else f"{p:.2g}" for p in (c.p, c.p_holm)),
                 c.verdict,

@@ -169,7 +169,8 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
     if path is None:
         return []
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a kill may have left the last one incomplete
+        records = [json.loads(line) for line in lines]
         valid = [record for record in records if record["kind"] == "valid"]
         return [(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]]
     except (KeyError, TypeError, ValueError):
