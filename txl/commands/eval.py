@@ -104,10 +104,10 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
                         print_row(row)
     if ranks.is_main:
         print_table(rows)
-        texts = {name: corpus.fingerprint(name) for name in names}
-        how = {"convention": config.convention, "reset": config.reset, "texts": texts, "dtype": config.dtype}
         if config.json:
             which = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
+            texts = {name: corpus.fingerprint(name) for name in names}
+            how = {"convention": config.convention, "reset": config.reset, "texts": texts, "dtype": config.dtype}
             write_results(Path(config.json), rows, **which, **how)
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

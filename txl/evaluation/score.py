@@ -177,11 +177,13 @@ def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:
 def _groups(segments: Segments, n_token: int) -> Iterator[list[tuple[Tensor, Tensor, Tensor | None]]]:
     """Consecutive segments, as many as have no more than n_token tokens together, but one at least."""
     group: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    n_there = 0
     for segment in segments:
-        if group and sum(x.numel() for x, *_ in (*group, segment)) > n_token:
+        if group and n_there + segment[0].numel() > n_token:
             yield group
-            group = []
+            group, n_there = [], 0
         group.append(segment)
+        n_there += segment[0].numel()
     if group:
         yield group
 

@@ -109,7 +109,8 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
     nats, paragraphs = found.record.get("valid_nats_per_token"), []
     if nats is not None:
         paragraphs.append(f"Perplexity of the valid split, per token: {math.exp(nats):.3f}.")
-    rows = [row for path in evaluations for row in _rows(found, Path(path))]
+    weights = found.fingerprint() if evaluations else ""
+    rows = [row for path in evaluations for row in _rows(Path(path), weights)]
     if rows:
         lines = [
             "| split | segment | memory | with | perplexity per token | per word | bits per byte |",
@@ -126,19 +127,18 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
     return ["## Figures", *paragraphs] if paragraphs else []
 
 
-def _rows(found: TrainedModel, path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path, weights: str) -> list[dict[str, Any]]:
+    """The rows of an evaluation, each with how it was read. `weights`: the digest of those that it must be of."""
     try:
         held = read_json(path)
-        weights, how = held["weights"], {name: held[name] for name in _HOW if name in held}
+        of, how = held["weights"], {name: held[name] for name in _HOW if name in held}
         rows = [how | row for row in held["rows"]]
         for row in rows:
             require_fields({name: row[name] for name in _FIGURES}, _FIGURES)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a file of `eval.py --json` ({error}); name one of this checkpoint") from None
-    is_of_it = weights == found.fingerprint()
-    require(
-        is_of_it, f"{path}: the figures are those of other weights ({held.get('checkpoint')}); evaluate this checkpoint"
-    )
+    others = f"the figures are those of other weights ({held.get('checkpoint')})"
+    require(of == weights, f"{path}: {others}; evaluate this checkpoint")
     return rows
 
 

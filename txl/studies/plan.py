@@ -106,7 +106,8 @@ def read_study(path: Path) -> Study:
 def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str]) -> Contrast:
     hints = dict.fromkeys(Contrast._fields, list[list[str]])
     try:
-        of, against = (require_fields(table, hints)[side] for side in hints)
+        fields = require_fields(table, hints)
+        of, against = fields["of"], fields["against"]
         good = len(of) == len(against) > 0 and all(len(reading) == 2 for reading in (*of, *against))
     except (ValueError, KeyError):
         of, against, good = [], [], False

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from txl.studies.plan import Study, tasks
 from txl.studies.runner import finished
 from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
-from txl.training.metrics import RECORDS
+from txl.training.metrics import RECORDS, curve_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         peak_gib=max(peaks, default=None),
         values={name: row[study.metric] for name, row in rows.items()},
         nats={name: row["nats_per_token"] for name, row in rows.items()},
-        curve=[(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]],
+        curve=curve_of(records),
         source=_source(starts, evaluations.values()),
         parameters_in_layers=starts[0].get("parameters_in_layers"),
         operations=None if per_token is None else per_token * n_token,

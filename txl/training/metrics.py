@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
@@ -170,11 +170,15 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
         return []
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a kill may have left the last one incomplete
-        records = [json.loads(line) for line in lines]
-        valid = [record for record in records if record["kind"] == "valid"]
-        return [(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]]
+        return curve_of([json.loads(line) for line in lines])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path}: damaged; repair it, or move it away") from None
+
+
+def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Tokens read and nats per token of each validation among the records of a run."""
+    valid = [record for record in records if record["kind"] == "valid"]
+    return [(record["tokens"], record["valid/nll_nats"]) for record in valid if record["valid/nll_nats"]]
 
 
 def require_own_records(work_dir: Path) -> None:
