@@ -11,6 +11,8 @@ RUNNING = ("text", "bpe", "bytes", "characters")
 """Data sets whose text may come in any files; their documents are found, and valid and test split off."""
 BYTES = ("enwik8", "text8")
 """Data sets of bytes that are split by their length."""
+WORDS = ("text", "wt103", "wt2", "ptb", "pydoc")
+"""Data sets of words that are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,9 @@ class DataConfig(Checked):
         "documentation of this Python; any text in subwords, bytes or characters; streams of integers",
     )
     cache_dir: str | None = option(None, "folder of what is made of the text (not given: txl-cache beside the text)")
-    min_freq: int = option(0, "words seen less often become <unk>", when=("dataset", "text"), minimum=0)
+    min_freq: int = option(0, "words seen less often become <unk>", when=("dataset", *WORDS), minimum=0)
     max_size: int | None = option(
-        None, "largest number of words in the vocabulary, the rest become <unk>", when=("dataset", "text"), minimum=1
+        None, "largest number of words in the vocabulary, the rest become <unk>", when=("dataset", *WORDS), minimum=1
     )
     vocab_size: int | None = option(
         None,

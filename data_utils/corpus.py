@@ -233,8 +233,10 @@ class Corpus:
 
     def _translated(self, writers: dict[str, Writer], numbering: Numbering) -> Tokenizer:
         """The tokenizer of what was counted; the numbers become its ids."""
-        config = self.config
-        limits = {"special": self.kind.special, "min_freq": config.min_freq, "max_size": config.max_size}
+        config, special = self.config, self.kind.special
+        if config.min_freq or config.max_size is not None:
+            special = (*special, UNK)  # for the words that are left out
+        limits = {"special": special, "min_freq": config.min_freq, "max_size": config.max_size}
         tokenizer = numbering.tokenizer(self.kind.counted, **limits)
         for name, writer in writers.items():
             try:

@@ -62,6 +62,15 @@ def test_which_splits_the_words_are_counted_of(folder: Path) -> None:
     assert "here" not in open_text(folder, dataset="wt103").vocab
 
 
+def test_limits_of_the_vocabulary_hold_for_data_sets_of_words(folder: Path) -> None:
+    """Then they have an `<unk>`, whether or not the text has one."""
+    for limits in ({"max_size": 2}, {"min_freq": 2}):
+        assert words(open_text(folder, dataset="wt103", **limits), "train") == "a b <unk> <eos> <eos> a b <unk> <eos>"
+    (folder / "train.txt").write_text("a a b\n")
+    assert words(open_text(folder, dataset="wt103", max_size=1), "train") == "a a <unk> <eos>"
+    assert open_text(folder, dataset="wt103").vocab.words == ["<eos>", "a", "b"]
+
+
 def test_a_vocabulary_from_elsewhere_reads_text_without_train(folder: Path) -> None:
     vocab = open_text(folder).vocab
     (folder / "train.txt").unlink()
