@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
 import sys
+import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,11 +137,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, found: Path | Exception) -> list[str]:
     """Stands for the library of the hub; lists what it is asked for."""
     asked: list[str] = []
 
-    def download(name: str, **_: Any) -> str:
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
         asked.append(name)
         if isinstance(found, Exception):
             raise found
-        return str(found)
+        copy = Path(tempfile.mkdtemp(dir=found.parent))
+        for path in (path for path in found.rglob("*") if path.is_file()):
+            name = str(path.relative_to(found))
+            if any(fnmatchcase(name, pattern) for pattern in allow_patterns):
+                (copy / name).parent.mkdir(exist_ok=True)
+                shutil.copy(path, copy / name)
+        return str(copy)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
     return asked

@@ -97,11 +97,27 @@ def test_dropout_of_the_training_is_exported(here: Here) -> None:
     assert json.loads(Path("hf/config.json").read_text())["dropatt"] == 0.2
 
 
+@pytest.mark.parametrize("flags", ["--reset document", "--init_from run"])
+def test_a_run_that_is_written_reads_text_as_it_did(flags: str, here: Here, write_text: Callable[..., Path]) -> None:
+    write_text(Path("other"), words=["bab", "ded", "unknown"])
+    for path in Path("other").iterdir():
+        path.write_text(f" \n = bab = \n \n{path.read_text()} \n = ded = \n \n bab ded \n")
+    here(f"train --data other {flags} --max_step 1")
+    assert "--samples" in here("convert -h").out
+    here("convert new slim")
+    for run in ("new", "slim"):
+        here(f"eval --data other --work_dir {run} --split valid --json {run}.json")
+    new, slim = (json.loads(Path(f"{run}.json").read_text()) for run in ("new", "slim"))
+    assert (slim["reset"], slim["rows"][0]["nats_per_token"]) == (new["reset"], new["rows"][0]["nats_per_token"])
+    assert slim["reset"] == ("document" if "document" in flags else "never")
+
+
 def test_what_cannot_be_written_is_refused_and_nothing_is(here: Here) -> None:
     here("train --position rotary --max_step 1")
     for to in ("huggingface", "original"):
         assert "--position rotary: " in here.refused(f"convert new there --to {to}")
     assert "--dataset: run is a run of txl and has its own" in here.refused("convert run there --dataset text")
+    assert ".: is a folder without a name of its own" in here.refused("convert run .")
     change_weights(Path("run"), lambda weight: weight + 1e6)
     assert "exceed its range; use bfloat16" in here.refused("convert run there --dtype float16")
     assert not Path("there").exists()

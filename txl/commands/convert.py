@@ -48,13 +48,13 @@ class ConvertConfig(Checked):
 
 
 def main(argv: Sequence[str]) -> None:
-    places = list(argv[:2])
-    if "--help" not in argv and "-h" not in argv:
-        good = len(places) == 2 and not any(place.startswith("-") for place in places)
-        require(good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
-    typed = read_flags(argv[len(places) :] if "--help" not in argv else argv, ConvertConfig, description=__doc__ or "")
+    places, asks = list(argv[:2]), {"--help", "-h"} & set(argv)
+    good = len(places) == 2 and not any(place.startswith("-") for place in places)
+    require(bool(asks) or good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
+    typed = read_flags(argv if asks else argv[2:], ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
     folder = Path(places[1])
+    require(folder.name not in ("", ".."), f"{folder}: is a folder without a name of its own; name a new one")
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(free, f"{folder}: is not empty; name another folder")
     lm = opened(places[0], config, typed)

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
-from txl.commands.scoring import Split, opened, score, training_text
-from txl.config import Context
+from txl.commands.scoring import Split, opened, score, streams_by_default, training_text
+from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
@@ -47,8 +47,10 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
     require_works(lm.model_config.memory, config)
+    nothing = f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a length study"
+    require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
     if "reset" not in typed and config.convention == "txl":
-        config = dataclasses.replace(config, reset=lm.record.get("train", {}).get("reset", "never"))
+        config = dataclasses.replace(config, reset=lm.reading["reset"])
     if "batch_size" not in typed:
         config = dataclasses.replace(config, batch_size=default_streams(config, additions, lm, ranks))
     return lm, data, config, additions
@@ -60,11 +62,10 @@ def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel,
     if config.convention != "txl":
         return config.batch_size
     what = unbounded(lm.model_config)
-    if what and config.reset == "never":
-        if ranks.is_main:
-            print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
-        return 1
-    return 1 if additions.dynamic.dynamic != "off" else max(config.batch_size, ranks.world)
+    if what and config.reset == "never" and ranks.is_main:
+        print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
+    n_stream = streams_by_default(lm.model_config, config.reset, ranks)
+    return 1 if additions.dynamic.dynamic != "off" else n_stream
 
 
 def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks) -> None:

@@ -47,6 +47,7 @@ def write_run(found: TrainedModel, folder: Path) -> None:
     """A run folder with one checkpoint, without the state of a training."""
     record = {name: found.record[name] for name in ("data", "texts", "converted_from") if name in found.record}
     record["rates"] = rates(found)  # for further exports
+    record["reading"] = found.reading
     ranks = Ranks(0, 1, torch.device("cpu"))
     writer = CheckpointWriter(folder, found.context, ranks, slice(0, 1), record, found.tokenizer.files())
     nats = found.record.get("valid_nats_per_token")

@@ -122,7 +122,12 @@ class LanguageModel(TrainedModel):
     def corpus(self, config: DataConfig | None = None) -> Corpus:
         """The text of the training in the model's tokens, or that of `config`. Raises `UsageError` if it is not there,
         or defines another vocabulary."""
-        return open_corpus(self.record, self.folder, self.tokenizer, config or self.data_config())
+        return open_corpus(
+            self.folder,
+            self.tokenizer,
+            config or self.data_config(),
+            has_other_words=self.reading["has_other_words"],
+        )
 
     def write(self, folder: Path, to: str = "txl", **notes: Any) -> None:
         """Write a new folder: a run (`txl`), what transformers loads (`huggingface`), or what the 2019 code loads

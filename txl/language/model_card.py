@@ -1,7 +1,6 @@
 """The README.md of an exported model."""
 
 import dataclasses
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.data_utils.corpus import DataConfig
 from txl.language.trained import TrainedModel
 from txl.model.axes import chosen_by, is_read
+from txl.runtime.log import perplexity
 from txl.runtime.records import read_json, require_fields
 from txl.training.config import TrainConfig
 
@@ -108,7 +108,7 @@ def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
 def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str]:
     nats, paragraphs = found.record.get("valid_nats_per_token"), []
     if nats is not None:
-        paragraphs.append(f"Perplexity of the valid split, per token: {math.exp(nats):.3f}.")
+        paragraphs.append(f"Perplexity of the valid split, per token: {perplexity(nats):.3f}.")
     weights = found.fingerprint() if evaluations else ""
     rows = [row for path in evaluations for row in _rows(Path(path), weights)]
     if rows:

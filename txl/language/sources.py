@@ -40,7 +40,7 @@ def _downloaded(name: str) -> Path:
         from huggingface_hub import snapshot_download  # pyright: ignore[reportMissingImports] (an extra)
     except ImportError:
         raise UsageError(f"{name}: no such folder; for models of the hub, pip install huggingface_hub") from None
-    patterns = ["*.json", "*.safetensors", "*.bin", "vocab.*"]
+    patterns = ["*.json", "*.safetensors", "*.bin", "*vocab.*", "*SHA256SUMS", "best", "latest"]  # `*` matches / too
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["corpus.bin", "*.h5"]))
     except Exception as error:  # those of the hub and of the network below it have no class in common

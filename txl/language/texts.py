@@ -45,10 +45,11 @@ def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, A
     return build(DataConfig, asked, **as_trained)
 
 
-def open_corpus(record: Mapping[str, Any], folder: Path, tokenizer: Tokenizer, config: DataConfig) -> Corpus:
-    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary."""
+def open_corpus(folder: Path, tokenizer: Tokenizer, config: DataConfig, *, has_other_words: bool) -> Corpus:
+    """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary, unless the model
+    `has_other_words` than the text of its training."""
     corpus = Corpus(config, tokenizer)
-    if corpus.defines_vocabulary and not record.get("train", {}).get("init_from"):
+    if corpus.defines_vocabulary and not has_other_words:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == tokenizer.fingerprint(),

@@ -79,6 +79,14 @@ class TrainedModel:
         return self.origin.fingerprint()
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """What of the training its text is read by: `reset`, as in `TrainConfig`, and `has_other_words`: the vocabulary
+        is not that of the text, but of the model that the training began with."""
+        train = self.record.get("train", {})
+        as_trained = {"reset": train.get("reset", "never"), "has_other_words": bool(train.get("init_from"))}
+        return self.record.get("reading", as_trained)
+
+    @property
     def known_data(self) -> dict[str, Any]:
         """The fields of `DataConfig` that are known of the text of the training."""
         assumed = self.record.get("converted_from", {}).get("assumed", [])  # by version 0.2
