@@ -67,7 +67,8 @@ class Programs:
         self.called: list[str] = []
         self.start: dict[str, Any] = {}
         """What a training knows of itself."""
-        self.fail = ""
+        self.fail = self.without = ""
+        """A call that fails; a variant and seed whose perplexity is beyond all numbers."""
 
     def __call__(self, task: Task, line: list[str], **_: Any) -> None:
         name, run, call = line[0], Path(line[2]), f"{line[0]} {task.variant} {task.seed}"
@@ -86,7 +87,8 @@ class Programs:
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
             nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]
-            row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "perplexity": math.exp(nats)}
+            row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "bits_per_byte": None}
+            row["perplexity"] = None if call == f"eval {self.without}" else math.exp(nats)
             rows: list[dict[str, Any]] = [{**row, "mem_len": mem_len} for mem_len in (0, 8)]
             bins = (("from", 0, 3), ("to", 2, 9), ("tokens", 5, 7), ("nats_per_token", nats, nats - 1))
             rows[1]["loss_by_distance"] = [{key: pair[i] for key, *pair in bins} for i in (0, 1)]
@@ -179,10 +181,35 @@ def test_what_is_done_is_not_done_again_or_overwritten(programs: Programs, capsy
     assert sorted(programs.called) == expected
 
 
+def test_an_evaluation_with_other_flags_is_not_reported_and_made_again(programs: Programs) -> None:
+    assert study() == 0
+    programs.called.clear()
+    other = STUDY.replace('split = "test"', 'split = "valid"')
+    with pytest.raises(UsageError, match="now gives 0"):
+        study(other, "--report_only")
+    assert study(other) == 0
+    assert sorted(programs.called) == sorted(f"eval {name} {n}" for name in ("small", "large") for n in (1, 2, 3))
+
+
+def test_a_figure_that_there_is_not_is_an_empty_cell(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bits per byte of ids, or a perplexity beyond all numbers, which is null in JSON."""
+    monkeypatch.setattr(report, "write_pictures", picture.write_pictures)
+    programs.without = "large 2"
+    assert study() == 0
+    large = next(line for line in rows_of_csv("table") if line[0] == "large" and line[2] == "test, mem_len 0")
+    assert [cell != "" for cell in large[3:]] == [True, True, True, False, True]
+    Path("out/study.json").unlink()
+    assert study(f"metric = 'bits_per_byte'\n{STUDY}") == 0
+    assert "| small | 3 |  |" in Path("out/table.md").read_text()
+
+
 def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
-    for wrong, named in (("mem_lne = [0, 8]", "evaluations: test: --mem_lne"), ("tgt_len = 'x'", "tgt_len")):
+    wrongs = {"mem_lne = [0, 8]": "evaluations: test: --mem_lne", "tgt_len = 'x'": "tgt_len", "cache_lambda = 2": "1"}
+    for wrong, named in wrongs.items():
         with pytest.raises(UsageError, match=named):
             study(STUDY.replace("mem_len = [0, 8]", wrong))
+    with pytest.raises(UsageError, match="runs: large: --d_model 31: must be even"):
+        study(STUDY.replace("d_model = 32", "d_model = 31"))
     assert programs.called == []
 
 

@@ -1,6 +1,7 @@
 """A study file: what is trained, with which seeds, and how it is evaluated."""
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from txl.runtime.records import require_fields
 
 Flags = dict[str, Any]
 """Values by the names of flags: true and false are --x and --no_x, a list is several words."""
-OURS = ("work_dir", "seed", "resume", "overwrite")
-"""Flags of train.py that the runner sets."""
+OURS = {"runs": ("work_dir", "seed", "resume", "overwrite"), "evaluations": ("work_dir", "json")}
+"""Flags of train.py and of eval.py that the runner sets."""
 METRICS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte")
 
 
@@ -91,8 +92,10 @@ def read_study(path: Path) -> Study:
         require(all(isinstance(flags, dict) for flags in tables), f"{path}: {part}: give tables of flags")
     variants = _variants(path, content)
     evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
-    for part, names in (("runs", variants), ("evaluations", evaluations)):
-        _require_own_folders(path, part, names)
+    for part, found in (("runs", variants), ("evaluations", evaluations)):
+        _require_own_folders(path, part, found)
+        ours = [key for key in OURS[part] if any(key in flags for flags in found.values())]
+        require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
     baseline = content.get("baseline", next(iter(variants)))
     require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
     contrasts = {
@@ -129,8 +132,6 @@ def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
         point = dict(zip(grid, values, strict=True))
         name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
         variants[name] = _flags(path, {**content.get("train", {}), **flags, **point})
-        for key in OURS:
-            require(key not in variants[name], f"{path}: {key}: the runner sets this flag; leave it out")
     return variants
 
 
@@ -138,7 +139,8 @@ def _flags(path: Path, content: Mapping[str, Any]) -> Flags:
     """Flags by their names with underscores. Raises `UsageError` if a value is none of a flag, as a date is."""
     for name, value in content.items():
         for one in value if isinstance(value, list) else [value]:
-            require(isinstance(one, str | int | float), f"{path}: {name}: {one}: give text, a number, true or false")
+            good = isinstance(one, str | int) or (isinstance(one, float) and math.isfinite(one))
+            require(good, f"{path}: {name}: {one}: give text, a finite number, true or false")
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 

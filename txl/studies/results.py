@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.studies.plan import Study, tasks
-from txl.studies.runner import finished
+from txl.studies.runner import finished, unevaluated
 from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
 from txl.training.metrics import RECORDS, curve_of
 
@@ -20,7 +20,8 @@ class RunFigures:
 
     Attributes:
         source: the texts that it was trained and evaluated on, and the version of the code, as short digests.
-        values: the metric of the study by column.
+        values: the metric of the study by column, if it has one there: ids have no bytes, and a perplexity may be
+            beyond all numbers.
         nats: nats per token by column, which comparisons are made with.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
         distances: by column, the rows that eval.py --loss_by_position gives for distances to the article's beginning.
@@ -68,7 +69,7 @@ def rows_of(study: Study, runs: Path) -> list[Row]:
     by_row: dict[tuple[str, str], list[RunFigures]] = {}
     for task in tasks(study, runs):
         done = finished(task)
-        if done.get("train") == task.flags and set(study.evaluations) <= set(done.get("evaluations", {})):
+        if done.get("train") == task.flags and not unevaluated(study, done):
             evaluations = {name: done["evaluations"][name] for name in study.evaluations}
             one = _figures(study, task.seed, task.folder / "run" / RECORDS, evaluations)
             by_row.setdefault((task.variant, one.source), []).append(one)
@@ -110,7 +111,7 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         tokens=n_token,
         seconds=seconds,
         peak_gib=max(peaks, default=None),
-        values={name: row[study.metric] for name, row in rows.items()},
+        values={name: row[study.metric] for name, row in rows.items() if row[study.metric] is not None},
         nats={name: row["nats_per_token"] for name, row in rows.items()},
         curve=curve_of(records),
         source=_source(starts, evaluations.values()),
@@ -148,7 +149,7 @@ def _source(starts: Sequence[Mapping[str, Any]], evaluations: Any) -> str:
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """The columns of all runs."""
-    return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.values))
+    return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.nats))
 
 
 def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,12 @@ from tqdm import tqdm
 from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.config import DataConfig
-from txl.evaluation.config import EVAL, SCORE, EvalConfig, ScoreConfig
+from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.report import write_json
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json
-from txl.studies.plan import Study, Task, slug, tasks, words
+from txl.studies.plan import Flags, Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
 
 DONE, LOG = "done.json", "log.txt"
@@ -34,13 +35,15 @@ class TaskError(Exception):
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
     training = (DataConfig, TrainConfig, ModelConfig, Context)
-    lines: list[Any] = [(f"runs: {name}", flags, training, TrainConfig) for name, flags in study.variants.items()]
+    lines: list[Any] = [(f"runs: {name}", flags, training) for name, flags in study.variants.items()]
     for name, flags in study.evaluations.items():
-        program, checked = (SCORE, ScoreConfig) if "text" in flags else (EVAL, EvalConfig)
-        lines.append((f"evaluations: {name}", flags, (*program, DataConfig), checked))
-    for name, flags, configs, checked in lines:
+        lines.append((f"evaluations: {name}", flags, (*(SCORE if "text" in flags else EVAL), DataConfig)))
+    for name, flags, configs in lines:
         try:
-            build(checked, read_flags(words(flags, Path("run")), *configs, description=""))
+            typed = read_flags(words(flags, Path("run")), *configs, description="")
+            typed.pop("cutoffs", None)  # of which the vocabulary decides
+            for config in configs:
+                build(config, typed)
         except UsageError as error:
             raise UsageError(f"{study.name}: {name}: {error}") from None
 
@@ -82,8 +85,7 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
             raise TaskError(f"{task.folder} was trained with other flags; name another --folder")
-        noted = done.get("evaluations", {})
-        left = {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
+        left = unevaluated(study, done)
         if "train" in done and not left:
             return False
         program = partial(_program, task, n_thread=n_thread, lock=lock)
@@ -110,6 +112,12 @@ def finished(task: Task) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return done if isinstance(done, dict) else {}
+
+
+def unevaluated(study: Study, done: Mapping[str, Any]) -> dict[str, Flags]:
+    """The evaluations of the study that have not been made, or with other flags."""
+    noted = done.get("evaluations", {})
+    return {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
 
 
 def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:

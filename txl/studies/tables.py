@@ -92,7 +92,7 @@ def numbers(rows: Sequence[Row]) -> Table:
     header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     cells = []
     for row in rows:
-        found = {column: {run.seed: run.values[column] for run in row.runs} for column in columns_of([row])}
+        found = {column: {run.seed: run.values.get(column) for run in row.runs} for column in columns_of([row])}
         found |= {name: {run.seed: getattr(run, name) for run in row.runs} for name in costs if row.runs}
         for column, by_seed in found.items():
             known = [value for value in by_seed.values() if value is not None]
