@@ -241,7 +241,8 @@ BOUNDS = {
     "at least 2 and at most 65536": "compress_rate",
     "at least 2 and below 2^63": "lsh_bucket",
     "below 2^63": "cutoffs resume recl_step recl_longest lookup_layer",
-    "finite": "gate_bias length_penalty",
+    "finite": "gate_bias",
+    "at least -20 and at most 20 and finite": "length_penalty",
 }
 """Of every number that can be typed: what it must be."""
 

@@ -123,7 +123,8 @@ def test_what_is_read_and_the_loss_is_the_formula(shape: str, settings: dict[str
                 for found_D, state_D in zip(segment[i][1][b], states, strict=True):
                     torch.testing.assert_close(found_D, state_D.detach(), rtol=1e-11, atol=1e-12)
         expected = [one + other for one, other in zip(expected, own, strict=True)]
-    assert reads[-1][0][1].shape[1] > CONTEXT.compressed_len + CONTEXT.mem_len - 1
+    longest = max(segment[0][1].shape[1] for segment in reads)
+    assert longest == model.layers[0].memory.length(CONTEXT, model.config) == 3 + RATE - 1 + 3
     if model.layers[0].memory.conv is None:
         assert losses == [None] * len(reads)
         return

@@ -30,6 +30,19 @@ def test_a_text_ends_with_its_last_line(lines: int, line: str, expected: str) ->
     assert "".join(grown("/ / a b / c / d /", lines=lines, line=line)) == expected
 
 
+def test_a_line_ends_within_a_token() -> None:
+    """As subwords have it: the line break and the indentation after it."""
+    pieces = ["a", "\n  ", "b", "\n\n ", "c", "\n"]
+    for ending, expected in [
+        ({"lines": 1}, "a"),
+        ({"lines": 2}, "a\n  b"),
+        ({"length": 2}, "a\n  "),
+        ({"length": 2, "finish_line": True}, "a\n  b"),
+    ]:
+        text = GrowingText(Ending(**{"length": 99} | ending))
+        assert "".join(text.add(piece) for piece in pieces if not text.has_ended) == expected
+
+
 def test_a_text_is_cut_before_a_string_and_what_may_begin_it_is_held() -> None:
     assert grown("a b c d e", stop=["c d"]) == [" a", " b", " ", ""]
     assert grown("a b c e c d", stop=["c d", "e x"]) == [" a", " b", " ", "c ", "e ", ""]

@@ -18,6 +18,8 @@ from txl.commands.shape import AUTO, Shape
 from txl.commands.train import MOST_USED
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
+from txl.data_utils.tokenizers.subwords import DEFAULT_SIZE
+from txl.data_utils.tokenizers.symbols import ALL_BYTES
 from txl.evaluation.report import write_json
 from txl.files import require_writable
 from txl.model.transformer import TransformerXL
@@ -28,13 +30,15 @@ from txl.training.config import TrainConfig
 from txl.training.plan import ClusterConfig, Device, Plan, checkpoint_bytes, plan
 from txl.training.run import worlds_that_fit
 
-WORDS = {"wt103": 267_735, "wt2": 33_278, "bpe": 8192, "bytes": 256}
+WORDS = {"wt103": 267_735, "wt2": 33_278, "bpe": DEFAULT_SIZE, "bytes": len(ALL_BYTES)}
 KINDS = {"DDP": False, "shards": True}
 
 
 def main(argv: Sequence[str]) -> int:
     configs = (ClusterConfig, DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=("gpus", "gpu", "mfu", "json", *MOST_USED))
+    for name in ("init_from", "resume"):
+        require(name not in typed, f"--{name}: an estimate reads no model; give the flags of its shape")
     cluster = build(ClusterConfig, typed)
     if cluster.json:
         require_writable(Path(cluster.json))

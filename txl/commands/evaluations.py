@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from txl.checkpoint import load_model, open_checkpoint
-from txl.commands.scoring import Split, score, streams_of
+from txl.commands.scoring import Split, score, streams_by_default, streams_of
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.scoring_stream import total_sums
@@ -13,7 +13,6 @@ from txl.evaluation.report import print_table
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.language.text_generation import TextGenerator
-from txl.memory import is_bounded
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import perplexity, print_line
@@ -24,8 +23,8 @@ from txl.training.metrics import Metrics
 
 def evaluation_of(config: TrainConfig, shape: ModelConfig, ranks: Ranks) -> EvalConfig:
     """How the splits are scored: with full context, by default in as many streams as results do not depend on."""
-    by_default = 1 if not is_bounded(shape) and config.reset == "never" else max(10, ranks.world)
-    return EvalConfig(batch_size=config.eval_batch_size or by_default, reset=config.reset)
+    n_stream = config.eval_batch_size or streams_by_default(shape, config.reset, ranks)
+    return EvalConfig(batch_size=n_stream, reset=config.reset)
 
 
 def validation_of(

@@ -19,6 +19,10 @@ def main(argv: Sequence[str]) -> None:
     config = build(GenerateConfig, typed)
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
     lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
+    idle = [f"--{name}" for name in ("seed", "batch_size") if name in typed and config.num_beams > 1]
+    require(not idle, f"--num_beams {config.num_beams}: finds one text and draws none; leave out {', '.join(idle)}")
+    own = f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the flag out"
+    require(config.dataset is None or lm.run is None, own)
     refuse_idle_flags(typed, config, lm.model_config)
     vocab, tokenised = lm.tokenizer, lm.is_tokenised
     prompts = [(text, ids_of(text, name, vocab, tokenised=tokenised)) for name, text in prompts_of(config, vocab)]

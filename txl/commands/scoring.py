@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from txl.cli.flags import Typed
-from txl.config import Context, build
+from txl.config import Context, ModelConfig, build
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import RowStream, document_streams, equal_streams, scoring_stream, total_sums
@@ -20,6 +20,7 @@ from txl.evaluation.reading import Predictor
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
 from txl.language.model import LanguageModel
+from txl.memory import unbounded
 from txl.model.autocast import dtype_on
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
@@ -38,6 +39,11 @@ def opened(kind: type[Asked], typed: Typed, ranks: Ranks) -> tuple[Asked, Additi
     kept = "float32" if additions.name else config.dtype  # stores are made with the weights as they are
     sources = {"vocabulary": config.vocabulary, "dataset": typed.get("dataset")}
     return config, additions, LanguageModel.open(config.work_dir, **sources, device=ranks.device, dtype=kept)
+
+
+def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:
+    """Streams to read in parallel: one where the result depends on their number, else at least one per process."""
+    return 1 if unbounded(shape) and reset == "never" else max(EvalConfig.batch_size, ranks.world)
 
 
 class Split(NamedTuple):

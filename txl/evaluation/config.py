@@ -59,7 +59,8 @@ class EvalConfig(Lengths, OneModel):
     batch_size: int = option(
         10,
         "streams read in parallel, by default at least one per process; with --convention txl results do not depend on "
-        "it, except with --recurrence same and --dynamic, where it is 1 by default",
+        "it, except with --dynamic, --recurrence same and memories that look back without limit (not fifo, not none), "
+        "where it is 1 by default",
         minimum=1,
     )
     pictures: str | None = option(None, "directory for plots (default: that of --json; without --json the run's)")

@@ -32,7 +32,10 @@ class GenerateConfig(Rule, OneModel):
         1, "beam search: the most likely text found with so many candidates at a time (1: sample)", minimum=1
     )
     length_penalty: float = option(
-        1.0, "beam search compares log-probabilities divided by length^this, where texts end at different lengths"
+        1.0,
+        "beam search compares log-probabilities divided by length^this, where texts end at different lengths",
+        minimum=-20,
+        maximum=20,
     )
     batch_size: int = option(16, "texts that are generated side by side", minimum=1)
     allow_unk: bool = option(False, "<unk> may be generated")

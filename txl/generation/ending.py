@@ -1,5 +1,6 @@
 """Where a generated text ends, and how much of it is certain before that."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,17 +55,22 @@ class GrowingText:
         self.has_ended = False
 
     def add(self, piece: str) -> str:
-        """The text that a token makes certain.
+        """The text that a token makes certain, of which lines may end anywhere."""
+        self._n_token += 1
+        lines, certain = re.findall(r".*\n|.+", piece) or [""], ""
+        for i, line in enumerate(lines, start=1):
+            certain += self._add(line, is_last=i == len(lines))
+            if self.has_ended:
+                break
+        return certain
 
-        Args:
-            piece: the text of the token; a line ends with it or after it.
-        """
-        ending = self._ending
+    def _add(self, piece: str, *, is_last: bool) -> str:
+        """The same of a part of a token, in which a line ends with it or after it."""
+        ending, n_token = self._ending, self._n_token if is_last else self._n_token - 1
         self.line += piece
         ends_line = piece.endswith("\n") and bool(self.line.strip())
         ends_paragraph = ends_line and not self.line.lstrip().startswith("=")
         self.line = self.line.rpartition("\n")[2]
-        self._n_token += 1
         self._n_line += ends_line
         self._n_paragraph += ends_paragraph
         self._unfinished += piece
@@ -72,11 +78,11 @@ class GrowingText:
             return self._end(self._unfinished.rstrip("\n"))
         if not ending.finish_line:
             certain, self._unfinished = self._unfinished, ""
-            return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
+            return self._end(certain) if n_token >= ending.length else self._past_stops(certain)
         if ends_paragraph:
             certain, self._unfinished = self._unfinished[:-1], "\n"
-            return self._end(certain) if self._n_token >= ending.length else self._past_stops(certain)
-        if self._n_token >= ending.longest:
+            return self._end(certain) if n_token >= ending.length else self._past_stops(certain)
+        if n_token >= ending.longest:
             return self._end("" if self._n_paragraph else self._unfinished)
         return ""
 

@@ -59,7 +59,8 @@ class Compressive(MemoryRule):
 
     @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
-        return context.mem_len + context.compressed_len
+        most = cls.longest(config, context)
+        return most["compressed"] + most["hidden"]
 
     def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
         n_plain, n_compressed = state.hidden_BMD.shape[1], state.more["compressed"].shape[1]

@@ -123,8 +123,8 @@ class TrainConfig(Checked):
     )
     eval_batch_size: int | None = option(
         None,
-        "their streams; the result depends on them only with --recurrence same (not given: 10, at least one per "
-        "process; 1 with --recurrence same)",
+        "their streams; the result depends on them only with --recurrence same and memories that look back without "
+        "limit (not fifo, not none), where it is 1 by default (not given: 10, at least one per process)",
         minimum=1,
     )
     max_eval_steps: int = option(
