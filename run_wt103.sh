@@ -48,6 +48,7 @@ demo() {
         case $next$word in
         true*) run=$word own=() ;;
         false--work_dir=* | false--work-dir=*) run=${word#*=} own=() ;;
+        false--resume | false--resume=*) own=() ;;
         esac
         [[ $word = --work_dir || $word = --work-dir ]] && next=true || next=false
     done

@@ -321,7 +321,9 @@ def main() -> None:
         return
     shapes = GPU if args.device == "cuda" else CPU
     say_machine()
-    asked = {name: shapes[name] for name in args.shapes or set(shapes) - {"tiny"} if name in shapes}
+    if others := set(args.shapes or ()) - set(shapes):
+        parser.error(f"--shapes {' '.join(sorted(others))}: not on {args.device}; there are {' '.join(shapes)}")
+    asked = {name: shapes[name] for name in args.shapes or set(shapes) - {"tiny"}}
     rows = itertools.chain.from_iterable(measured(name, case, args) for name, case in asked.items())
     write_as_found(args.json, rows, device=args.device, dtype=args.dtype)
 

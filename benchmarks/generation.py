@@ -17,7 +17,9 @@ def main() -> None:
     add_peer_flags(parser)
     parser.add_argument("--tokens", type=int, default=8, help="of each program in its turn [8]")
     args = parser.parse_args()
-    args.original, args.batch_sizes = None, None
+    for name in ("original", "batch_sizes"):
+        if getattr(args, name) is not None:
+            parser.error(f"--{name}: the 2019 code generates nothing, and one text is generated here; leave it out")
     say_machine()
     write_as_found(args.json, measured(args, asked_for(args, READING), "generate", args.tokens))
 

@@ -50,14 +50,18 @@ def ways(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Call
     torch.manual_seed(0)
     leaves = [torch.randn(shape, device=device).requires_grad_() for shape in (case[:2], case[:0:-1], case[2:])]
     target_L = torch.randint(case.V, (case.L,), device=device)
-    chunk = min(head.BUDGET[device.type], case.L * case.V // 2)  # two chunks at least
+    own = head.BUDGET[device.type]
+    chunk = min(own, case.L * case.V // 2)  # two chunks at least
 
     def step(loss: Callable[..., Tensor], budget: int) -> Callable[[], object]:
         def call() -> object:
             head.BUDGET[device.type] = budget
-            with autocast(device, dtype):
-                mean = loss(*leaves, target_L).mean()
-            return torch.autograd.grad(mean, leaves)
+            try:
+                with autocast(device, dtype):
+                    mean = loss(*leaves, target_L).mean()
+                return torch.autograd.grad(mean, leaves)
+            finally:
+                head.BUDGET[device.type] = own
 
         return call
 

@@ -36,9 +36,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def call_of(rule: str, n_token: int, *, backward: bool) -> Callable[[], None]:
     """Attention of one sequence over itself, 8 heads of 64, float32."""
-    torch.manual_seed(0)
     config = ModelConfig(attention=rule, **SHAPE)
     kernel, pos = ATTENTION_RULES[rule](config).to(DEVICE), PositionEncoding(config)
+    torch.manual_seed(0)
     q, k, v = (torch.randn(1, 8, n_token, 64, device=DEVICE, requires_grad=backward) for _ in range(3))
     k = q if kernel.shared_qk else k
     span, nothing = Span(0, n_token), q.new_empty(0)

@@ -63,7 +63,7 @@ launch() {
     fi
     if [ "$least" -lt "$most" ]; then
         max_restarts=100 # one for each host that leaves
-        [[ " $* " == *" --resume "* ]] || set -- "$@" --resume # to torchrun a host that joins is no restart
+        [[ " $* " == *" --resume"[\ =]* ]] || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"

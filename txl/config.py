@@ -176,7 +176,7 @@ class ModelConfig(Checked):
     max_distance: int | None = option(
         None, "largest distance that is told from others (not given: see docs/encodings.md)", **SIZE
     )
-    n_bucket: int = option(32, "buckets of distances", **FEW)
+    n_bucket: int = option(32, "buckets of distances", minimum=1, maximum=1024)
     count_back: bool = option(False, "positions count from the end", flag=False)
     attention: Literal["softmax", "performer", "lsh"] = option(
         "softmax",

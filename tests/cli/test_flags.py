@@ -226,7 +226,8 @@ BOUNDS = {
     "at least 1 and at most 2^20": "gpus gpus_per_host",
     "at least 1 and at most 2^24": "vocab_size",
     "at least 1 and at most 4096": "n_layer",
-    "at least 1 and at most 65536": "n_bucket n_feature lookup_k n_memory_token",
+    "at least 1 and at most 1024": "n_bucket",
+    "at least 1 and at most 65536": "n_feature lookup_k n_memory_token",
     "at least 1 and below 2^31": (
         "n_head d_head d_model d_inner d_embed n_position max_distance tgt_len batch_size local_batch_size "
         "batch_chunk memory_parts n_token max_span span_ramp"

@@ -130,6 +130,9 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
         $ train --data mine --cutoffs auto --max_step 2
           ^\| --cutoffs auto: \d+ .* products per token
         $ train --data mine --cutoffs auto --max_step 2 --resume
+        $ train --data text --adaptive --cutoffs auto --max_step 2 --overwrite
+          ^\| --cutoffs auto: none
+        $ train --data text --adaptive --cutoffs auto --max_step 3 --max_step_scheduler 3 --resume
         $ train --data mine --cutoffs auto 7 --overwrite
           refused: give ranks, or auto alone
         """,

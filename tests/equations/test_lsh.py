@@ -22,6 +22,14 @@ def operands(span: Span, n_bucket: int, n_round: int) -> tuple[list[Tensor], Ten
     return leaves, torch.randint(0, n_bucket, (n_round, B, N, span.n_key))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_key_of_zeros_is_no_trouble_in_16_bits(dtype: torch.dtype) -> None:
+    kernel, span = kernel_of().to(dtype), Span(0, 6)
+    q, k, v = (torch.zeros(B, N, 6, H, dtype=dtype) for _ in range(3))
+    out = kernel(q, k, v, pos=NoPosition(ModelConfig(n_token=5, n_head=N, d_head=H)), feats=q.new_empty(0), span=span)
+    assert out.isfinite().all()
+
+
 def full_matrix(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bucket_RBNS: Tensor, *, reach: int, span: Span
 ) -> Tensor:

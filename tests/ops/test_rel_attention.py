@@ -158,6 +158,17 @@ def test_the_operator_is_registered_as_it_behaves(impl: str) -> None:
     torch.library.opcheck(operator, (*operands(2, 3, 5, 6, 8), 0.3, 4, 0.0, *last), test_utils=checks)
 
 
+def test_gradients_in_16_bits_are_as_near_as_those_of_dense() -> None:
+    inputs = operands(1, 4, 128, 256, 32, torch.bfloat16)
+    exact = value_and_gradients("dense", [x.detach().double().requires_grad_() for x in inputs], -1)
+    error = {}
+    for impl in FAST:
+        found = value_and_gradients(impl, inputs, -1)
+        error[impl] = [float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(found, exact, strict=True)]
+    for blockwise, dense in zip(error["blockwise"], error["dense"], strict=True):
+        assert blockwise < 1.5 * dense, error
+
+
 def test_blockwise_memory_grows_with_the_length_alone() -> None:
     largest = {}
     for M in (1000, 4000):

@@ -139,8 +139,12 @@ def test_what_surely_does_not_fit_is_refused_and_what_may_fit_is_not(monkeypatch
     with pytest.raises(UsageError, match="most of it for activations and gradients"):
         estimate.require_memory({"weights": 40, "activations and gradients": 120}, CPU)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="out of memory"):
         estimate.require_memory({"weights": 60}, CPU)
+    for bad in ("", "0", "x"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", bad)
+        with pytest.raises(UsageError, match=f"LOCAL_WORLD_SIZE={bad}: must be"):
+            estimate.require_memory({"weights": 60}, CPU)
 
 
 def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from txl.training.config import TrainConfig
-from txl.training.optim import Optimizers, Plateau, learning_rate
+from txl.training.optim import Optimizers, Plateau, learning_rate, tensors_kept
 
 Array = np.ndarray
 MATRIX, BIAS = "layers.0.attn.q_net.weight", "softmax.biases.0"
@@ -86,6 +86,19 @@ def test_an_optimizer_is_its_paper(rule: Callable[..., Array]) -> None:
         for name, parameter in named.items():  # Muon's matrices are orthogonalised in bfloat16
             tolerance = 0.02 * t if rule is muon and name == MATRIX else 1e-12
             np.testing.assert_allclose(parameter.detach().numpy(), expected[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "adagrad", "lamb", "muon"])
+def test_what_an_optimizer_keeps_is_known_before(optim: str) -> None:
+    named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
+    for settings in (TrainConfig(optim=optim), TrainConfig(optim=optim, mom=0.9)):
+        optimizers = Optimizers(named.items(), settings)
+        for parameter in named.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizers.step()
+        kept = [name.partition(":")[0] for name in optimizers.state() if not name.endswith(":step")]
+        counted = tensors_kept({parameter: name for name, parameter in named.items()}, settings)
+        assert {name: kept.count(name) for name in named} == {name: counted[p] for name, p in named.items()}
 
 
 def test_muon_turns_the_matrices_of_the_layers_only() -> None:

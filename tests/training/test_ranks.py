@@ -24,6 +24,7 @@ from txl.evaluation.score import evaluate
 from txl.memory import MEMORIES
 from txl.runtime.allocator import return_freed_memory
 from txl.runtime.distributed import Ranks, Vote, whole
+from txl.runtime.signals import StopRequest
 from txl.training.loop import Validation
 from txl.training.sharding import drawn_in_shards, require_shards, reshard
 from txl.training.step import NonFiniteError, TrainState
@@ -288,6 +289,22 @@ def test_shards_evaluate_and_stop_together() -> None:
     for name in ("fifo", "neural", "recurrent_tokens"):
         assert agreeing(validated, True, name) == pytest.approx(validated(ALONE, False, name), rel=1e-12)
     assert "step 1, epoch 1, segment 1: the loss is not finite on rank 0" in agreeing(bad_step, True)
+
+
+def limited(ranks: Ranks) -> tuple[int, int]:
+    """Tokens and characters of an evaluation that is cut on the ranks after rank 0 only."""
+    ids = torch.from_numpy(IDS[None, :13])
+    segments = [(ids[:, i : i + 6], ids[:, i + 1 : i + 7], None) for i in (0, 6)]
+    model = Run(config(), ranks, torch.float64).begin().state.model
+    streams: Any = [segments[: 1 + ranks.rank]]
+    validation = Validation(streams, CONTEXT, {"characters": 100 * (1 + ranks.rank)}, max_segments=1)
+    score = validation.score(model, ranks, StopRequest(None))
+    return score.tokens, score.characters
+
+
+def test_characters_count_only_where_all_ranks_read_all() -> None:
+    assert limited(ALONE) == (6, 100)
+    assert agreeing(limited) == (12, 0)
 
 
 # models that are too large for one rank

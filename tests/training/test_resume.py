@@ -1,6 +1,7 @@
 """Stop and go on equals never stopped (law 8), bitwise."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from tests.hygiene.toy_memory import ToyMemory
 from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
-from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
+from tests.training.runs import ADAPTIVE, ALONE, SHAPE, Run, config, same_weights
 from txl.checkpoint import last_checkpoint, load_model
 from txl.evaluation.score import Score
 from txl.memory import MEMORIES
 from txl.runtime import signals
-from txl.runtime.signals import TERMINATE, StopNow
+from txl.runtime.signals import TERMINATE, StopNow, StopRequest, until_stopped
 from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
@@ -143,6 +144,15 @@ def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path:
     again.score = lambda *asked: evaluated.append(again.state.progress.step) or score(*asked)  # type: ignore[method-assign]
     again.train()
     assert evaluated == [3, 4]
+
+
+def test_a_stop_that_was_asked_for_before_an_evaluation_ends_it() -> None:
+    request, read = StopRequest(None), []
+    with request:
+        signal.raise_signal(signal.SIGTERM)  # while nothing may be interrupted, as a checkpoint is written
+        with pytest.raises(StopNow, match=str(TERMINATE)):
+            read.extend(until_stopped(range(9), request, ALONE))
+    assert read == []
 
 
 def test_a_training_that_writes_in_the_background_ends_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:

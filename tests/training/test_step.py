@@ -139,6 +139,7 @@ def test_skipping_has_a_bound_and_so_has_the_scale_of_float16() -> None:
     poison(run, 2, 3, 4)
     with pytest.raises(NonFiniteError, match="more than --max_nonfinite 2 in a row"):
         run.train()
+    assert run.state.snapshot().progress["n_skipped_in_a_row"] == 3  # so that stops and resumes do not hide it
     run = Run(config(dtype="float16", log_interval=1)).begin()
     run.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-12)
     with pytest.raises(NonFiniteError, match="not finite at any scale"):

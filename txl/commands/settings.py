@@ -40,7 +40,9 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags contradict each other, or
     the model or run that is gone on from."""
     typed = with_batch_size(typed, ranks)
-    fixed = {name: value for name, value in typed.items() if value != AUTO}  # which contradicts no model's cutoffs
+    # what asks for clusters contradicts no model's cutoffs, where these were to be found
+    free = {"cutoffs", "adaptive"} if typed.get("cutoffs") == AUTO else set()
+    fixed = {name: value for name, value in typed.items() if name not in free}
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))

@@ -54,7 +54,8 @@ class EvalConfig(Lengths, OneModel):
     )
     reset: Literal["never", "document"] = option(
         "never",
-        "document: start each article (at a heading like = Title =) with an empty memory (default: as in training)",
+        "document: start each document (in WikiText at a heading like = Title =) with an empty memory (default: as in "
+        "training)",
     )
     batch_size: int = option(
         10,

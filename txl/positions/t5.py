@@ -1,5 +1,6 @@
 """T5's buckets of distances."""
 
+import functools
 from bisect import bisect_left
 
 import torch
@@ -55,6 +56,7 @@ class T5(PositionEncoding):
         return rows_to_pairs(feats, span.n_new)
 
 
+@functools.cache
 def bucket_starts(n_bucket: int, max_distance: int) -> list[int]:
     """The smallest distance of each bucket.
 

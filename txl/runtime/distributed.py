@@ -1,6 +1,7 @@
 """Communication between the processes that torchrun starts; a single process needs none."""
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -124,19 +125,19 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
         UsageError: if environment variables that torchrun sets are missing or wrong.
     """
     chosen = device_of(device)
-    world = _from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
+    world = from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
     if world == 1:
         yield Ranks(0, 1, chosen)
         return
     require(chosen.index is None, f"--device {device}: {world} processes would share it; give cuda without a number")
     require(chosen.type != "mps", f"--device {device}: works in one process only; give cpu")
     on_gpu = chosen.type == "cuda"
-    rank = _from_environment("RANK")
+    rank = from_environment("RANK")
     require(0 <= rank < world, f"RANK={rank}: must be from 0 to WORLD_SIZE - 1 ({world - 1}); {_USE_TORCHRUN}")
     require("MASTER_ADDR" in os.environ, f"WORLD_SIZE={world}, but MASTER_ADDR is not set; {_USE_TORCHRUN}")
-    _from_environment("MASTER_PORT")
+    from_environment("MASTER_PORT")
     if on_gpu:
-        chosen = device_of(f"cuda:{_from_environment('LOCAL_RANK')}")
+        chosen = device_of(f"cuda:{from_environment('LOCAL_RANK')}")
         torch.cuda.set_device(chosen)
     timeout = timedelta(seconds=timeout_s)
     with lost_contact_errors(rank):
@@ -156,10 +157,11 @@ def device_of(name: str) -> torch.device:
     here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    known = kind in there and (not number or number.isdigit())
-    require(known, f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
+    found = re.fullmatch(rf"({'|'.join(there)})(?::(0|[1-9]\d*))?", name, re.ASCII)
+    require(found is not None, f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
+    assert found is not None
+    kind, number = found.groups()
     require(int(number or 0) < there[kind], f"--device {name}: this machine has {there[kind]} of this kind; give cpu")
     return torch.device(name)
 
@@ -168,13 +170,18 @@ MOST_PROCESSES = 2**20
 _ENVIRONMENT: dict[str, Limits] = {
     "WORLD_SIZE": {"minimum": 1, "maximum": MOST_PROCESSES},
     "RANK": {"minimum": 0, "below": MOST_PROCESSES},
+    "LOCAL_WORLD_SIZE": {"minimum": 1, "maximum": MOST_PROCESSES},
+    "TORCHELASTIC_RESTART_COUNT": {"minimum": 0},
     "LOCAL_RANK": {"minimum": 0, "below": MOST_PROCESSES},
     "MASTER_PORT": {"minimum": 1, "below": 2**16},
 }
 _USE_TORCHRUN = "start the processes with torchrun, or unset WORLD_SIZE for a single one"
 
 
-def _from_environment(name: str) -> int:
+def from_environment(name: str, default: int | None = None) -> int:
+    """The number in a variable of torchrun. Raises `UsageError` if it is none, or is missing without a default."""
+    if default is not None and name not in os.environ:
+        return default
     value = os.environ.get(name, "")
     is_number = value.isascii() and value.isdigit() and len(value) < 20
     must_be = refusal(int(value), _ENVIRONMENT[name]) if is_number else "a whole number"

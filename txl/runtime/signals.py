@@ -83,8 +83,11 @@ class StopRequest:
 def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Iterator[T]:
     """The items, until any rank is asked to stop. All ranks iterate together and vote every 8 items, until none has
     items left. Raises `StopNow` on all ranks."""
-    if ranks.world == 1:  # `StopRequest.at_once` interrupts it
-        yield from items
+    if ranks.world == 1:  # `StopRequest.at_once` interrupts an item too
+        for item in items:
+            if request.noted:
+                raise StopNow(request.noted)
+            yield item
         return
     vote, left = Vote(ranks), iter(items)
     for n_vote in itertools.count():

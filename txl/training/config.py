@@ -51,7 +51,8 @@ class TrainConfig(Checked):
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     reset: Literal["never", "document"] = option(
-        "never", "document: tokens attend to their own document only; articles begin at a heading like = Title ="
+        "never",
+        "document: tokens attend to their own document only, which begins in WikiText at a heading like = Title =",
     )
     optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
         "adam", "muon: for the weight matrices of the layers, and adamw for the rest", section="optimizer"
@@ -170,7 +171,7 @@ class TrainConfig(Checked):
         if self.clip == inf:
             object.__setattr__(self, "clip", 0.0)
         require(
-            self.resume in (False, True) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
+            isinstance(self.resume, bool) or self.resume > 0, f"--resume {self.resume}: not a step; steps count from 1"
         )
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Iterable
 from itertools import pairwise
@@ -20,11 +19,11 @@ from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.positions import build_position_encodings
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
+from txl.training.optim import tensors_kept
 
-_OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "lamb": 2, "adagrad": 1, "muon": 2, "sgd": 1}
 _LIBRARIES = 40 * 2**20
 """Workspace of matrix product libraries on a CPU, in bytes."""
 
@@ -56,7 +55,7 @@ def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, w
     memory = _bytes(remembered(model.config, context, n_stream))
     needed = {
         "weights": weights,
-        "optimizer": optimizer_copies(config) * weights,
+        "optimizer": optimizer_bytes(model, config) // (world if config.shard else 1),
         "memory": 0 if config.swap_mem else 2 * memory,  # of this segment and the next
     }
     return needed | ({"average": weights} if config.ema else {})
@@ -84,7 +83,7 @@ def passing_bytes(
     layer, layers = max(kept.values()) // config.memory_parts, sum(kept[kind] for kind in kinds)  # of a part; of all
     state = n_token * shape.d_model * dtype.itemsize
     if config.recompute or shape.reversible:
-        layers = layer + state * (shape.n_layer if config.recompute else 2)
+        layers = layer + state * (2 if shape.reversible else shape.n_layer)
         layers += (config.memory_parts - 1) * _bytes(remembered(shape, context, n_stream))
     activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
     if dtype != torch.float32:
@@ -114,14 +113,21 @@ def _logit_bytes(shape: ModelConfig, n_token: int, device: torch.device) -> int:
 
 def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> None:
     """Raise `UsageError` if weights of this shape are too large for this machine, without allocating them."""
-    one, two = (weight_bytes(model_without_values(of_layers(shape, n))) for n in (1, 2))
-    weights = (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
-    require_memory({"weights": weights, "optimizer": optimizer_copies(config) * weights, "gradients": weights}, ranks)
+    models = [model_without_values(of_layers(shape, n)) for n in (1, 2)]
+
+    def of_all(*of_models: int) -> int:
+        one, two = of_models
+        return (one + (shape.n_layer - 1) * (two - one)) // (ranks.world if config.shard else 1)
+
+    weights = of_all(*map(weight_bytes, models))
+    state = of_all(*(optimizer_bytes(model, config) for model in models))
+    require_memory({"weights": weights, "optimizer": state, "gradients": weights}, ranks)
 
 
-def optimizer_copies(config: TrainConfig) -> int:
-    """Values that the optimizer keeps per weight."""
-    return _OPTIMIZER_COPIES[config.optim] if config.optim != "sgd" or config.mom else 0
+def optimizer_bytes(model: nn.Module, config: TrainConfig) -> int:
+    """Bytes that the optimizer keeps of the parameters."""
+    named: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return sum(n_kept * _bytes([parameter]) for parameter, n_kept in tensors_kept(named, config).items())
 
 
 def weight_bytes(*modules: nn.Module) -> int:
@@ -216,7 +222,7 @@ def require_memory(needed: dict[str, int], ranks: Ranks) -> None:
     unsure = needed.get("activations and gradients", 0) // 3
     least = sum(needed.values()) - unsure
     has = available_bytes(ranks.device)
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.device.type == "cpu" else 1
+    n_local = from_environment("LOCAL_WORLD_SIZE", 1) if ranks.device.type == "cpu" else 1
     held = torch.cuda.memory_allocated(ranks.device) if ranks.device.type == "cuda" else resident_bytes()
     message = ""
     if has is not None and least > has // n_local + held:

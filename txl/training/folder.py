@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from txl.checkpoint import (
     set_aside,
 )
 from txl.config import UsageError, require
-from txl.runtime.distributed import Ranks
+from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.lock import Lock
 from txl.runtime.records import require_fields
 from txl.training.config import TrainConfig
@@ -54,7 +53,7 @@ def locked_run_directory(folder: Path, ranks: Ranks) -> Iterator[bool]:
         UsageError: if another process trains in the folder, the folder is a checkpoint, or a rank does not see it.
         OSError: if the folder cannot be written to.
     """
-    restarted = any(ranks.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
+    restarted = any(ranks.gathered(from_environment("TORCHELASTIC_RESTART_COUNT", 0) > 0))
     lock: Lock | None = None
     may_restart = False
 

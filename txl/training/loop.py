@@ -65,7 +65,8 @@ class Validation:
         read = until_stopped(segments, request, ranks)
         by_stream = itertools.groupby(read, key=operator.itemgetter(0))
         score = Score.total(evaluate(model, (s for _, s in group), self.context) for _, group in by_stream)
-        return (score if limit < n_segment else dataclasses.replace(score, **self.counts)).over(ranks)
+        is_whole = all(ranks.gathered(limit >= n_segment))  # counts of a part would be beside the nats of another
+        return (dataclasses.replace(score, **self.counts) if is_whole else score).over(ranks)
 
     def _blanks(
         self, model: TransformerXL, n_own: int, ranks: Ranks

@@ -83,7 +83,7 @@ class Metrics:
 
     def start(self, **what: Any) -> None:
         """Write the first record of a start; TensorBoard gets the configurations as hyperparameters."""
-        self._record({"kind": "start", **what})
+        self._record({"kind": "start", "time/unix_s": time.time(), **what})
         if self._curves is not None:
             from torch.utils.tensorboard.summary import custom_scalars, hparams
 

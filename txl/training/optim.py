@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -146,6 +146,21 @@ class Optimizers:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
 
 
+def tensors_kept(names: Mapping[Tensor, str], config: TrainConfig) -> dict[Tensor, int]:
+    """How many tensors of its size the optimizer keeps of each parameter, of these names."""
+    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}.get(config.optim)
+    kinds = dict.fromkeys(names, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM))
+    if config.optim == "muon":
+        kinds |= dict.fromkeys(_matrices(names), _KINDS[torch.optim.Muon])
+    return {parameter: sum(name != "step" for name in some) for parameter, some in kinds.items()}
+
+
+def _matrices(names: Mapping[Tensor, str]) -> list[Tensor]:
+    """The parameters that Muon updates: the matrices of the layers' products."""
+    found = [p for p, name in names.items() if name.startswith("layers.") and name.endswith("net.weight")]
+    return found + [p for p, name in names.items() if ".ff." in name and p.ndim == 2]
+
+
 def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
     every, lr, decay = list(names), config.lr, config.weight_decay
     adam = {"betas": (config.beta1, config.beta2), "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8)}
@@ -162,8 +177,7 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "lamb":
             yield Lamb(every, lr=lr, weight_decay=decay, **adam)
         case "muon":
-            matrices = [p for p in every if names[p].startswith("layers.") and names[p].endswith("net.weight")]
-            matrices += [p for p in every if ".ff." in names[p] and p.ndim == 2]
+            matrices = _matrices(names)
             chosen = set(matrices)
             # its step is scaled to the size of AdamW's, so that one learning rate serves both
             yield torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")

@@ -35,7 +35,7 @@ class Progress:
     Attributes:
         batch: segments read in this epoch.
         best_nats: the best validation loss.
-        n_skipped: updates skipped because the gradient was not finite.
+        n_skipped: updates skipped because the gradient was not finite; n_skipped_in_a_row: those since the last other.
         owes_evaluation: the evaluation after this step has not been completed.
         n_token: tokens read, over all streams and epochs.
     """
@@ -48,6 +48,7 @@ class Progress:
     n_skipped: int = 0
     owes_evaluation: bool = False
     n_token: int = 0
+    n_skipped_in_a_row: int = 0
 
     @property
     def position(self) -> dict[str, int]:
@@ -89,7 +90,6 @@ class TrainState:
         self.valid_nats: float | None = None
         """Of an evaluation since the last checkpoint."""
         self.grad_norm = torch.zeros((), device=ranks.device)
-        self.n_skipped_in_a_row = 0
         # reading a number synchronises a GPU: there a non-finite gradient is recorded on the device and read later
         self.checks_later = (
             ranks.device.type != "cpu"
@@ -125,7 +125,7 @@ class TrainState:
             self._record_bad_step(nll_BT)
             self.optimizers.step(skip=(self.bad_step >= 0).float())
         elif bool(self.grad_norm.isfinite()):
-            self.n_skipped_in_a_row = 0
+            self.progress.n_skipped_in_a_row = 0
             self.optimizers.step(scaler=self.scaler)
         else:
             self._skip_update(nll_BT)
@@ -264,9 +264,9 @@ class TrainState:
         where = self._describe_bad_step(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
         if self.config.on_nonfinite == "stop":
             raise NonFiniteError(where + _STOPPED)
-        self.n_skipped_in_a_row += 1
+        progress.n_skipped_in_a_row += 1
         progress.n_skipped += 1
-        if self.n_skipped_in_a_row > self.config.max_nonfinite:
+        if progress.n_skipped_in_a_row > self.config.max_nonfinite:
             raise NonFiniteError(f"{where}; more than --max_nonfinite {self.config.max_nonfinite} in a row; lower --lr")
         if self.ranks.is_main:
             print_line(f"| skipped: {where}")

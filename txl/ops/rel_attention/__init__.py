@@ -13,7 +13,7 @@ from txl.ops.numbers import is_autocast_on, product_dtype
 from txl.ops.rel_attention.blockwise import blockwise
 from txl.ops.rel_attention.dense import dense
 from txl.ops.rel_attention.naive import naive
-from txl.ops.rel_attention.tiles import Operands
+from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
 
 
 def _fused(*operands: *Operands, **options: Any) -> Tensor:
@@ -30,7 +30,6 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 _HAS_TRITON = find_spec("triton") is not None  # on import: torch.compile cannot trace the lookup
-_LARGEST_FUSED_HEAD = 128
 _LONG = 8192  # keys; from here on blockwise is faster than dense on a CPU without gradients
 
 
@@ -105,8 +104,8 @@ def refusal(impl: str, device: torch.device, *, d_head: int) -> str | None:
         return "needs a GPU; leave the flag out, or use dense or blockwise"
     if not _HAS_TRITON:
         return "needs Triton, which is not installed; pip install triton"
-    if d_head > _LARGEST_FUSED_HEAD:
-        return f"supports heads of up to {_LARGEST_FUSED_HEAD}, not {d_head}; use dense or blockwise"
+    if d_head > LARGEST_FUSED_HEAD:
+        return f"supports heads of up to {LARGEST_FUSED_HEAD}, not {d_head}; use dense or blockwise"
     return None
 
 

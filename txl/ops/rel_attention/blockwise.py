@@ -85,6 +85,11 @@ def _kept(shape: torch.Size, tile: _Tile, seed: int, dropout: float, like: Tenso
     return (drawn >= dropout).to(like.dtype) / (1 - dropout)
 
 
+def _dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
+    """In 16 bits a log-sum-exp of 10 is a hundredth off, and so are the probabilities of the backward pass."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def forward(
     q_BNTH: Tensor,
     k_BNSH: Tensor,
@@ -103,7 +108,7 @@ def forward(
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
-    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1)
+    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=_dtype_of_sums(q_BNTH.dtype))
     for number, (heads, row, queries) in enumerate(_query_blocks(N, B, T)):
         largest: Tensor | None = None
         total = gathered = x.v_NBSH.new_empty(0)
@@ -126,7 +131,7 @@ def forward(
             largest = new
         assert largest is not None  # every query sees itself
         out_BTNH.permute(2, 0, 1, 3)[heads, row, queries] = gathered / total
-        lse_NBT1[heads, row, queries] = largest + total.log()
+        lse_NBT1[heads, row, queries] = largest.to(lse_NBT1.dtype) + total.to(lse_NBT1.dtype).log()
     return out_BTNH.transpose(1, 2), lse_NBT1
 
 
@@ -191,7 +196,8 @@ def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH:
 
 def _fake_forward(q_BNTH: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, N, T, H = q_BNTH.shape
-    return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), q_BNTH.new_empty(N, B, T, 1)
+    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=_dtype_of_sums(q_BNTH.dtype))
+    return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), lse_NBT1
 
 
 operator = Operator(

@@ -21,9 +21,7 @@ from txl.ops.rel_attention.launch import (
     incoming,
     padded_head,
 )
-from txl.ops.rel_attention.tiles import Operands
-
-MAX_HEAD = 128
+from txl.ops.rel_attention.tiles import LARGEST_FUSED_HEAD, Operands
 
 
 def fused(
@@ -50,8 +48,8 @@ def _check(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, r_SNH: Tensor, dropou
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.bfloat16, torch.float16}:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ValueError(f"q, k, v and r must share float32, bfloat16 or float16 for fused attention, not {names}")
-    if q_BNTH.shape[3] > MAX_HEAD:
-        raise ValueError(f"fused attention takes heads of up to {MAX_HEAD}, not {q_BNTH.shape[3]}")
+    if q_BNTH.shape[3] > LARGEST_FUSED_HEAD:
+        raise ValueError(f"fused attention takes heads of up to {LARGEST_FUSED_HEAD}, not {q_BNTH.shape[3]}")
     if k_BNSH.shape[2] < q_BNTH.shape[2]:
         raise ValueError(f"{q_BNTH.shape[2]} queries need as many keys or more, not {k_BNSH.shape[2]}")
     if not 0 <= dropout < 1:

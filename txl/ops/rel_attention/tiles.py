@@ -8,6 +8,9 @@ from torch import Tensor
 Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, r, u, w as `rel_attention` takes them."""
 
+LARGEST_FUSED_HEAD = 128
+"""Sizes of heads that the kernels of `fused` take."""
+
 
 class Heads(NamedTuple):
     """The operands with heads first, so that one product with r serves all rows of the batch.
