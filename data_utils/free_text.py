@@ -72,7 +72,7 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
         running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
             white space, as in the splits.
     Raises:
-        DataError: if there are no words, or unknown ones and no `<unk>` in the vocabulary.
+        DataError: if there are no tokens, or unknown words and no `<unk>` in the vocabulary.
     """
     if not vocab.is_of_words:
         return _running(text, vocab, name)
@@ -110,11 +110,11 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
 
 
 def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
-    if not text:
-        raise DataError(f"{name}: is empty; it needs at least one character")
     tokens = vocab.encode(text)
+    if not len(tokens.ids):
+        raise DataError(f"{name}: is empty; it needs at least one token")
     sizes_N4 = sizes_of(text, tokens.ends)
-    if len(sizes_N4) and not text.endswith(("\n", "\r")):  # a last line without a line end counts
+    if not text.endswith(("\n", "\r")):  # a last line without a line end counts
         sizes_N4[-1, MEASURES.index("lines")] += 1
     sizes = _named(sizes_N4, tokens.ids, vocab)
     if n_unknown := int(sizes["unknown"].sum()):

@@ -1,5 +1,6 @@
 """Numbers that stand for anything."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
@@ -35,8 +36,8 @@ class Integers(RunningTokenizer):
         words = text.split()
         if unknown := [word for word in words if word not in self]:
             raise DataError(f"{unknown[0]!r}: no number from 0 to {len(self) - 1}; give ids separated by white space")
-        ends = np.cumsum([len(word) + 1 for word in words])
-        return Encoded(np.array([int(word) for word in words], dtype=np.int64), np.minimum(ends, len(text)))
+        ends = [found.end() for found in re.finditer(r"\S+", text)]
+        return Encoded(np.array(words, dtype=np.int64), np.array(ends, dtype=np.int64))
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
         raise NotImplementedError("ids are read as they are")

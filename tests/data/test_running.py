@@ -20,6 +20,7 @@ from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
 from txl.data_utils.tokenizers.base import Batch
 from txl.data_utils.tokenizers.characters import Characters
+from txl.data_utils.tokenizers.integers import Integers
 from txl.data_utils.tokenizers.running import RunningTokenizer
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 
@@ -178,6 +179,18 @@ def test_streams_of_ids_are_memory_mapped_with_their_documents(tmp_path: Path) -
     assert len(open_text(tmp_path, "ids", vocab_size=100).vocab) == 100
     with pytest.raises(DataError, match=r"train\.documents\.npy: no such file"):
         corpus.document_starts("train")
+
+
+def test_a_text_of_ids_is_its_numbers_each_with_the_white_space_before_it() -> None:
+    text = encode_text("1   2\n  3\n", Integers(5), name="text")
+    assert (text.ids, text.offsets, text.surfaces) == ([1, 2, 3], [0, 1, 5], ["1", "   2", "\n  3"])
+    assert [text.sizes[what].tolist() for what in MEASURES] == [[1, 1, 1], [0, 0, 2], [1, 4, 5], [1, 4, 5]]
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_text_without_tokens_is_empty(text: str) -> None:
+    with pytest.raises(DataError, match=r"^name: is empty; it needs at least one token"):
+        encode_text(text, Integers(5), name="name")
 
 
 BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
