@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and I/O errors that name their file."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -98,6 +99,8 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 def require_writable(path: Path) -> None:
     """Raise `OSError` unless a file can be written there. Devices and pipes are not tried."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.exists() or path.is_file():
         probe = path.resolve().with_name(f".{path.name}.writable")
         with written_whole(probe):
@@ -125,8 +128,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path, *, start: int = 0) -> str:
-    """Hex digest of a file's bytes from `start` on; about half a second per GB."""
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes; about half a second per GB."""
     with path.open("rb") as file:
-        file.seek(start)
         return hashlib.file_digest(file, "sha256").hexdigest()

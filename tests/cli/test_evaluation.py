@@ -98,6 +98,11 @@ def test_pictures_go_where_they_are_asked_for_and_no_others_are_drawn(here: Here
     assert "no headings like '= Title ='" in said
 
 
+def test_results_that_cannot_be_written_are_refused_before_the_evaluation(here: Here) -> None:
+    outcome = here("eval --json text", status=2)
+    assert (outcome.out, outcome.err) == ("", "eval.py: text: Is a directory; check the name\n")
+
+
 def test_a_run_that_cannot_be_written_to_is_evaluated_without_a_picture(here: Here) -> None:
     Path("run/.context.png.writable").mkdir()
     assert "no picture is drawn" in here("eval --split test --mem_len 0 8").err
