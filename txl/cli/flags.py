@@ -86,7 +86,7 @@ def refuse_idle_flags(typed: Typed, *configs: Any) -> None:
     by_name: dict[str, Field] = {f.name: f for config in configs for f in fields(config)}
     for name, value in typed.items():
         f, given = by_name.get(name), f"--{name}" if value is True else f"--{name} {value}"
-        for choices in _conditions(name, f) if value not in (False, "auto") else ():
+        for choices in _conditions(name, f) if value is not False and value != "auto" else ():
             has = {key: [getattr(config, key) for config in configs if hasattr(config, key)] for key in choices}
             if any(_holds(one, accepted, by_name[key]) for key, accepted in choices.items() for one in has[key]):
                 continue
