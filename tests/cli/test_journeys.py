@@ -231,6 +231,18 @@ def test_other_rules_and_layers_go_all_the_way(here: Here, name: str) -> None:
         assert all(math.isfinite(row["nats"]) for row in here.rows("eval --work_dir new --mem_len 0 60"))
 
 
+def test_a_tokenizer_is_read_once_and_is_the_checkpoints_from_then_on(here: Here) -> None:
+    rows_and_a_tokenizer()
+    text = "--data 0.jsonl 1.jsonl --dataset bpe --text_field body"
+    here(f"train {text} --tokenizer tokenizer.json --max_step 2")
+    test = "eval --work_dir new --data 0.jsonl 1.jsonl --split test"
+    nats = here.row(test)["nats"]
+    Path("tokenizer.json").unlink()
+    assert here.row(test)["nats"] == nats
+    here(f"train {text} --resume --max_step 3 --max_step_scheduler 3")
+    assert "the model has its own" in here.refused(f"{test} --tokenizer other.json")
+
+
 @pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
 def test_a_folder_of_shards_is_trained_on_evaluated_scored_and_continued(here: Here, dataset: str) -> None:
     shards()

@@ -62,7 +62,8 @@ def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
 
     # the text and the model
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
-    words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and config.init_from else None
+    is_given = bool(config.init_from or settings.data.tokenizer)  # not made of the text
+    words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and is_given else None
     corpus = ranks.main_first(lambda: Corpus(settings.data, words, needed=splits))
     if ranks.is_main and corpus.note:
         print_line(f"| {corpus.note}")

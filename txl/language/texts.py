@@ -32,7 +32,7 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
 
 def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int) -> DataConfig:
     """The settings of the training, over which those that are `asked` for win. Raises `UsageError` as `data_settings`,
-    or if they limit the vocabulary."""
+    or if they limit the vocabulary or name another tokenizer."""
     max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count
@@ -40,6 +40,9 @@ def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, A
         f"are read whole, so for fewer batches (NVIDIA's flag of this name) shorten their files",
     )
     as_trained = dataclasses.asdict(DataConfig(**data_settings(record, folder, asked)))
+    own = as_trained["tokenizer"]
+    other = f"--tokenizer {asked.get('tokenizer')}: the model has its own, which its checkpoint keeps; leave it out"
+    require(asked.get("tokenizer", own) == own, other)
     if asked.get("dataset", as_trained["dataset"]) != as_trained["dataset"]:  # its own vocabulary settings
         as_trained = {"data": as_trained["data"]}
     return build(DataConfig, asked, **as_trained)
@@ -47,9 +50,9 @@ def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, A
 
 def open_corpus(folder: Path, tokenizer: Tokenizer, config: DataConfig, *, has_other_words: bool) -> Corpus:
     """A text in the model's tokens. Raises `UsageError` if it defines another vocabulary, unless the model
-    `has_other_words` than the text of its training."""
+    `has_other_words` than the text of its training, or was given its tokenizer."""
     corpus = Corpus(config, tokenizer)
-    if corpus.defines_vocabulary and not has_other_words:
+    if corpus.defines_vocabulary and config.tokenizer is None and not has_other_words:
         own = Corpus(corpus.config).vocab
         require(
             own.fingerprint() == tokenizer.fingerprint(),
