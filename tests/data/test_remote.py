@@ -6,10 +6,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from txl.config import UsageError
 from txl.data_utils import remote
 from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.raw_text import DataError
+from txl.language.texts import data_settings
 
 TEXT = {
     "corpus/train/a.txt": "one two\n",
@@ -48,6 +50,14 @@ def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSyste
     elsewhere.pipe("/corpus/valid.txt", b"another")
     remote.with_copies(config)
     assert Path("data/memory/corpus/valid.txt").read_text() == "two\n"
+
+
+def test_a_run_finds_its_text_again_where_it_has_no_copy(elsewhere: fsspec.AbstractFileSystem) -> None:
+    record = {"data": {"data": "memory://corpus", "dataset": "text", "documents": "row"}}
+    config = DataConfig(**data_settings(record, Path("run"), ()))
+    assert len(Corpus(config, needed=("test",)).split("test")) == 2
+    with pytest.raises(UsageError, match=r"^corpus: the text of the training is not there"):
+        data_settings({"data": {"data": "corpus", "dataset": "text"}}, Path("run"), ())
 
 
 CANNOT = {

@@ -9,13 +9,15 @@ from txl.checkpoint import damaged
 from txl.config import build, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.named_files import home_of
+from txl.data_utils.remote import is_remote
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.runtime.records import require_fields
 
 
 def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
     """The fields of `DataConfig` that a record says a model was trained with, without the cache folder. Raises
-    `UsageError` if the record does not hold them, or the folder of the text is gone and `data` is not `asked` for.
+    `UsageError` if the record does not hold them, or the folder of the text is gone and `data` is not `asked` for; what
+    is elsewhere is copied again.
 
     Args:
         folder: of the checkpoint.
@@ -25,7 +27,8 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None
-    there = "data" in asked or home_of(config.data).is_dir()
+    names = (config.data,) if isinstance(config.data, str) else config.data
+    there = "data" in asked or any(map(is_remote, names)) or home_of(config.data).is_dir()
     require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
     return saved
 
