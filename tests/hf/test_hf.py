@@ -293,6 +293,18 @@ def test_a_classifier(made: Path, tmp_path: Path) -> None:
     assert base(ids_BT).last_hidden_state.shape == (2, 5, 16)
 
 
+@pytest.mark.parametrize("kind", ["CausalLM", "SequenceClassification"])
+def test_of_a_mask_that_is_longer_than_the_segment_the_last_columns_count(kind: str) -> None:
+    torch.manual_seed(0)
+    auto, labels = getattr(transformers, f"AutoModelFor{kind}"), kind == "CausalLM"
+    model = auto.from_config(transformers.AutoConfig.from_pretrained(GOLDEN / "hf_div2")).eval()
+    ids_BT, mask_BT = torch.tensor([[0, 0, 3, 7, 9], [5, 7, 9, 0, 0]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+    asked: dict[str, Any] = {"labels": ids_BT} if labels else {}
+    longer_BT = torch.nn.functional.pad(mask_BT, (3, 0), value=1)
+    long, exact = (model(ids_BT, attention_mask=mask, **asked) for mask in (longer_BT, mask_BT))
+    assert torch.equal(long.losses if labels else long.logits, exact.losses if labels else exact.logits)
+
+
 def test_the_tokenizer_keeps_the_old_rules(made: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacremoses")
     expected = json.loads((made / "tokenizer" / "tokens.json").read_text())

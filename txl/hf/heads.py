@@ -192,8 +192,9 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
             raise ValueError("several texts at once need attention_mask or config.pad_token_id")
         last_B = torch.full((len(hidden_BTD),), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
         if attention_mask is not None:
-            place_T = torch.arange(attention_mask.shape[1], device=hidden_BTD.device)
-            last_B = place_T.where(attention_mask != 0, 0).amax(1)
+            is_token_BT = attention_mask[:, -hidden_BTD.shape[1] :] != 0
+            place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+            last_B = place_T.where(is_token_BT, 0).amax(1)
         logits = self.score(hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), last_B])
         loss = None if labels is None else self._loss(logits, labels)
         output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)
