@@ -16,7 +16,7 @@ from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.config import UsageError
 from txl.convert import convert, from_huggingface, to_kimiyoung
-from txl.convert.huggingface import read_huggingface
+from txl.convert.huggingface import configs_of, read_huggingface
 from txl.evaluation.conventions import ZeroMemory
 from txl.model.transformer import TransformerXL
 
@@ -81,6 +81,16 @@ def test_safetensors_are_read_too(hf: Path) -> None:
     contiguous = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
     save_file(contiguous, hf / "model.safetensors")
     require_weights_of(convert(hf).model, expected)
+
+
+def test_a_configuration_that_says_less_is_completed_as_transformers_4_does() -> None:
+    """Its class always has clusters, whatever `adaptive` says."""
+    sizes = {"vocab_size": 300_000, "d_model": 512, "n_layer": 2, "n_head": 8, "d_head": 64, "d_inner": 2048}
+    model, context = configs_of(sizes)
+    assert (model.cutoffs, model.tie_projs) == ((20_000, 40_000, 200_000), (False, True, True, True))
+    assert (model.d_embed, model.div_val, model.untie_r, model.pre_lnorm) == (1024, 4, True, False)
+    assert (context.mem_len, context.clamp_len, context.same_length) == (1600, 1000, True)
+    assert configs_of(sizes | {"adaptive": False}) == (model, context)
 
 
 # what does not fit

@@ -38,11 +38,17 @@ _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
 _SHARED = ("r_w_bias", "r_r_bias")
 _ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
 """Settings that have one value here, and the value."""
+DEFAULTS: dict[str, Any] = {
+    **{"cutoffs": [20000, 40000, 200000], "d_embed": 1024, "div_val": 4, "proj_share_all_but_first": True},
+    **{"mem_len": 1600, "clamp_len": 1000, "same_length": True, "pre_lnorm": False, "untie_r": True},
+    **{"dropout": 0.1, "dropatt": 0.0},
+}
+"""What transformers 4 takes where a config.json does not say it."""
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("mem_len", "clamp_len", "div_val"), int),
     **dict.fromkeys(("tgt_len", "d_embed"), int | None),
     **dict.fromkeys(RATES, float),
-    **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "adaptive", "proj_share_all_but_first"), bool),
+    **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "proj_share_all_but_first"), bool),
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
 DATA = "txl_data"
@@ -60,7 +66,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     n_element = sum(tensor.numel() for tensor in theirs.values())
     small = shapes_of(model_config, n_tensor=len(theirs), n_element=n_element) is not None
     require(small, f"config.json: describes a larger model than the {n_element:,} weights beside it; use another copy")
-    rates = {name: config.get(name, 0.0) for name in RATES}
+    rates = {name: config.get(name, DEFAULTS[name]) for name in RATES}
     model = TransformerXL(model_config, **rates)
     tied = tied_names(model_config)
     fill(model, theirs, tensor_for, besides=[INV_FREQ, *tied, *shared_biases(model_config)])
@@ -106,8 +112,9 @@ def weights_in(folder: Path) -> Path:
 
 
 def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
-    """The shape of the model and its context, of a config.json. Raises `UsageError` if it asks for what the class never
-    had."""
+    """The shape of the model and its context, of a config.json. `adaptive` has no effect, as in transformers 4. Raises
+    `UsageError` if it asks for what the class never had."""
+    config = {**DEFAULTS, **config}
     for name in _REQUIRED:
         require(isinstance(config.get(name), int), f"config.json: {name} {config.get(name)} is no whole number")
     try:
@@ -115,26 +122,26 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
     except ValueError as error:
         raise UsageError(f"config.json: {error}; use another copy") from None
     for name in RATES:
-        require(0 <= config.get(name, 0) < 1, f"config.json: {name} {config.get(name)} is no probability")
+        require(0 <= config[name] < 1, f"config.json: {name} {config[name]} is no probability")
     for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
-    cutoffs = tuple(config.get("cutoffs") or ()) if config.get("adaptive", True) else ()
+    cutoffs = tuple(config["cutoffs"] or ())
     ties = config.get("tie_projs")
     if ties is None:
-        ties = [False] + [bool(config.get("proj_share_all_but_first", True))] * len(cutoffs)
+        ties = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
     model = ModelConfig(
         n_token=config["vocab_size"],
         **{name: config[name] for name in _REQUIRED[1:]},
-        d_embed=config.get("d_embed") or -1,
+        d_embed=config["d_embed"] or -1,
         cutoffs=cutoffs,
-        div_val=config.get("div_val", 4),
+        div_val=config["div_val"],
         not_tied=not config.get("tie_word_embeddings", config.get("tie_weight", True)),
         tie_projs=tuple(map(bool, ties)),
-        pre_lnorm=bool(config.get("pre_lnorm", False)),
-        untie_r=bool(config.get("untie_r", True)),
+        pre_lnorm=bool(config["pre_lnorm"]),
+        untie_r=bool(config["untie_r"]),
     )
-    lengths = {"mem_len": config.get("mem_len", 1600), "clamp_len": config.get("clamp_len", 1000)}
-    return model, Context(tgt_len=config.get("tgt_len") or 128, same_length=config.get("same_length", True), **lengths)
+    lengths = {name: config[name] for name in ("mem_len", "clamp_len", "same_length")}
+    return model, Context(tgt_len=config.get("tgt_len") or 128, **lengths)
 
 
 def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig  # pyright: ignore[reportMissingImports]
 
+from txl.convert.huggingface import DEFAULTS
+
 
 class TransfoXLConfig(PreTrainedConfig):
     """Names and defaults of transformers 4; the defaults are the published WikiText-103 model.
@@ -36,25 +38,25 @@ class TransfoXLConfig(PreTrainedConfig):
     def __init__(
         self,
         vocab_size: int = 267735,
-        cutoffs: Sequence[int] = (20000, 40000, 200000),
+        cutoffs: Sequence[int] = DEFAULTS["cutoffs"],
         d_model: int = 1024,
-        d_embed: int = 1024,
+        d_embed: int = DEFAULTS["d_embed"],
         n_head: int = 16,
         d_head: int = 64,
         d_inner: int = 4096,
-        div_val: int = 4,
-        pre_lnorm: bool = False,
+        div_val: int = DEFAULTS["div_val"],
+        pre_lnorm: bool = DEFAULTS["pre_lnorm"],
         n_layer: int = 18,
-        mem_len: int = 1600,
-        clamp_len: int = 1000,
-        same_length: bool = True,
-        proj_share_all_but_first: bool = True,
+        mem_len: int = DEFAULTS["mem_len"],
+        clamp_len: int = DEFAULTS["clamp_len"],
+        same_length: bool = DEFAULTS["same_length"],
+        proj_share_all_but_first: bool = DEFAULTS["proj_share_all_but_first"],
         attn_type: int = 0,
         sample_softmax: int = -1,
         adaptive: bool = True,
-        dropout: float = 0.1,
-        dropatt: float = 0.0,
-        untie_r: bool = True,
+        dropout: float = DEFAULTS["dropout"],
+        dropatt: float = DEFAULTS["dropatt"],
+        untie_r: bool = DEFAULTS["untie_r"],
         init: str = "normal",
         init_range: float = 0.01,
         proj_init_std: float = 0.01,
