@@ -1,5 +1,6 @@
 """`python -m txl.convert --to`: what is written is read again, with the same weights and figures, and has a card."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -196,6 +197,15 @@ def test_text_is_read_as_before_the_export(dataset: str, tmp_path: Path) -> None
         assert type(lm.tokenizer) is type(vocab)
         assert ids == encode_text(_TEXT, vocab, name="", running=dataset != "text").ids
         assert lm.decode(ids) == "".join(map(decoder(vocab, tokenised=dataset != "text"), ids))
+
+
+@pytest.mark.parametrize("write", [write_huggingface, write_original])
+@pytest.mark.parametrize("odd", ["New York", "a\u00a0b", ""])
+def test_words_that_a_line_of_vocab_txt_cannot_name_are_not_written(write: Any, odd: str, tmp_path: Path) -> None:
+    source = pretrained("text")
+    with pytest.raises(UsageError, match=re.escape(f"{odd!r}: is not one word")):
+        write(dataclasses.replace(source, tokenizer=Vocab([*_WORDS[:-1], odd])), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_export_in_subwords_is_converted_again_and_names_its_text(here: Here) -> None:

@@ -13,7 +13,7 @@ from txl.config import UsageError, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
-from txl.data_utils.tokenizers.base import EOS, UNK
+from txl.data_utils.tokenizers.base import EOS, UNK, Tokenizer
 from txl.data_utils.tokenizers.words import Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
@@ -60,6 +60,7 @@ def write_huggingface(found: TrainedModel, folder: Path) -> None:
     dataset = found.record.get("data", {}).get("dataset")
     only = "TransfoXL of Hugging Face has words only, as they are written; use --to original"
     require(type(found.tokenizer) is Vocab, f"--dataset {dataset}: {only}")
+    _require_one_word_a_line(found.tokenizer)
     double = second_names(found.model.config)
     tensors = {name: t.contiguous() for name, t in to_huggingface(found.model).items() if name not in double}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -75,6 +76,7 @@ def write_huggingface(found: TrainedModel, folder: Path) -> None:
 def write_original(found: TrainedModel, folder: Path) -> None:
     """Weights and constructor arguments for `MemTransformerLM` of kimiyoung/transformer-xl, in one `model.pt`. Raises
     `UsageError` if the 2019 code has no such model."""
+    _require_one_word_a_line(found.tokenizer)
     weights = to_kimiyoung(found.model)
     arguments = arguments_for_kimiyoung(found.model, found.context) | rates(found)
     torch.save({"arguments": arguments, "state_dict": weights, **_data_of(found)}, folder / "model.pt")
@@ -97,6 +99,12 @@ def rates(found: TrainedModel) -> dict[str, float]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"config.json of the run: {error}; use another copy") from None
     return {name: getattr(config, name) for name in RATES}
+
+
+def _require_one_word_a_line(tokenizer: Tokenizer) -> None:
+    """Raise `UsageError` if vocab.txt would be read back as other words: the first of each line that is not blank."""
+    odd = next((word for word in tokenizer.words if word.split() != [word]), None) if tokenizer.is_of_words else None
+    require(odd is None, f"{odd!r}: is not one word, and vocab.txt there has one a line; use --to txl")
 
 
 def _data_of(found: TrainedModel) -> dict[str, Any]:
