@@ -19,6 +19,8 @@ class Characters(RunningTokenizer):
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
+        if missing := [there for there in ("\n", UNK) if there not in self.index]:
+            raise ValueError(f"has no {missing[0]!r}")
         self._unk = self.index[UNK]
         self._id_of_code = np.full(_N_CODE, self._unk, dtype=np.uint32)
         for i, word in enumerate(self.words):

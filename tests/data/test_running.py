@@ -89,6 +89,12 @@ def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) ->
     assert vocab.files()["vocab.txt"].count("\n") == len(vocab)
 
 
+@pytest.mark.parametrize(("content", "missing"), [("a\nb\n", r"'\\n'"), ("\\n\nb\n", "'<unk>'")])
+def test_characters_without_a_line_break_or_unk_are_damaged(content: str, missing: str) -> None:
+    with pytest.raises(ValueError, match=f"has no {missing}"):
+        tokenizer_of("characters", lambda name: content)
+
+
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
     shown = list(map(Symbols(ALL_BYTES).decoder(), "a\u00f6\u6771".encode()))
     assert shown == ["a", "", "\u00f6", "", "", "\u6771"]
