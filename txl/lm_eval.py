@@ -4,27 +4,26 @@ python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
 """
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from txl.cli.launch import launch
+
+if __name__ == "__main__":  # before PyTorch is imported; the harness knows the models of the module that is imported
+    launch("lm_eval")
+
 import torch
 from torch import Tensor
 
-from txl.config import UsageError, require
+from txl.config import require
 from txl.language.model import LanguageModel
-from txl.runtime.log import print_error
 
 try:
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] (an extra)
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ImportError:
-    missing = 'txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"'
-    if __name__ == "__main__":
-        print_error(missing)
-        sys.exit(2)
-    raise ImportError(missing) from None
+    raise ImportError('txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"') from None
 
 T = TypeVar("T")
 _OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")
@@ -136,12 +135,4 @@ def main(argv: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 
     logging.getLogger("txl.data_utils").setLevel(logging.ERROR)  # no line for every text with unknown words
-    try:
-        cli_evaluate()
-    except UsageError as error:
-        print_error(str(error))
-        sys.exit(2)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli_evaluate()

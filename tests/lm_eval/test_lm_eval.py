@@ -3,14 +3,17 @@
 Its own command needs it; scripts/test_with_transformers.sh makes its environment and runs this.
 """
 
+import errno
 import json
 import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import unittest.mock
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +24,7 @@ import pytest
 import torch
 
 import txl
-from tests.cli.conftest import Here, call, entry_points, here, run_folder, text, trained, write_text
+from tests.cli.conftest import Here, Outcome, call, entry_points, here, run_folder, text, trained, write_text
 from tests.forks import ROOT
 from txl.config import UsageError
 
@@ -188,10 +191,44 @@ def test_a_missing_or_old_library_is_named(
         import_module(module)
 
 
-def test_the_command_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], Outcome]]:
+    """Runs `python -m txl.lm_eval` in this process."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # launch sets it
+    monkeypatch.setattr(sys, "argv", ["lm_eval.py", "--tasks", "wikitext"])
+
+    def command() -> Outcome:
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module("txl.lm_eval", run_name="__main__")
+        return Outcome(int(stop.value.code or 0), *map(str, capfd.readouterr()))
+
+    before = signal.getsignal(signal.SIGINT)
+    yield command
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_command_says_so_in_one_line(command: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "txl.lm_eval", raising=False)
-    monkeypatch.setattr(sys, "argv", ["lm_eval.py", "--tasks", "wikitext"])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_module("txl.lm_eval", run_name="__main__")
-    assert re.fullmatch(r"lm_eval.py: .*pip install .*\n", capsys.readouterr().err)
+    found = command()
+    assert found.status == 2
+    assert re.fullmatch(r"lm_eval.py: .*pip install .*\n", found.err)
+
+
+@pytest.mark.filterwarnings("ignore:'txl.lm_eval' found in sys.modules")
+@pytest.mark.usefixtures("harness")
+def test_an_error_of_the_machine_ends_the_command_in_one_line(
+    command: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, status, line in (
+        (OSError(errno.ENOSPC, "No space left on device", "out.json"), 2, "out.json: No space left on device; .*"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 2, "out of memory .*"),
+        (UsageError("path is missing"), 2, "path is missing"),
+        (KeyboardInterrupt(), 130, "interrupted; .*"),
+    ):
+        theirs = ModuleType("lm_eval.__main__")
+        theirs.__dict__["cli_evaluate"] = unittest.mock.Mock(side_effect=error)
+        monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+        found = command()
+        assert found.status == status
+        assert re.fullmatch(rf"lm_eval.py: {line}\n", found.err)
