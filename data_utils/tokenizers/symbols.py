@@ -52,9 +52,8 @@ class Symbols(RunningTokenizer):
     def ids(self, content: bytes) -> np.ndarray:
         """The ids of bytes. Raises `DataError` at a byte that is not in the vocabulary."""
         id_N = self.id_of_byte[np.frombuffer(content, dtype=np.uint8)]
-        if (id_N < 0).any():
-            at = int(np.argmax(id_N < 0))
-            raise DataError(f"byte {content[at]} of the text (offset {at}) is not in the vocabulary; take it out")
+        if (id_N < 0).any():  # where in its file is not known here: this may be one of many batches
+            raise DataError(f"byte {content[np.argmax(id_N < 0)]} of the text is not in the vocabulary; take it out")
         return id_N
 
     def encode(self, text: str) -> Encoded:

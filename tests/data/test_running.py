@@ -100,6 +100,12 @@ def test_a_character_in_several_tokens_is_shown_whole() -> None:
     assert shown == ["a", "", "\u00f6", "", "", "\u6771"]
 
 
+def test_a_byte_that_the_vocabulary_lacks_is_named() -> None:
+    """Not where it is: a batch does not know its place in the text."""
+    with pytest.raises(DataError, match=r"^byte 122 of the text is not in the vocabulary; take it out$"):
+        list(Symbols(["97", "98"]).encode_batches([Batch(b"ab", [2]), Batch(b"abz", [3])]))
+
+
 def test_bytes_need_not_be_text(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_bytes(b"\0\xff\xc3\n" * 3)
