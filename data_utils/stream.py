@@ -84,25 +84,22 @@ class SegmentStream:
 
     def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
         """The segments of an epoch, counted from 1, from segment `first` on."""
-        streams, shifts_B = self.streams[self.columns], np.zeros(1, dtype=np.int64)
+        n_stream, n_step = self.streams.shape
+        shifts_B = np.zeros(n_stream, dtype=np.int64)
         if self.roll:
-            n_stream, n_step = self.streams.shape
-            shifts_B = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)[self.columns]
-            streams = np.stack([np.roll(stream, shift) for stream, shift in zip(streams, shifts_B, strict=True)])
+            shifts_B = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)
         for begin, end in islice(self._cuts(epoch), first, None):
             first_read = max(0, begin - self.ext_len)
-            yield TrainingSegment(
-                as_tensor(streams[:, first_read:end]),
-                as_tensor(streams[:, begin + 1 : end + 1]),
-                self._since(first_read, end, shifts_B),
-            )
+            at_BT = (np.arange(first_read, end + 1) - shifts_B[self.columns, None]) % n_step  # in the stream
+            id_BT = np.take_along_axis(self.streams[self.columns], at_BT, axis=1)
+            target_BT = id_BT[:, begin + 1 - first_read :]
+            yield TrainingSegment(as_tensor(id_BT[:, :-1]), as_tensor(target_BT), self._since(at_BT[:, :-1]))
 
-    def _since(self, begin: int, end: int, shifts_B: np.ndarray) -> Tensor | None:
-        """Of the tokens from `begin` to `end`, exclusive, of the shifted streams; see `TrainingSegment`."""
+    def _since(self, at_BT: np.ndarray) -> Tensor | None:
+        """Of the tokens at these places of their streams; see `TrainingSegment`."""
         if self.begins is None:
             return None
         n_stream, n_step = self.streams.shape
-        at_BT = (np.arange(begin, end) - shifts_B[:, None]) % n_step  # in the stream
         index_BT = np.arange(n_stream)[self.columns, None] * n_step + at_BT  # in the text
         since_BT = index_BT - self.begins[np.searchsorted(self.begins, index_BT, side="right") - 1]
         return as_tensor(np.minimum(since_BT, at_BT))  # before a stream's first token there is none

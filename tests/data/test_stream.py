@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_every_epoch_turns_each_stream_by_a_number_of_its_own() -> None:
         assert len(set(begins[-1])) > 1
     assert len(set(begins)) == 3
     assert np.array_equal(rolled(2), rolled(2))
+
+
+def test_an_epoch_copies_the_tokens_of_one_segment_at_a_time() -> None:
+    stream = SegmentStream(np.zeros(10**7, dtype=np.uint16), batch_size=4, tgt_len=99, ext_len=9, roll=True)
+    next(stream.epoch(1))  # what is imported for the first time
+    tracemalloc.start()
+    try:
+        next(stream.epoch(2))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10**5
 
 
 LENGTHS = [2, 3, 8, 50, 101]
