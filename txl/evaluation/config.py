@@ -60,7 +60,7 @@ class EvalConfig(Lengths, OneModel):
     batch_size: int = option(
         10,
         "streams read in parallel, by default at least one per process; with --convention txl results do not depend on "
-        "it, except with --dynamic, --recurrence same and memories that look back without limit (not fifo, not none), "
+        "it, except with --dynamic, --recurrence same and memories that look back without limit, "
         "where it is 1 by default",
         minimum=1,
     )

@@ -125,7 +125,7 @@ class TrainConfig(Checked):
     eval_batch_size: int | None = option(
         None,
         "their streams; the result depends on them only with --recurrence same and memories that look back without "
-        "limit (not fifo, not none), where it is 1 by default (not given: 10, at least one per process)",
+        "limit, where it is 1 by default (not given: 10, at least one per process)",
         minimum=1,
     )
     max_eval_steps: int = option(
