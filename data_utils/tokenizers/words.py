@@ -1,11 +1,8 @@
 """Words between white space, and `<eos>` at each line end. In each part of a text a word type is looked up once, the
 rest is numpy; several processes share the parts."""
 
-import multiprocessing
 import os
-import signal
 import sys
-import warnings
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ..processes import in_processes
 from ..raw_text import text_of
 from ..sizes import ends_of_words, sizes_of
 from .base import EOS, UNK, Batch, Block, Encoded, Numbering, Tokenizer, UnknownWordError
@@ -198,27 +196,12 @@ def _numbered(batches: Iterable[Batch]) -> Iterator[tuple[str, _Part]]:
     if len(first) < 3 or n_process == 1:
         yield from ((batch.split, _number(batch)) for batch in chain(first, batches))
         return
-    with warnings.catch_warnings():  # of threads, none of which a process of these needs
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pool = multiprocessing.get_context("fork").Pool(n_process, _leave_signals)
-    waiting: deque[tuple[str, Any]] = deque()
-    try:
+    splits = deque[str]()
+
+    def noted() -> Iterator[Batch]:
         for batch in chain(first, batches):
-            waiting.append((batch.split, pool.apply_async(_number, (batch,))))
-            if len(waiting) > 2 * n_process:  # more would pile up
-                split, result = waiting.popleft()
-                yield split, result.get()
-        while waiting:
-            split, result = waiting.popleft()
-            yield split, result.get()
-    finally:
-        for _, result in waiting:  # a process that is ended while it answers leaves half an answer
-            result.wait()
-        pool.close()
-        pool.join()
+            splits.append(batch.split)
+            yield batch
 
-
-def _leave_signals() -> None:
-    """In a process of a pool: leave Ctrl-C to the parent, and end at SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for part in in_processes(_number, noted(), n_process):
+        yield splits.popleft(), part

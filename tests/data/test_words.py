@@ -1,6 +1,9 @@
 """Words and ids; in parts and by several processes they are those of a plain loop."""
 
+import multiprocessing
+import os
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers import words
-from txl.data_utils.tokenizers.base import UnknownWordError
+from txl.data_utils.tokenizers.base import Batch, UnknownWordError
 from txl.data_utils.tokenizers.words import Vocab
 
 BUILT: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {  # counts, limits, words after <eos>
@@ -129,3 +132,25 @@ def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch
         (tmp_path / "valid.txt").write_bytes(b"fine words\n")
         with pytest.raises(DataError, match=rf"train\.txt, line 41: .*{said}"):
             Corpus(DataConfig(data=str(tmp_path), dataset="text"))
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals
+) -> None:
+    parent, number = os.getpid(), words._number
+
+    def killed(batch: Batch) -> object:
+        if b"last" in batch.content and os.getpid() != parent:
+            signal.raise_signal(kind)
+        return number(batch)
+
+    monkeypatch.setattr(words, "_number", killed)
+    monkeypatch.setattr(words, "_N_PROCESS", 2)
+    monkeypatch.setattr(words.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text("some words\n" * 80 + "last\n" + "more words\n" * 80)
+    with pytest.raises(DataError, match="a process that read it was killed, perhaps for want of memory; free some"):
+        Corpus(DataConfig(data=str(tmp_path), dataset="text"))
+    assert multiprocessing.active_children() == []
