@@ -23,7 +23,7 @@ class DataConfig(Checked):
         "data/wikitext-103",
         "folder of train.txt, valid.txt and test.txt (ids: of .npy or .bin files); or any folder, files or glob of "
         "text, also gzip, bzip2, xz, zstd, zip, jsonl and parquet; here or at https://, hf://, s3:// and the like; "
-        "see docs/data.md; pydoc writes its text itself",
+        "see docs/data.md; pydoc writes its text there, and needs a folder of its own",
     )
     dataset: Literal[
         "wt103", "wt2", "ptb", "enwik8", "text8", "lm1b", "text", "pydoc", "bpe", "bytes", "characters", "ids"

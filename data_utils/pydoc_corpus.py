@@ -29,10 +29,13 @@ _CODE = re.compile(r"\s*(>>>|\.\.\. |\.\. )|.*::=")
 
 
 class Pydoc(Texts):
-    """A folder into which the corpus is written if it has none of the files."""
+    """A folder into which the corpus is written if it has none of the files; never that of WikiText-103."""
 
     def require_data(self) -> None:
         super().require_data()
+        if self.config.data == type(self.config).data:
+            why = "is where WikiText-103 goes, which would be read as this corpus, or this as that"
+            raise DataError(f"--data {self.home}: {why}; name a folder of its own, such as --data data/pydoc")
         if not any(map(self.is_there, SPLITS)):
             write_pydoc_corpus(self.home)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import long_test
+from txl.data_utils.config import DataConfig
+from txl.data_utils.corpus import Corpus
 from txl.data_utils.pydoc_corpus import write_pydoc_corpus
 from txl.data_utils.raw_text import DataError
 
@@ -53,3 +55,12 @@ def test_a_python_without_sources_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds only 0 words of documentation.*--dataset text"):
         write_pydoc_corpus(tmp_path / "out", stdlib=tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+def test_it_is_not_written_where_another_data_set_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^--data data/wikitext-103: .*; name a folder .* --data data/pydoc$"):
+        Corpus(DataConfig(dataset="pydoc"))
+    assert list(tmp_path.iterdir()) == []
