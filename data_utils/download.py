@@ -23,8 +23,6 @@ from .raw_text import DataError, one_at_a_time
 from .shards import SHARDS, VOCABULARY
 from .transfer import Remote, load, require_fit
 
-_SPLITS = ("train", "valid", "test")
-
 
 class DataSet(NamedTuple):
     """What a data set is made of.
@@ -171,11 +169,13 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
 
 
 def _unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:
-    """Write the files of an archive whose digest is known where `named` says."""
+    """Write the files of an archive whose digest is known where `named` says; what is there already is kept."""
     with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
         is_zip = isinstance(opened, zipfile.ZipFile)
         for name in opened.namelist() if is_zip else opened.getnames():
             for place in named(name):
+                if (folder / place).is_file():
+                    continue
                 source = opened.open(name) if is_zip else opened.extractfile(name)
                 assert source is not None
                 with source, written_whole(folder / place) as temporary, temporary.open("wb") as file:

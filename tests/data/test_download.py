@@ -183,20 +183,34 @@ IN_ARCHIVE = {  # members, and what they become
 }
 
 
-@pytest.mark.parametrize("name", IN_ARCHIVE)
-def test_a_data_set_ends_up_where_the_scripts_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    known, (members, files) = SETS[name], IN_ARCHIVE[name]
+def put_there(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> DataSet:
+    """The archive of a data set, as a user puts it there, with nothing known of it."""
+    known, members = SETS[name], IN_ARCHIVE[name][0]
     content = (tarred if name == "lm1b" else zipped)({member: member.encode() for member in members})
     without = tuple(one._replace(digest="", urls=[]) for one in known.remotes)
     bare = known._replace(remotes=without, files=dict.fromkeys(known.files, ""))
-    for one in bare.remotes:  # as a user puts them there
-        (tmp_path / one.name).write_bytes(content if one.name not in known.files else b"<S> 1\n")
+    for one in bare.remotes:
+        (folder / one.name).write_bytes(content if one.name not in known.files else b"<S> 1\n")
     monkeypatch.setitem(download.SETS, name, bare)
+    return bare
+
+
+@pytest.mark.parametrize("name", IN_ARCHIVE)
+def test_a_data_set_ends_up_where_the_scripts_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    bare, files = put_there(tmp_path, monkeypatch, name), IN_ARCHIVE[name][1]
     assert download.main([name, "--out", str(tmp_path)]) == 0
     found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert found >= set(files)
     assert found <= {*files, "valid.txt", *(one.name for one in bare.remotes)}
     assert download.main([name, "--out", str(tmp_path)]) == 0
+
+
+def test_a_file_that_is_there_is_not_unpacked_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_there(tmp_path, monkeypatch, "lm1b")
+    (tmp_path / "valid.txt").write_text("mine\n")
+    assert download.main(["lm1b", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "valid.txt").read_text() == "mine\n"
+    assert "heldout" in (tmp_path / "test.txt").read_text()
 
 
 def test_a_mirror_of_ones_own_is_asked_first(
