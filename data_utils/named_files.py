@@ -112,7 +112,8 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> Iterator[Path]:
-    """The files in a folder and below it, except for hidden ones. Caches and run folders are appended to `left_out`.
+    """The files in a folder and below it, except for hidden ones. Links are followed, but each folder is read once,
+    under its own name rather than that of a link beside it. Caches and run folders are appended to `left_out`.
 
     Args:
         only: files that are asked for; folders without any of them are not opened.
@@ -123,12 +124,17 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
         with reading(Path(error.filename)):
             raise error
 
-    for folder, below, names in os.walk(top, onerror=stop):
+    seen = {os.path.realpath(top)}
+    for folder, below, names in os.walk(top, onerror=stop, followlinks=True):
         here = Path(folder)
         paths = [here / name for name in sorted(below) if not name.startswith(".")]
         wanted = [path for path in paths if folders is None or path in folders]
         left_out += (path for path in wanted if _is_ours(path))
-        below[:] = [path.name for path in wanted if path not in left_out]
+        below.clear()
+        for path in sorted(wanted, key=Path.is_symlink):
+            if path not in left_out and (real := os.path.realpath(path)) not in seen:
+                seen.add(real)
+                below.append(path.name)
         for name in names:
             path = here / name
             if not name.startswith(".") and name != "checked.json" and (only is None or path in only):

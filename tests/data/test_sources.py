@@ -121,6 +121,18 @@ def test_what_txl_writes_below_data_is_no_text_and_said(tmp_path: Path, glob: st
     assert sorted(sources_of(data).splits) == [tmp_path / "a.txt", tmp_path / "runs/notes.txt"]
 
 
+@pytest.mark.parametrize("glob", ["", "/*/*.txt"])
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Path, glob: str) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    write_all(home, ["part/a.txt", "part/more/b.txt"])
+    write_all(other, ["c.txt"])
+    for link, target in {"valid": other, "part/up": home, "again": home / "part", "of": other / "back"}.items():
+        (home / link).symlink_to(target)
+    (other / "back").symlink_to(home)
+    found = {str(path.relative_to(home)): split for path, split in sources_of(f"{home}{glob}").splits.items()}
+    assert found == {"part/a.txt": "", "valid/c.txt": "valid"} | ({} if glob else {"part/more/b.txt": ""})
+
+
 def test_a_readme_beside_rows_is_no_text(tmp_path: Path) -> None:
     write_all(tmp_path, ["README.md", "a.txt", "b.jsonl"])
     assert [path.name for path in sources_of(str(tmp_path)).splits] == ["a.txt", "b.jsonl"]
