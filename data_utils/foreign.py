@@ -1,5 +1,6 @@
 """Ids that somebody else made: .npy files, nanoGPT's .bin, Megatron's .bin with its .idx. They are memory-mapped."""
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,18 @@ class Streams(Texts):
         nothing = np.zeros(0, dtype=np.uint64)
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
+    def fingerprint(self, split: str) -> str:
+        """Hex digest of the ids of a split, and of the file beside them where there is one."""
+        (path,) = self.files(split)
+        digest, index, beside = self.checks.digest(path), _index_of(path), _documents_of(path)
+        more = index or (beside if beside.is_file() else None)
+        return digest if more is None else hashlib.sha256((digest + self.checks.digest(more)).encode()).hexdigest()
+
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         if store.starts is not None:
             return store.starts
         (path,) = self.files(split)
-        beside = path.with_name(f"{path.stem}.documents.npy")
+        beside = _documents_of(path)
         if not beside.is_file():
             needs = "documents of --dataset ids need the index where each begins there"
             raise DataError(f"{beside}: no such file; {needs}")
@@ -81,7 +89,19 @@ class Streams(Texts):
             ids = _open(path).ids
             return f"{ids.min()} {ids.max()}"
 
-        return [int(n) for n in self.checks.result(path, "range", found).split()]
+        index = _index_of(path)  # says of which type the integers are
+        what = "range" if index is None else f"range {self.checks.digest(index)}"
+        return [int(n) for n in self.checks.result(path, what, found).split()]
+
+
+def _documents_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.documents.npy")
+
+
+def _index_of(path: Path) -> Path | None:
+    """Megatron's index of a .bin file; None where there is none."""
+    index = path.with_suffix(".idx")
+    return index if path.suffix == ".bin" and index.is_file() else None
 
 
 def _open(path: Path) -> _Ids:
@@ -102,13 +122,11 @@ def _open(path: Path) -> _Ids:
 
 
 def _bin(path: Path) -> _Ids:
-    index, size = path.with_suffix(".idx"), path.stat().st_size
-    dtype, starts, n_token = np.dtype("<u2"), None, size // 2
-    if index.is_file():
-        dtype, starts, n_token = _megatron(index)
+    index, size = _index_of(path), path.stat().st_size
+    dtype, starts, n_token = _megatron(index) if index else (np.dtype("<u2"), None, size // 2)
     if not n_token or size != n_token * dtype.itemsize:
-        what = f"has {size} bytes, not the {n_token} ids of {dtype} that {index.name} names"
-        what = what if index.is_file() else f"has {size} bytes, which are no ids of 2 bytes"
+        named = f"not the {n_token} ids of {dtype} that {index.name} names" if index else "which are no ids of 2 bytes"
+        what = f"has {size} bytes, {named}"
         raise DataError(f"{path}: {what}; write it again")
     return _Ids(np.memmap(path, dtype=dtype, mode="r"), starts)
 

@@ -1,6 +1,7 @@
 """Subwords, bytes, characters and streams of ids."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from txl.data_utils.tokenizers.characters import Characters
 from txl.data_utils.tokenizers.integers import Integers
 from txl.data_utils.tokenizers.running import RunningTokenizer
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
+from txl.files import sha256
 
 TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
 ANY_TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -240,13 +242,14 @@ def test_a_missing_or_cut_stream_is_named(tmp_path: Path) -> None:
         open_text(tmp_path, "ids")
 
 
-def write_megatron(path: Path, documents: list[list[int]]) -> None:
+def write_megatron(path: Path, documents: list[list[int]], dtype: str = "<u2") -> None:
     """As Megatron-LM's IndexedDatasetBuilder writes them."""
     lengths = np.array([len(ids) for ids in documents], dtype="<i4")
-    np.concatenate(documents).astype("<u2").tofile(path.with_suffix(".bin"))
+    np.concatenate(documents).astype(dtype).tofile(path.with_suffix(".bin"))
     counts = np.array([len(lengths), len(lengths) + 1], dtype="<u8").tobytes()
-    pointers = (2 * (np.cumsum(lengths) - lengths)).astype("<i8").tobytes()
-    head = b"MMIDIDX\0\0" + np.array(1, "<u8").tobytes() + bytes([8]) + counts
+    kind, n_byte = {"<u2": 8, "<i4": 4}[dtype], np.dtype(dtype).itemsize
+    pointers = (n_byte * (np.cumsum(lengths) - lengths)).astype("<i8").tobytes()
+    head = b"MMIDIDX\0\0" + np.array(1, "<u8").tobytes() + bytes([kind]) + counts
     borders = np.arange(len(lengths) + 1, dtype="<i8").tobytes()
     path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + pointers + borders)
 
@@ -266,6 +269,27 @@ def test_ids_of_nanogpt_and_megatron_are_read(tmp_path: Path) -> None:
     (tmp_path / "test.idx").write_bytes((tmp_path / "test.idx").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"test\.idx: no index of Megatron-LM"):
         open_text(tmp_path, "ids")
+
+
+def test_a_file_beside_ids_is_part_of_what_is_known_of_them(tmp_path: Path) -> None:
+    """Without its index the file holds other, smaller ids; what was found of them is kept beside the text."""
+    write_ids(tmp_path)
+    (tmp_path / "valid.npy").unlink()
+    digests = []
+    for documents in ([[70000, 1]], [[70000], [1]]):
+        write_megatron(tmp_path / "valid.bin", documents, "<i4")
+        os.utime(tmp_path / "valid.bin", (1, 1))  # long enough ago to be kept
+        index = (tmp_path / "valid.idx").rename(tmp_path / "aside")
+        assert len(open_text(tmp_path, "ids").vocab) == 70000 % 2**16 + 1
+        digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
+        index.rename(tmp_path / "valid.idx")
+        assert len(open_text(tmp_path, "ids").vocab) == 70001
+        digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
+    assert digests[0] == digests[2] == sha256(tmp_path / "valid.bin")
+    assert len(set(digests)) == 3
+    (tmp_path / "valid.idx").unlink()
+    np.save(tmp_path / "valid.documents.npy", np.array([0, 1]))
+    assert open_text(tmp_path, "ids").fingerprint("valid") not in digests
 
 
 REFUSED = {
