@@ -4,6 +4,7 @@ import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from email.message import Message
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -78,45 +79,59 @@ def load(remote: Remote, folder: Path) -> bool:
 
 
 def _from_mirror(remote: Remote, url: str, part: Path) -> None:
-    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with."""
+    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with: where there is
+    a digest to check it by, or the server says by a mark, which is kept beside it, that it is of the same content."""
+    mark = None if remote.digest else part.with_name(f"{part.name}.mark")
     for _ in range(2 if _size(part) else 1):  # the beginning may be at fault
-        _until_whole(url, part)
+        _until_whole(url, part, mark)
+        if mark is not None:
+            mark.unlink(missing_ok=True)
         if fits(part, remote.digest):
             return
         part.unlink()
-    raise TransferError(f"the file is another ({remote.digest} expected)")
+    raise TransferError(f"the file is another ({remote.digest} expected)" if remote.digest else "the file is empty")
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _until_whole(url: str, part: Path) -> None:
+def _until_whole(url: str, part: Path, mark: Path | None) -> None:
     n_failed = 0
     while True:
         before = _size(part)
         try:
-            return _go_on(url, part, before)
+            return _go_on(url, part, mark)
         except urllib.error.HTTPError as error:
-            if error.code == 416 and before:  # nothing is left, or the part is longer than the file
+            if error.code != 416 or not before:
+                raise TransferError(f"status {error.code}") from None
+            if mark is None:  # nothing is left, or the part is longer than the file
                 return
-            raise TransferError(f"status {error.code}") from None
+            mark.unlink(missing_ok=True)
+            n_failed += 1
+            reason, no_server = "status 416", False
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             n_failed = 0 if _size(part) > before else n_failed + 1
             no_server = isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError)
-            if n_failed >= TRIES or no_server:
-                raise TransferError(str(reason) or type(reason).__name__) from None
+        if n_failed >= TRIES or no_server:
+            raise TransferError(str(reason) or type(reason).__name__) from None
 
 
-def _go_on(url: str, part: Path, before: int) -> None:
-    """Ask for the bytes after the first `before` and append them. Raises `OSError` where they are cut."""
-    wanted = urllib.request.Request(url, headers=_AGENT | ({"Range": f"bytes={before}-"} if before else {}))
-    with urllib.request.urlopen(wanted, timeout=TIMEOUT_S) as answer:
+def _go_on(url: str, part: Path, mark: Path | None) -> None:
+    """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not known. Raises `OSError`
+    where they are cut."""
+    before = _size(part)
+    known = mark.read_text(encoding="utf-8") if before and mark is not None and mark.exists() else ""
+    before = before if mark is None or known else 0
+    headers = _AGENT | ({"Range": f"bytes={before}-"} if before else {}) | ({"If-Range": known} if known else {})
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
         said = answer.headers.get("Content-Range", "")
         appends = answer.status == 206 and said.startswith(f"bytes {before}-")
         if answer.status == 206 and not appends:
             raise TransferError(f"answered with another range ({said})")
+        if mark is not None:
+            _keep_mark(mark, known if appends else "", _mark_of(answer.headers), part)
         length = answer.headers.get("Content-Length")
         n_done = before if appends else 0
         total = n_done + int(length) if length else None
@@ -130,3 +145,23 @@ def _go_on(url: str, part: Path, before: int) -> None:
                 n_done += len(block)
         if total is not None and n_done < total:
             raise OSError(f"cut after {n_done:,} of {total:,} bytes")
+
+
+def _mark_of(headers: Message) -> str:
+    """What tells this content from another under the same address; empty: the server does not say."""
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else headers.get("Last-Modified", "")  # W/"..." is of like content
+
+
+def _keep_mark(mark: Path, known: str, new: str, part: Path) -> None:
+    """Keep the mark of an answer that goes on from the content of the mark `known`; empty: that begins anew. Raises
+    `OSError` if it is of other content."""
+    if known:
+        if new not in ("", known):
+            mark.unlink()
+            raise OSError("the file has changed meanwhile")
+        return
+    mark.unlink(missing_ok=True)
+    part.write_bytes(b"")  # never an old beginning beside a new mark
+    if new:
+        mark.write_text(new, encoding="utf-8")

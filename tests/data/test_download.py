@@ -30,6 +30,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     asked: list[tuple[str, str | None]]
     content = CONTENT
+    marks: dict[str, str]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,15 +53,18 @@ class Handler(BaseHTTPRequestHandler):
             return self.end_headers()
         if how == "wrong":
             whole = whole[::-1]
-        begin = int(wanted[6:-1]) if wanted and how != "no_range" else 0
+        same = self.headers.get("If-Range") in (None, *self.server.marks.values()) or how == "careless"
+        begin = int(wanted[6:-1]) if wanted and same and how != "no_range" else 0
         body = whole[begin:]
-        if wanted and begin >= len(whole):
+        if begin >= len(whole):
             return self.send_error(416)
         self.send_response(206 if begin else 200)
         if begin:
             shown = begin + 1 if how == "other_range" else begin
             self.send_header("Content-Range", f"bytes {shown}-{len(whole) - 1}/{len(whole)}")
         n_said = len(body) + {"says_more": 1000, "says_less": -1000}.get(how, 0)
+        for mark, value in self.server.marks.items():
+            self.send_header(mark, value)
         self.send_header("Content-Length", str(n_said))
         self.send_header("Connection", "close")
         self.end_headers()
@@ -81,15 +85,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with Server(("127.0.0.1", 0), Handler) as server:
-        server.asked = []
+        server.asked, server.marks = [], {}
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server
         server.shutdown()
 
 
-def remote(server: Server, *ways: str, digest: str = "") -> Remote:
+def remote(server: Server, *ways: str, digest: str | None = None) -> Remote:
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    known = digest or f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    known = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}" if digest is None else digest
     return Remote("file.bin", [f"{address}/{how}/file.bin" for how in ways], known)
 
 
@@ -140,6 +144,34 @@ def test_what_does_not_go_on_from_the_beginning_that_is_there_is_thrown_away(tmp
         assert load(remote(server, *ways), tmp_path)
         assert server.asked[0][1] == f"bytes={len(begun)}-"
         assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+DAY = "Mon, 01 Jan 2024 00:00:00 GMT"
+WITHOUT_DIGEST: dict[str, tuple[str, dict[str, str], bytes, str, list[str | None]]] = {
+    # the way, what the server says of its content, the beginning that is there and its mark, what is asked for
+    "cut": ("cut", {"ETag": '"1"'}, b"", "", [None, "bytes=51200-", "bytes=76800-"]),
+    "cut, of a date": ("cut", {"ETag": 'W/"1"', "Last-Modified": DAY}, b"", "", [None, "bytes=51200-", "bytes=76800-"]),
+    "cut, nothing is said": ("cut", {}, b"", "", [None, None, None]),
+    "begun before": ("good", {"ETag": '"1"'}, CONTENT[:100], '"1"', ["bytes=100-"]),
+    "begun, of other content": ("good", {"ETag": '"1"'}, b"another", '"0"', ["bytes=7-"]),
+    "the same, which the server does not see": ("careless", {"ETag": '"1"'}, b"another", '"0"', ["bytes=7-", None]),
+    "begun, of who knows what": ("good", {"ETag": '"1"'}, b"another", "", [None]),
+    "longer than the file": ("good", {"ETag": '"1"'}, CONTENT + b"and more", '"1"', ["bytes=102408-", None]),
+}
+
+
+@pytest.mark.parametrize(("how", "marks", "begun", "mark", "asked"), WITHOUT_DIGEST.values(), ids=WITHOUT_DIGEST)
+def test_without_a_digest_only_a_beginning_of_the_same_content_is_gone_on_with(
+    tmp_path: Path, server: Server, how: str, marks: dict[str, str], begun: bytes, mark: str, asked: list[str | None]
+) -> None:
+    server.marks = marks
+    for name, content in {"file.bin.part": begun, "file.bin.part.mark": mark.encode()}.items():
+        if content:
+            (tmp_path / name).write_bytes(content)
+    assert load(remote(server, how, digest=""), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert [range_asked for _, range_asked in server.asked] == asked
+    assert [path.name for path in tmp_path.iterdir()] == ["file.bin"]
 
 
 def test_another_file_under_the_name_is_left_alone(tmp_path: Path, server: Server) -> None:
