@@ -1,9 +1,11 @@
 """Text that is elsewhere: --data of https://, hf://, s3:// and whatever else fsspec opens, copied once."""
 
+import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
@@ -12,11 +14,13 @@ from txl.files import written_whole
 
 from .config import DataConfig
 from .file_formats import kind_of
-from .raw_text import DataError, one_at_a_time
+from .raw_text import DataError, one_at_a_time, read_record, write_record
 from .transfer import Remote, load
 
 HERE = Path("data")
 """The folder of the copies: `https://host/a.txt` is `data/https/host/a.txt`."""
+_COPIED = ".txl-copied.json"
+"""In the copy of a folder: the files of each name that was copied whole, so that they are not asked for again."""
 
 
 def with_copies(config: DataConfig) -> DataConfig:
@@ -35,16 +39,39 @@ def is_remote(name: str) -> bool:
 
 
 def place_of(name: str) -> Path:
-    """Where the copy of what is elsewhere has its place, or a path itself."""
+    """Where the copy of what is elsewhere has its place, or a path itself. A query of an address, as in
+    https://host/a.jsonl?download=true, stands before the suffixes, which say what the file holds."""
+    if not is_remote(name):
+        return Path(name)
     protocol, _, rest = name.partition("://")
-    return HERE / protocol / rest.strip("/") if is_remote(name) else Path(name)
+    if not _is_web(name):
+        return HERE / protocol / rest.strip("/")
+    rest, _, query = rest.partition("#")[0].partition("?")
+    place = HERE / protocol / rest.strip("/")
+    if not query:
+        return place
+    asked = re.sub(r"[^\w.-]+", "_", query)
+    suffixes = _suffixes(place.name) or _suffixes(asked)
+    asked = asked.removesuffix(suffixes)[:60]
+    if not re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query):  # of another query the same may be left
+        asked += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
+    return place.with_name(f"{place.name.removesuffix(suffixes)}_{asked}{suffixes}")
+
+
+def _suffixes(name: str) -> str:
+    found = re.search(r"(\.\w{1,8}){1,2}$", name)
+    return found[0] if found else ""
+
+
+def _is_web(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
 
 
 def _copied(name: str) -> str:
     place = place_of(name)
     if ".." in place.parts:
         raise DataError(f"--data {name}: goes up by '..'; name it by its own address")
-    if name.startswith(("http://", "https://")):  # with our own transfer, which goes on where it was cut
+    if _is_web(name):  # with our own transfer, which goes on where it was cut
         place.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(place.parent):
             if not place.is_file():
@@ -56,23 +83,30 @@ def _copied(name: str) -> str:
 
 def _copy_below(name: str) -> None:
     """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
+    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+    place = place_of(fixed)
+    known = read_record(place / _COPIED).get(name)
+    if place.is_file() or (known and all((place / file).is_file() for file in known)):
+        return
     from fsspec.callbacks import TqdmCallback
     from fsspec.core import url_to_fs
 
-    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
     with _asking(name):
         system, top = url_to_fs(fixed)
         found = system.find(top) if fixed == name else sorted(system.glob(url_to_fs(name)[1]))
-    files = [file for file in found if file == top or kind_of(Path(file))]
+    files = {file: os.path.relpath(file, top) for file in found if file == top or kind_of(Path(file))}
     if not files:
         raise DataError(f"--data {name}: no files of text there; give a folder, a file or a glob")
-    for file in files:
-        target = place_of(fixed) / os.path.relpath(file, top) if file != top else place_of(fixed)
+    for file, below in files.items():
+        target = place / below
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             with one_at_a_time(target.parent), written_whole(target) as temporary, _asking(name):
                 shown = {"desc": target.name, "unit": "B", "unit_scale": True, "disable": None}
                 system.get_file(file, str(temporary), callback=TqdmCallback(tqdm_kwargs=shown))
+    if place.is_dir():
+        with suppress(OSError), one_at_a_time(place):  # of a folder that may only be read
+            write_record(place / _COPIED, {**read_record(place / _COPIED), name: list(files.values())})
 
 
 @contextmanager

@@ -39,14 +39,14 @@ def test_a_folder_is_read_as_its_copy_would_be(elsewhere: fsspec.AbstractFileSys
     assert corpus.vocab.decode(corpus.split("test")) == ["one", "<eos>"]
     assert corpus.config.data == "memory://corpus"  # what a checkpoint says
     copied = {str(path.relative_to("data/memory")) for path in Path("data/memory").rglob("*.*") if path.is_file()}
-    assert {name for name in copied if "txl-cache" not in name} == set(TEXT) - {"corpus/readme.pdf"}
+    assert {name for name in copied if "txl-" not in name} == set(TEXT) - {"corpus/readme.pdf"}
 
 
 def test_what_is_here_is_not_asked_for_again(elsewhere: fsspec.AbstractFileSystem) -> None:
     config = DataConfig(data=("memory://corpus/valid.txt", "memory://corpus/train/*.txt"), dataset="text")
     here = remote.with_copies(config)
     assert here.data == ("data/memory/corpus/valid.txt", "data/memory/corpus/train/*.txt")
-    assert sorted(p.name for p in Path("data").rglob("*.*")) == ["a.txt", "valid.txt"]
+    assert sorted(p.name for p in Path("data").rglob("*.txt")) == ["a.txt", "valid.txt"]
     elsewhere.pipe("/corpus/valid.txt", b"another")
     remote.with_copies(config)
     assert Path("data/memory/corpus/valid.txt").read_text() == "two\n"
@@ -58,6 +58,39 @@ def test_a_run_finds_its_text_again_where_it_has_no_copy(elsewhere: fsspec.Abstr
     assert len(Corpus(config, needed=("test",)).split("test")) == 2
     with pytest.raises(UsageError, match=r"^corpus: the text of the training is not there"):
         data_settings({"data": {"data": "corpus", "dataset": "text"}}, Path("run"), ())
+
+
+@pytest.mark.parametrize("name", ["memory://corpus", "memory://corpus/valid.txt", "memory://corpus/*/*.txt"])
+def test_what_was_copied_whole_needs_no_network(
+    elsewhere: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    config = DataConfig(data=name, dataset="text")
+    here, kind = remote.with_copies(config), type(elsewhere)
+    with monkeypatch.context() as patched:
+        for asks in ("find", "glob", "get_file", "info"):
+            patched.setattr(kind, asks, no_network)
+        assert remote.with_copies(config) == here
+        next(Path("data").rglob("*.txt")).unlink()
+        with pytest.raises(DataError, match=r"cannot be copied \(no network\)"):
+            remote.with_copies(config)
+    assert remote.with_copies(config) == here
+
+
+PLACES = {
+    "https://h/b/a.jsonl": "data/https/h/b/a.jsonl",
+    "https://h/a.jsonl?download=true": "data/https/h/a_download_true.jsonl",
+    "https://h/a.txt.gz?raw=1#top": "data/https/h/a_raw_1.txt.gz",
+    "https://h/get?file=a.jsonl": "data/https/h/get_file_a_d2d59a1b.jsonl",
+    "https://h/a.txt?x=../b&y=1": "data/https/h/a_x_.._b_y_1_25f6f1b2.txt",
+    "https://h/a.txt?x=../b/y=1": "data/https/h/a_x_.._b_y_1_a0da9441.txt",
+}
+
+
+def test_the_copy_of_an_address_with_a_query_keeps_the_kind_of_its_file() -> None:
+    assert {name: str(remote.place_of(name)) for name in PLACES} == PLACES
 
 
 CANNOT = {
