@@ -22,6 +22,8 @@ from .tokenizers.base import Batch, Block
 
 VERSION = 3
 RECORD = "store.json"
+_DRAFT = ".txl-draft."
+"""Begins the name of a folder that may be removed unless it is locked; nothing else may begin so."""
 _TYPES = {"ids.bin": None, "documents.bin": np.int64, "places.bin": np.uint64, "sizes.bin": np.uint32}
 
 
@@ -93,13 +95,13 @@ def keep(draft: Path, folder: Path, record: dict[str, Any]) -> None:
 def draft_folder(cache: Path) -> Iterator[Path]:
     """A folder in `cache` for what is not complete yet; it is removed at the end, as are those of killed processes."""
     cache.mkdir(parents=True, exist_ok=True)
-    for left in cache.glob(".tmp.*"):
+    for left in cache.glob(f"{_DRAFT}*"):
         if left.is_dir():
             with _locked(left) as is_mine:
                 if is_mine:
                     shutil.rmtree(left, ignore_errors=True)
     with sigterm_raises():
-        folder = Path(tempfile.mkdtemp(prefix=".tmp.", dir=cache))
+        folder = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=cache))
         try:
             with _locked(folder):
                 yield folder

@@ -170,11 +170,12 @@ def test_a_store_that_was_looked_at_is_looked_at_again_when_it_changes(folder: P
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(folder: Path) -> None:
-    of_cache = folder / "txl-cache" / ".tmp.killed" / "train"
-    of_cache.mkdir(parents=True)
-    (of_cache / "ids.bin").write_bytes(b"half")
+    killed, others = (folder / "txl-cache" / name for name in (".txl-draft.killed", ".tmp.1.model"))
+    for left in (killed, others):
+        left.mkdir(parents=True)
+        (left / "ids.bin").write_bytes(b"half")
     open_text(folder)
-    assert not of_cache.parent.exists()
+    assert (killed.exists(), others.exists()) == (False, True)
     left, living = folder / ".tmp.1.file", folder / ".tmp.2.file"
     left.write_bytes(b"half")
     with living.open("wb") as writer:
