@@ -40,6 +40,7 @@ class Corpus:
         self._checks = Checks(self.cache)
         self._stores: dict[str, Store] = {}
         self._noticed: list[str] = []
+        self._vocab_is_given = vocab is not None
         with self._writing():
             self.texts = self.kind.texts(here, self._checks)
             self.require_splits(*self.kind.counted if vocab is None else (), *needed)
@@ -265,7 +266,9 @@ class Corpus:
     def _no_such_word(self, name: str, words: set[str]) -> DataError:
         path, n, word = self.texts.line_with(name, words)
         what = f"the word {word!r} is not in the vocabulary, which has no {UNK} to stand for it"
-        return DataError(f"{path}, line {n}: {what}; use --dataset text, where unknown words are allowed")
+        own = "use --dataset text, where unknown words are allowed"
+        advice = "give a text whose words the model knows" if self._vocab_is_given else own
+        return DataError(f"{path}, line {n}: {what}; {advice}")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

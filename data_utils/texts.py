@@ -11,7 +11,7 @@ import numpy as np
 from .checks import Checks
 from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import lines_of, lines_or_rows
+from .file_formats import lines_or_rows
 from .named_files import home_of, require_folder
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
@@ -122,9 +122,9 @@ class Texts:
         raise AssertionError(f"every line of {split} is UTF-8")
 
     def line_with(self, split: str, words: set[str]) -> tuple[Path, int, str]:
-        """The first of these words in a split: its file, the number of its line, and the word."""
+        """The first of these words in a split: its file, the number of its line or row, and the word."""
         for path in self.files(split):
-            for n, line in enumerate(lines_of(path, task="searching"), 1):
+            for n, line in enumerate(lines_or_rows(path, self.config.text_field, task="searching"), 1):
                 for word in line.decode().split():
                     if word in words or word.lower() in words:
                         return path, n, word

@@ -1,5 +1,6 @@
 """Words and ids; in parts and by several processes they are those of a plain loop."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -132,6 +133,17 @@ def test_what_a_process_cannot_read_is_named_by_line(tmp_path: Path, monkeypatch
         (tmp_path / "valid.txt").write_bytes(b"fine words\n")
         with pytest.raises(DataError, match=rf"train\.txt, line 41: .*{said}"):
             Corpus(DataConfig(data=str(tmp_path), dataset="text"))
+
+
+def test_an_unknown_word_is_named_with_what_helps(tmp_path: Path) -> None:
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ("a a", "a \u00e4")))
+    said = r"valid\.jsonl, line 2: the word '\u00e4' is not .*; give a text whose words the model knows$"
+    with pytest.raises(DataError, match=said):
+        Corpus(DataConfig(data=f"{tmp_path}/valid.jsonl", dataset="text"), Vocab(["<eos>", "a"]), needed=["valid"])
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text(f"of {split}\n")
+    with pytest.raises(DataError, match=r"valid\.txt, line 1: the word 'valid' .*; use --dataset text, where"):
+        Corpus(DataConfig(data=str(tmp_path), dataset="wt103"), needed=["valid"])
 
 
 @pytest.mark.usefixtures("small_parts")
