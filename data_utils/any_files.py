@@ -9,7 +9,7 @@ from .checks import Checks
 from .config import DataConfig
 from .dealing import documents
 from .documents import pieces_in, rule_of
-from .named_files import sources_of
+from .named_files import CACHE, sources_of
 from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
 from .tokenizers.base import Tokenizer
@@ -133,7 +133,7 @@ class AnyFiles(Texts):
             note += "; by name: " + ", ".join(f"{split} {_first_of(self._files[split])}" for split in named)
         if self.dealt:
             note += f"; {' and '.join(self.dealt)}: {self.config.held_out:g} each, seed {self.config.split_seed}"
-        ours = [path for path in self._left_out if path.name != "txl-cache"]
+        ours = [path for path in self._left_out if path.name != CACHE]
         self.note = note + (f"; left out, written by txl: {_first_of(ours)}" if ours else "")
 
 

@@ -10,6 +10,7 @@ from txl.files import sha256
 
 from .raw_text import read_record, reading, write_record
 
+CHECKED = "checked.json"
 _SETTLED_NS = 2 * 10**9
 """A younger file may change again without a new modification time."""
 
@@ -18,7 +19,7 @@ class Checks:
     """The results of checks on files, kept in checked.json of a cache folder."""
 
     def __init__(self, cache: Path) -> None:
-        self._path = cache / "checked.json"
+        self._path = cache / CHECKED
         self._known = read_record(self._path)
         self._new: dict[str, Any] = {}
 

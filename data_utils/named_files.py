@@ -8,9 +8,11 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
+from .checks import CHECKED
 from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
 from .remote import place_of
+from .store import RECORD
 from .uncompressed import COMPRESSED
 
 CACHE = "txl-cache"
@@ -137,7 +139,7 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
                 below.append(path.name)
         for name in names:
             path = here / name
-            if not name.startswith(".") and name != "checked.json" and (only is None or path in only):
+            if not name.startswith(".") and name != CHECKED and (only is None or path in only):
                 if kind_of(path):
                     require_regular(path)
                 yield path
@@ -146,7 +148,7 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
 def _is_ours(folder: Path) -> bool:
     """True for a folder that txl writes: a cache, the store of a text, a run."""
     is_run = (folder / "metrics.jsonl").is_file() and any(folder.glob("step_*"))
-    return folder.name == CACHE or (folder / "store.json").is_file() or is_run
+    return folder.name == CACHE or (folder / RECORD).is_file() or is_run
 
 
 def require_regular(path: Path) -> None:
