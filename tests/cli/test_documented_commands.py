@@ -161,8 +161,9 @@ def stock(tmp_path_factory: pytest.TempPathFactory, write_text: Callable[..., Pa
 
 def new_runs(stock: Path) -> None:
     shutil.rmtree("runs", ignore_errors=True)
-    of_studies = [f"wikipedia-8m/{name}__rel_sinusoid/seed_1/run" for name in ("recurrence", "no_recurrence")]
-    for run in ("mine", "other", "wt2", "shakespeare", *of_studies):
+    names = ("recurrence__rel_sinusoid", "no_recurrence__rel_sinusoid", "recurrence__6M", "no_recurrence__6M")
+    names += ("no_recurrence__segments_of_256__6M",)
+    for run in ("mine", "other", "wt2", "shakespeare", *(f"wikipedia-8m/{name}/seed_1/run" for name in names)):
         shutil.copytree(stock / "run", f"runs/{run}")
 
 
@@ -339,6 +340,7 @@ def test_the_python_of_a_page_runs(page: Path) -> None:
                 continue  # scripts/test_with_transformers.sh runs it
             convert_main(["runs/mine", "exported", "--to", "huggingface"])
         exec(compile(block, page.name, "exec"), names)
-    results = [names[name] for name in ("nats", "nll_BT", "hidden_ND") if name in names]
+    known = ("nats", "logprob_NV", "nll_BT", "hidden_BTD", "hidden_ND")
+    results = [names[name] for name in known if name in names]
     assert results
     assert all(value.isfinite().all() for value in results)
