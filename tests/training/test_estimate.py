@@ -176,3 +176,12 @@ def test_a_large_tensor_leaves_its_pages(tmp_path: Path) -> None:
         log = tmp_path / f"{keeps}"
         assert start("tests.training.memory_peaks:print_growth", log, keeps=keeps).wait() == 0, log.read_text()
         assert (int(log.read_text()) > 90 * 2**20) == keeps
+
+
+@pytest.mark.parametrize("position", ["none", "t5", "learned_per_layer"])
+def test_operations_are_six_for_each_weight_of_a_product_and_none_for_a_row_that_is_looked_up(position: str) -> None:
+    D, N, H, F, V, L, S = 12, 2, 3, 20, 9, 2, 4 + 5
+    sizes = {"n_token": V, "n_layer": L, "d_model": D, "n_head": N, "d_head": H, "d_inner": F, "n_position": 40}
+    model = TransformerXL(ModelConfig(position=position, **sizes))
+    products = L * (4 * D * N * H + 2 * D * F) + V * D + 3 * L * N * H * S
+    assert estimate.flops_per_token(model, Context(tgt_len=4, mem_len=5)) == 6 * products
