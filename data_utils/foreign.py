@@ -49,11 +49,10 @@ class Streams(Texts):
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
     def fingerprint(self, split: str) -> str:
-        """Hex digest of the ids of a split, and of the file beside them where there is one."""
+        """Hex digest of the ids of a split, and of the index that says what they are, if there is one."""
         (path,) = self.files(split)
-        digest, index, beside = self.checks.digest(path), _index_of(path), _documents_of(path)
-        more = index or (beside if beside.is_file() else None)
-        return digest if more is None else hashlib.sha256((digest + self.checks.digest(more)).encode()).hexdigest()
+        digest, index = self.checks.digest(path), _index_of(path)
+        return digest if index is None else hashlib.sha256((digest + self.checks.digest(index)).encode()).hexdigest()
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         if store.starts is not None:

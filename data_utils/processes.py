@@ -1,7 +1,9 @@
 """Work shared by several processes. Each has a pipe of its own: who waits for one that is killed learns of its end."""
 
 import multiprocessing
+import pickle
 import signal
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -74,7 +76,8 @@ def _answer(work: Callable[[Any], object], pipe: Connection, of_parent: list[Con
         while True:
             task = pipe.recv()
             try:
-                answer = work(task), None
+                answer = pickle.dumps((work(task), None))
             except Exception as error:
-                answer = None, error
-            pipe.send(answer)
+                error.add_note(traceback.format_exc())
+                answer = pickle.dumps((None, error))
+            pipe.send_bytes(answer)

@@ -51,7 +51,8 @@ def place_of(name: str) -> Path:
     if not query:
         return place
     asked = re.sub(r"[^\w.-]+", "_", query)
-    suffixes = _suffixes(place.name) or _suffixes(asked)
+    both = _suffixes(place.name), _suffixes(asked)
+    suffixes = next((one for one in both if kind_of(Path(f"a{one}"))), both[0])
     asked = asked.removesuffix(suffixes)[:60]
     if not re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query):  # of another query the same may be left
         asked += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"

@@ -84,6 +84,7 @@ PLACES = {
     "https://h/a.jsonl?download=true": "data/https/h/a_download_true.jsonl",
     "https://h/a.txt.gz?raw=1#top": "data/https/h/a_raw_1.txt.gz",
     "https://h/get?file=a.jsonl": "data/https/h/get_file_a_d2d59a1b.jsonl",
+    "https://h/get.php?file=a.jsonl.gz": "data/https/h/get.php_file_a_89f57385.jsonl.gz",
     "https://h/a.txt?x=../b&y=1": "data/https/h/a_x_.._b_y_1_25f6f1b2.txt",
     "https://h/a.txt?x=../b/y=1": "data/https/h/a_x_.._b_y_1_a0da9441.txt",
 }

@@ -17,6 +17,7 @@ from txl.evaluation.score import Score
 from txl.memory import MEMORIES
 from txl.runtime import signals
 from txl.runtime.signals import TERMINATE, StopNow, StopRequest, until_stopped
+from txl.training import loop
 from txl.training.config import TrainConfig
 from txl.training.step import TrainState
 
@@ -144,6 +145,22 @@ def test_an_evaluation_that_was_cut_short_is_made_before_the_next_step(tmp_path:
     again.score = lambda *asked: evaluated.append(again.state.progress.step) or score(*asked)  # type: ignore[method-assign]
     again.train()
     assert evaluated == [3, 4]
+
+
+def test_a_signal_after_a_stopped_evaluation_interrupts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the time is over in an evaluation, and then Ctrl-C comes while a checkpoint is written."""
+    run, save = Run(config(max_step=3, max_hours=1e-9), folder=tmp_path).begin(), loop._save
+    run.state.progress.owes_evaluation = True
+    run.score = lambda *asked: list(until_stopped(range(3), asked[-1], ALONE))  # type: ignore[method-assign]
+
+    def interrupted(*asked: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return save(*asked)
+
+    monkeypatch.setattr(loop, "_save", interrupted)
+    assert "stopped by --max_hours" in run.train().reason
 
 
 def test_a_stop_that_was_asked_for_before_an_evaluation_ends_it() -> None:

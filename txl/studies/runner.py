@@ -42,8 +42,10 @@ def require_flags(study: Study) -> None:
         try:
             typed = read_flags(words(flags, Path("run")), *configs, description="")
             typed.pop("cutoffs", None)  # of which the vocabulary decides
+            of_model = {ModelConfig, Context} if "init_from" in typed else set()  # whose own settings are not known
             for config in configs:
-                build(config, typed)
+                if config not in of_model:
+                    build(config, typed)
         except UsageError as error:
             raise UsageError(f"{study.name}: {name}: {error}") from None
 

@@ -248,7 +248,8 @@ def flops_per_token(model: TransformerXL, context: Context) -> float:
     plus the two products of attention and the one with positions. Recomputation does not count."""
     shape = model.config
     n_key = context.tgt_len + context.ext_len + positions_before(shape, context)
-    in_layers = sum(layer.weight.numel() for layer in model.layers.modules() if isinstance(layer, nn.Linear))
+    modules = nn.ModuleList(model.layers).modules()
+    in_layers = sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear))
     head = (shape.cluster_sizes[0] + len(shape.cutoffs)) * shape.d_embed
     attention = 3 * shape.n_layer * shape.n_head * shape.d_head * _pairs(shape, n_key)
     return 6.0 * (in_layers + head + attention)
