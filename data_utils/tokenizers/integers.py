@@ -33,10 +33,10 @@ class Integers(RunningTokenizer):
         return 0
 
     def encode(self, text: str) -> Encoded:
-        words = text.split()
+        found = list(re.finditer(r"\S+", text))
+        words, ends = [one[0] for one in found], [one.end() for one in found]
         if unknown := [word for word in words if word not in self]:
             raise DataError(f"{unknown[0]!r}: no number from 0 to {len(self) - 1}; give ids separated by white space")
-        ends = [found.end() for found in re.finditer(r"\S+", text)]
         return Encoded(np.array(words, dtype=np.int64), np.array(ends, dtype=np.int64))
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:

@@ -61,10 +61,10 @@ def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel,
     least one per process."""
     if config.convention != "txl":
         return config.batch_size
-    what = unbounded(lm.model_config)
-    if what and config.reset == "never" and ranks.is_main:
-        print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
     n_stream = streams_by_default(lm.model_config, config.reset, ranks)
+    if n_stream == 1 and ranks.is_main:
+        what = unbounded(lm.model_config)
+        print_line(f"| {what} looks back without limit: read in one stream, on which the result depends")
     return 1 if additions.dynamic.dynamic != "off" else n_stream
 
 

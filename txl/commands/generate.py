@@ -17,10 +17,9 @@ from txl.language.text_generation import Session, TextGenerator
 def main(argv: Sequence[str]) -> None:
     typed = read_flags(argv, GenerateConfig, description=__doc__ or "", first=("work_dir", "prompt", "length"))
     config = build(GenerateConfig, typed)
+    config.refuse_with_beams(name for name in ("seed", "batch_size") if name in typed)
     sources = {"vocabulary": config.vocabulary, "dataset": config.dataset}
     lm = LanguageModel.open(config.work_dir, **sources, device=config.device, dtype=config.dtype)
-    idle = [f"--{name}" for name in ("seed", "batch_size") if name in typed and config.num_beams > 1]
-    require(not idle, f"--num_beams {config.num_beams}: finds one text and draws none; leave out {', '.join(idle)}")
     own = f"--dataset {config.dataset}: {config.work_dir} is a run of txl and has its own; leave the flag out"
     require(config.dataset is None or lm.run is None, own)
     refuse_idle_flags(typed, config, lm.model_config)

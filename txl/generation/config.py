@@ -1,5 +1,6 @@
 """What is generated, as a dataclass whose fields are the flags of generate.py."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from txl.checkpoint.config import OneModel
@@ -63,9 +64,12 @@ class GenerateConfig(Rule, OneModel):
             require(self.length_penalty == 1, f"--length_penalty {self.length_penalty}: only with --num_beams above 1")
             return
         names = [f.name for f in fields(Rule) if getattr(self, f.name) != f.default]
-        names += ["num_samples"] * (self.num_samples > 1) + ["interactive"] * self.interactive
-        others = ", ".join(f"--{name}" for name in names)
-        require(not names, f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}")
+        self.refuse_with_beams(names + ["num_samples"] * (self.num_samples > 1) + ["interactive"] * self.interactive)
+
+    def refuse_with_beams(self, names: Iterable[str]) -> None:
+        """Raise `UsageError` if these flags, which have no effect on beam search, are there with it."""
+        others = ", ".join(f"--{name}" for name in names) if self.num_beams > 1 else ""
+        require(not others, f"--num_beams {self.num_beams}: finds one text and draws none; leave out {others}")
 
     def ending(self) -> Ending:
         """Where the texts end."""

@@ -125,7 +125,7 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
         UsageError: if environment variables that torchrun sets are missing or wrong.
     """
     chosen = device_of(device)
-    world = from_environment("WORLD_SIZE") if "WORLD_SIZE" in os.environ else 1
+    world = from_environment("WORLD_SIZE", 1)
     if world == 1:
         yield Ranks(0, 1, chosen)
         return
@@ -159,8 +159,8 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     found = re.fullmatch(rf"({'|'.join(there)})(?::(0|[1-9]\d*))?", name, re.ASCII)
-    require(found is not None, f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
-    assert found is not None
+    if found is None:
+        raise UsageError(f"--device {name}: no such kind of device; give cpu, cuda, cuda:1 or mps")
     kind, number = found.groups()
     require(int(number or 0) < there[kind], f"--device {name}: this machine has {there[kind]} of this kind; give cpu")
     return torch.device(name)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from txl.runtime.distributed import Ranks, Vote
 
@@ -76,8 +76,12 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = max(self._noted, _SIGNALS[signal.Signals(number)])
         if self.at_once:
-            self.at_once = False  # once: the handler of StopNow must not be interrupted
-            raise StopNow(self._noted)
+            self.stop_now(self._noted)
+
+    def stop_now(self, request: int) -> NoReturn:
+        """Raise `StopNow`, once: its handler must not be interrupted."""
+        self.at_once = False
+        raise StopNow(request)
 
 
 def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Iterator[T]:
@@ -85,8 +89,8 @@ def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Ite
     items left. Raises `StopNow` on all ranks."""
     if ranks.world == 1:  # `StopRequest.at_once` interrupts an item too
         for item in items:
-            if request.noted:
-                raise StopNow(request.noted)
+            if noted := request.noted:
+                request.stop_now(noted)
             yield item
         return
     vote, left = Vote(ranks), iter(items)

@@ -30,17 +30,16 @@ def draw(study: Study, rows: Sequence[Row]) -> "Figure":
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     columns, shown = columns_of(rows), [row for row in rows if row.runs]
-    places = {column: i for i, column in enumerate(columns)}
     for i, row in enumerate(shown):
         color = f"C{i % 10}"
         _curve(left, row, color)
-        found = {column: [run.values[column] for run in row.runs if column in run.values] for column in columns}
-        means = {column: mean_and_spread(values) for column, values in found.items() if values}
+        found = ([run.values[column] for run in row.runs if column in run.values] for column in columns)
+        means = [mean_and_spread(values) if values else (np.nan, None) for values in found]  # nan: no point
         place = (i + 0.5) / len(shown) - 0.5
         right.errorbar(
-            np.array([places[column] + _WIDTH * place for column in means]),
-            np.array([mean for mean, _ in means.values()]),
-            np.array([spread or 0.0 for _, spread in means.values()]),
+            np.arange(len(columns)) + _WIDTH * place,
+            np.array([mean for mean, _ in means]),
+            np.array([spread or 0.0 for _, spread in means]),
             fmt="o",
             ms=4,
             capsize=3,

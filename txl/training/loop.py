@@ -193,7 +193,6 @@ def _evaluate(
             score = validation.score(state.model, state.ranks, request)
             request.at_once = False
         except StopNow as stop:
-            request.at_once = False
             return stop.args[0]
         finally:
             state.model.train()
