@@ -54,15 +54,15 @@ class Peer:
         except PeerError as error:
             self.error = str(error)
 
-    def ask(self, task: str, n: int) -> dict[str, Any]:
-        """Have n units of a task done now; seconds and peak_bytes.
+    def ask(self, figure: str, task: str, n: int) -> Any:
+        """Have n units of a task done now: the "seconds" that it took, or the "peak_bytes" held meanwhile.
 
         Raises:
             PeerError: with the worker's own message, if it could not.
         """
         assert self._process.stdin is not None
-        print(task, n, file=self._process.stdin, flush=True)
-        return self._answer()
+        print(figure, task, n, file=self._process.stdin, flush=True)
+        return self._answer()[figure]
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -132,22 +132,29 @@ def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
 
 
 def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
-    """Ask all in turn, each round beginning with another one, after a round that does not count.
+    """Ask all in turn, each round beginning with another one, after a round that does not count; then for their memory.
 
-    In that one there are three units at least: a training's memory is full after the first, and compiled for by then.
+    In the first round there are five units at least: a large training takes twice as long for each of its first steps,
+    until the process has all the memory that it ever needs.
     """
     for i in range(pairs + 1):
-        working = [peer for peer in peers if peer.error is None]
-        turn = i % max(1, len(working))
-        for peer in working[turn:] + working[:turn]:
-            try:
-                answer = peer.ask(task, n if i else max(n, 3))
-            except PeerError as error:
-                peer.error = str(error)
-                continue
-            if i:
-                peer.seconds.append(answer["seconds"])
-                peer.peak_bytes = answer["peak_bytes"]
+        turn = i % len(peers)
+        for peer in peers[turn:] + peers[:turn]:
+            seconds = _figure(peer, "seconds", task, n if i else max(n, 5))
+            if i and seconds is not None:
+                peer.seconds.append(seconds)
+    for peer in peers:
+        peer.peak_bytes = _figure(peer, "peak_bytes", task, n)
+
+
+def _figure(peer: Peer, name: str, task: str, n: int) -> Any:
+    """What a program answers; None from one that has failed, now or before."""
+    if peer.error is None:
+        try:
+            return peer.ask(name, task, n)
+        except PeerError as error:
+            peer.error = str(error)
+    return None
 
 
 def rows(peers: list[Peer], label: str, task: str, n_token: int) -> list[dict[str, Any]]:

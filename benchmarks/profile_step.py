@@ -81,12 +81,12 @@ def our_steps(shape: Shape) -> Iterator[object]:
 
 
 def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[FunctionEvent]:
-    """The profiler's events of n steps, after two warm-up steps."""
+    """The profiler's events of n steps, after five that do not count, see `benchmarks.peers.compare`."""
     clip = torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     try:
-        for _ in range(2):
+        for _ in range(5):
             next(work)
         with profile(activities=activities) as profiler:
             for _ in range(steps):

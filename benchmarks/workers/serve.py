@@ -3,7 +3,9 @@
 A task is a generator that does a unit of work between two yields: a segment read, a token written, a step trained. It
 goes on where it stopped, so that a memory is never read twice.
 
-    asked: a line `TASK N`      answered: a line of JSON with the seconds of N units and the most memory held meanwhile
+    asked: a line `FIGURE TASK N`      answered: a line of JSON with the figure of N units
+    figures: `seconds`, or `peak_bytes`, the most memory held meanwhile: to see that, what a process keeps for its next
+    step is taken from it first, so that this step takes longer
 """
 
 import itertools
@@ -11,6 +13,7 @@ import json
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -40,21 +43,34 @@ def serve(about: str, tasks: dict[str, Callable[[], Iterator[object]]], device: 
     before = 0 if device.type == "cuda" else PeakMemory(device).bytes()
     running: dict[str, Iterator[object]] = {}
     for line in sys.stdin:
-        task, n = line.split()
+        figure, task, n = line.split()
         try:
             if task not in running:
                 running[task] = tasks[task]()
-            peak = PeakMemory(device)
-            start = time.perf_counter()
-            for _ in itertools.islice(running[task], int(n)):
-                pass
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds, held = time.perf_counter() - start, peak.bytes()
+            work = itertools.islice(running[task], int(n))
+            if figure == "seconds":
+                found: float | None = _seconds(work, device)
+            else:
+                found = _peak_bytes(work, device, before)
         except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
             _say(error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
             return
-        _say(seconds=seconds, peak_bytes=None if None in (held, before) else held - before)
+        _say(**{figure: found})
+
+
+def _seconds(work: Iterator[object], device: torch.device) -> float:
+    start = time.perf_counter()
+    deque(work, maxlen=0)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _peak_bytes(work: Iterator[object], device: torch.device, before: int | None) -> int | None:
+    peak = PeakMemory(device)
+    deque(work, maxlen=0)
+    held = peak.bytes()
+    return None if None in (held, before) else held - before
 
 
 def word_shares(shape: Shape) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txl.ops.dropout import Dropout, dropout, random_words
+from txl.ops.dropout import Dropout, dropout, splitmix
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,36 @@ def test_neighbours_are_drawn_apart(apart: int) -> None:
     assert correlation.abs().max() < 6 / len(kept) ** 0.5
 
 
-def test_words_are_those_of_splitmix() -> None:
+def test_tables_are_splitmix() -> None:
     """Steele et al. 2014, figure 17, in whole numbers."""
-    torch.manual_seed(3)
-    words = random_words(2**17 + 3)
-    torch.manual_seed(3)
-    seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None).item()
-    for index in (0, 1, 2, 2**17 - 1, 2**17, 2**17 + 2):
-        z = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+    words = splitmix(3, 1000)
+    for index in (0, 1, 2, 999):
+        z = (3 + index * 0x9E3779B97F4A7C15) % 2**64
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         assert int(words[index]) % 2**64 == z ^ z >> 31
+
+
+def test_masks_have_nothing_in_common() -> None:
+    """Of one call, of those before, and of one's own parts: as far as 10^5 elements show, and as most of them would."""
+    torch.manual_seed(0)
+    n = 100_000
+    masks = [(dropout(torch.ones(n), 0.5) != 0).float() - 0.5 for _ in range(30)]
+    long = (dropout(torch.ones(2**22 + 100), 0.5) != 0).float() - 0.5
+    masks += [long[begin : begin + n] for begin in range(0, len(long), 2**18)][:-1]
+    together = torch.stack(masks)
+    correlation = 4 * together @ together.T / n - torch.eye(len(together))
+    assert correlation.abs().max() < 6 / n**0.5
+
+
+def test_masks_have_nothing_in_common_at_any_distance() -> None:
+    """Although their bits are stretches of the same tables."""
+    torch.manual_seed(0)
+    n = 2**19
+    kept_2N = (dropout(torch.ones(2, 2 * n), 0.5)[:, :n] != 0).float() - 0.5
+    spectrum_2F = torch.fft.rfft(kept_2N, n=2 * n)
+    correlation_L = 4 / n * torch.fft.irfft(spectrum_2F[0] * spectrum_2F[1].conj())
+    assert correlation_L.abs().max() < 8 / n**0.5
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0, 4)], ids=str)

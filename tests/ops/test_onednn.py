@@ -17,6 +17,7 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     products, plain = [], onednn.product
     monkeypatch.setattr(onednn, "AVAILABLE", True)
     monkeypatch.setattr(onednn, "PAYS", 1)
+    monkeypatch.setattr(onednn, "TRANSPOSED_PAYS", 6)
     monkeypatch.setattr(onednn, "product", lambda x, *rest: products.append(x) or plain(x, *rest))
     return products
 
