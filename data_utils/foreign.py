@@ -49,10 +49,11 @@ class Streams(Texts):
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
     def fingerprint(self, split: str) -> str:
-        """Hex digest of the ids of a split, and of the index that says what they are, if there is one."""
+        """Hex digest of the ids of a split, and of the files beside it that say what they are and where documents begin."""
         (path,) = self.files(split)
-        digest, index = self.checks.digest(path), _index_of(path)
-        return digest if index is None else hashlib.sha256((digest + self.checks.digest(index)).encode()).hexdigest()
+        beside = [other for other in (_index_of(path), _documents_of(path)) if other is not None and other.is_file()]
+        digests = [self.checks.digest(file) for file in (path, *beside)]
+        return digests[0] if not beside else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         if store.starts is not None:

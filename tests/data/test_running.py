@@ -286,7 +286,9 @@ def test_a_file_beside_ids_is_part_of_what_is_known_of_them(tmp_path: Path) -> N
         assert len(open_text(tmp_path, "ids").vocab) == 70001
         digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
     assert digests[0] == digests[2] == sha256(tmp_path / "valid.bin")
-    assert len(set(digests)) == 3
+    np.save(tmp_path / "valid.documents.npy", np.array([0]))
+    digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
+    assert len(set(digests)) == 4
 
 
 REFUSED = {
