@@ -49,7 +49,7 @@ class Streams(Texts):
         return Store(ids, starts, [0], nothing, nothing, {"n_unknown": 0, "n_eos": 0, "n_document": 0})
 
     def fingerprint(self, split: str) -> str:
-        """Hex digest of the ids of a split, and of the files beside it that say what they are and where documents begin."""
+        """Hex digest of the ids of a split, and of files that say what they are and where documents begin, if any."""
         (path,) = self.files(split)
         beside = [other for other in (_index_of(path), _documents_of(path)) if other is not None and other.is_file()]
         digests = [self.checks.digest(file) for file in (path, *beside)]
