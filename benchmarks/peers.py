@@ -22,6 +22,9 @@ from benchmarks.shapes import Shape
 from txl.files import written_whole
 
 ROOT = Path(__file__).parents[1]
+WARM_UP = 5
+"""Units that do not count: a large training takes twice as long for each of its first steps, until the process has all
+the memory that it ever needs."""
 
 
 class PeerError(RuntimeError):
@@ -134,13 +137,12 @@ def programs(args: argparse.Namespace, shape: Shape) -> list[Peer]:
 def compare(peers: list[Peer], task: str, n: int, *, pairs: int) -> None:
     """Ask all in turn, each round beginning with another one, after a round that does not count; then for their memory.
 
-    In the first round there are five units at least: a large training takes twice as long for each of its first steps,
-    until the process has all the memory that it ever needs.
+    In the first round there are `WARM_UP` units at least.
     """
     for i in range(pairs + 1):
         turn = i % len(peers)
         for peer in peers[turn:] + peers[:turn]:
-            seconds = _figure(peer, "seconds", task, n if i else max(n, 5))
+            seconds = _figure(peer, "seconds", task, n if i else max(n, WARM_UP))
             if i and seconds is not None:
                 peer.seconds.append(seconds)
     for peer in peers:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.peers import say_machine, write_as_found
+from benchmarks.peers import WARM_UP, say_machine, write_as_found
 from benchmarks.shapes import TRAINING, Shape, add_shape_flags, asked_for
 from benchmarks.workers import original
 from benchmarks.workers.serve import segments
@@ -81,12 +81,12 @@ def our_steps(shape: Shape) -> Iterator[object]:
 
 
 def events_of(work: Iterator[object], steps: int, *, on_gpu: bool) -> list[FunctionEvent]:
-    """The profiler's events of n steps, after five that do not count, see `benchmarks.peers.compare`."""
+    """The profiler's events of n steps, after those of the warm-up."""
     clip = torch.nn.utils.clip_grad_norm_
     torch.nn.utils.clip_grad_norm_ = scoped("clipping", clip)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     try:
-        for _ in range(5):
+        for _ in range(WARM_UP):
             next(work)
         with profile(activities=activities) as profiler:
             for _ in range(steps):

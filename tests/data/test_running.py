@@ -289,6 +289,8 @@ def test_a_file_beside_ids_is_part_of_what_is_known_of_them(tmp_path: Path) -> N
     np.save(tmp_path / "valid.documents.npy", np.array([0]))
     digests.append(open_text(tmp_path, "ids").fingerprint("valid"))
     assert len(set(digests)) == 4
+    (tmp_path / "valid.idx").unlink()
+    assert open_text(tmp_path, "ids").fingerprint("valid") not in digests
 
 
 REFUSED = {

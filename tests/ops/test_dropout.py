@@ -40,7 +40,7 @@ def test_tables_are_splitmix() -> None:
 
 
 def test_masks_have_nothing_in_common() -> None:
-    """Of one call, of those before, and of one's own parts: as far as 10^5 elements show, and as most of them would."""
+    """Of one call and of another, nor the parts of one that has several stretches; as far as 10^5 elements show."""
     torch.manual_seed(0)
     n = 100_000
     masks = [(dropout(torch.ones(n), 0.5) != 0).float() - 0.5 for _ in range(30)]

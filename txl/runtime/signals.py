@@ -99,7 +99,7 @@ def until_stopped(items: Iterable[T], request: StopRequest, ranks: Ranks) -> Ite
         agreed = vote.agree(2 * request.noted + bool(some))  # of the previous vote
         if agreed > 1:
             vote.close()
-            raise StopNow(agreed // 2)
+            request.stop_now(agreed // 2)
         if n_vote and not agreed:
             vote.close()
             return
