@@ -100,7 +100,7 @@ def test_nothing_is_packed_where_it_does_not_pay() -> None:
     half.cast_weights(model, torch.bfloat16)
     half.pack_weights(model)
     assert not any(packed.is_packed(p) for p in model.parameters())
-    assert model.softmax.joined is None
+    assert model.softmax.laid_out is None
     with torch.no_grad(), autocast(model.device, torch.bfloat16):
         assert (
             model.log_prob(model(torch.tensor([[N_TOKEN - 1]]), None, context_of("plain")).hidden_BTD).isfinite().all()

@@ -41,8 +41,11 @@ def test_pieces_compute_what_the_definition_says(
         found.append([nll_L, *torch.autograd.grad(nll_L, own, upstream_L)])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(module, "checkpoint", None)  # without gradients nothing is recomputed
+    hidden, weight, bias = leaves
+    parts = [x.split([n_word // 2, 0, n_word - n_word // 2]) for x in (weight, bias)]
     with torch.no_grad():
-        torch.testing.assert_close(linear_cross_entropy(*leaves, target_L), found[1][0].detach())
+        for tables in (leaves[1:], parts):
+            torch.testing.assert_close(linear_cross_entropy(hidden, *tables, target_L), found[1][0].detach())
 
 
 def test_logits_of_a_chunk_are_gone_before_the_next_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,18 +18,26 @@ _MAX_EARLY_SPARE = 1024  # spare tokens of a short buffer
 class KeyValue:
     """Projected keys and values of one layer, (B, N, M, H) each, without positions.
 
-    Immutable: `appended` returns a new one. Both are views of a shared buffer with spare space at the end, so appending
-    a token does not copy the tokens before it.
+    Immutable, unless it is `in_place`: `appended` returns a new one. Both are views of a shared buffer with spare space
+    at the end, so appending a token does not copy the tokens before it.
 
     Attributes:
         more: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_more`.
     """
 
     def __init__(
-        self, buffer_2BNCH: Tensor, begin: int, end: int, used: list[int], more: Mapping[str, Tensor] | None = None
+        self,
+        buffer_2BNCH: Tensor,
+        begin: int,
+        end: int,
+        used: list[int],
+        more: Mapping[str, Tensor] | None = None,
+        *,
+        room: int = 0,
     ) -> None:
         self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
         self._used = used  # filled length of the buffer, shared by all its views
+        self._room = room  # of a buffer that is used in place; 0: it is not
         self.more = more or {}
 
     @classmethod
@@ -57,17 +65,17 @@ class KeyValue:
     def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
         """With the keys and values of T more tokens."""
         n_new = k_BNTH.shape[2]
-        has_room = self._end == self._used[0] and self._end + n_new <= self._buffer_2BNCH.shape[3]
-        here = (
-            self
-            if has_room and self._buffer_2BNCH.dtype == k_BNTH.dtype
-            else self._in_larger_buffer(n_new, like=k_BNTH)
-        )
+        here = self._with_room_for(n_new, like=k_BNTH)
         end = here._end + n_new
         here._buffer_2BNCH[0, :, :, here._end : end] = k_BNTH
         here._buffer_2BNCH[1, :, :, here._end : end] = v_BNTH
         here._used[0] = end
-        return KeyValue(here._buffer_2BNCH, here._begin, end, here._used)
+        return KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
+
+    def in_place(self, room: int) -> "KeyValue":
+        """The same keys for a reader that never goes back: in a buffer for `room` tokens, in which what is appended
+        takes the place of tokens that are no longer remembered. All that was appended to before is invalid then."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, room=room)
 
     def rows(self, index_B: Tensor) -> "KeyValue":
         """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
@@ -76,7 +84,7 @@ class KeyValue:
 
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
-        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used)
+        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room)
 
     def at(self, place_BM: Tensor) -> "KeyValue":
         """The keys at these places, which each row has for itself: a copy with spare space."""
@@ -91,17 +99,33 @@ class KeyValue:
         """The same keys, with this besides."""
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
 
+    def _with_room_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
+        capacity, is_last = self._buffer_2BNCH.shape[3], self._end == self._used[0]
+        if self._buffer_2BNCH.dtype != like.dtype or self.length + n_new > capacity:
+            return self._in_larger_buffer(n_new, like=like)
+        if self._end + n_new <= capacity and (is_last or self._room):
+            return self
+        return self._at_the_beginning() if self._room else self._in_larger_buffer(n_new, like=like)
+
+    def _at_the_beginning(self) -> "KeyValue":
+        for begin in range(0, self.length, self._begin):  # no piece may overlap the place that it is copied to
+            end = min(begin + self._begin, self.length)
+            here_2BNPH = self._buffer_2BNCH[:, :, :, self._begin + begin : self._begin + end]
+            self._buffer_2BNCH[:, :, :, begin:end] = here_2BNPH
+        return KeyValue(self._buffer_2BNCH, 0, self.length, [self.length], room=self._room)
+
     def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """A copy in a larger buffer."""
         buffer_2BNCH = self._with_room(self.length + n_new, n_new, like=like)
         buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
-        return KeyValue(buffer_2BNCH, 0, self.length, [self.length])
+        return KeyValue(buffer_2BNCH, 0, self.length, [self.length], room=self._room)
 
     def _with_room(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:
         """An empty buffer, with spare space in proportion, so that copies are rare."""
         _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
-        spare = max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
-        return like.new_empty(2, batch_size, n_head, needed + spare, d_head)
+        capacity = needed + max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
+        return like.new_empty(2, batch_size, n_head, max(needed, self._room) if self._room else capacity, d_head)
 
 
 class KeyValues(MemoryRule):
@@ -165,6 +189,10 @@ class KeyValueMemory:
     def of(self, states: Sequence[Any]) -> "KeyValueMemory":
         """With these states of its layers."""
         return KeyValueMemory(tuple(states), self.feats, self.feats_for)
+
+    def in_place(self, room: int) -> "KeyValueMemory":
+        """See `KeyValue.in_place`. For the rule `fifo`: others look back at what they appended to."""
+        return self.of([layer.in_place(room) for layer in self.layers])
 
     def rule(self, layer: Any) -> Any:
         """See `Memory.rule`: a `KeyValues`."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.ops.linear import linear, linear_in_part
-from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
 from txl.ops.numbers import is_autocast_on
 
 
@@ -149,8 +149,9 @@ class AdaptiveSoftmax(nn.Module):
         if self.n_tail:
             self.cluster_weight = _table(self.n_tail, config.d_embed)
             self.cluster_bias = nn.Parameter(torch.zeros(self.n_tail))
-        self.joined: tuple[Tensor, Tensor] | None = None
-        """Weights and biases of the shortlist and the entries of clusters, of a model that takes no gradient."""
+        self._lay_out: Callable[[Tensor], Tensor] | None = None
+        self.laid_out: tuple[Tensor, Tensor] | None = None
+        """Weights and biases of the head, of a model that takes no gradient and has given log-probabilities."""
 
     def _projs(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> Iterator[nn.Parameter]:
         if not len(embedding.projs):
@@ -197,7 +198,8 @@ class AdaptiveSoftmax(nn.Module):
         gaps = []
         hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
         parts = zip(hiddens, *self._clusters(self.tables), target_M.split(lengths), strict=True)
-        for hidden_LE, weight_CE, bias_C, column_L in parts:
+        for hidden_LE, weights, biases, column_L in parts:
+            weight_CE, bias_C = whole(weights), whole(biases)
             apart_LE = F.embedding(column_L, weight_CE) - weight_CE.mean(0)
             gaps.append((hidden_LE * apart_LE).sum(-1) + bias_C[column_L] - bias_C.mean())
         head_L, *tails = gaps
@@ -214,17 +216,16 @@ class AdaptiveSoftmax(nn.Module):
             hiddens = [hidden @ proj for hidden, proj in zip(hiddens, self.projs, strict=True)]
         return hiddens
 
-    def _clusters(self, tables: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Weights and biases of all clusters; the head's end with the entries of the tail clusters."""
+    def _clusters(self, tables: Iterable[Tensor]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """Weights and biases of all clusters, in parts; the head's last part are the entries of the tail clusters."""
         weights, biases = list(tables), list(self.biases)
         if len(weights) < len(self.sizes):  # one split has one gradient table; slices would have one each
             weights, biases = list(weights[0].split(self.sizes)), list(biases[0].split(self.sizes))
-        if self.joined is not None:
-            weights[0], biases[0] = self.joined
-        elif self.n_tail:
-            weights[0] = torch.cat([weights[0], self.cluster_weight])
-            biases[0] = torch.cat([biases[0], self.cluster_bias])
-        return weights, biases
+        parts = [[weight] for weight in weights], [[bias] for bias in biases]
+        if self.n_tail:
+            parts[0][0].append(self.cluster_weight)
+            parts[1][0].append(self.cluster_bias)
+        return parts
 
     def _group(self, target_L: Tensor, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
         """The class of each target in the head, then those of the tail targets within their clusters; the indices of
@@ -245,16 +246,19 @@ class AdaptiveSoftmax(nn.Module):
         tails = [cluster[..., c : c + 1] + self.tail_log_prob(hidden, c) for c in range(self.n_tail)]
         return torch.cat([shortlist, *tails], dim=-1)
 
-    def join(self, laid_out: Callable[[Tensor], Tensor]) -> None:
-        """Make `joined`, of weights that do not change, in the layout that a function gives them."""
-        weights, biases = self._clusters(self.tables)
-        self.joined = laid_out(weights[0]), biases[0]
+    def lay_out(self, layout: Callable[[Tensor], Tensor]) -> None:
+        """Multiply the head's weights, which will not change any more, in the layout that a function gives them. That
+        is a copy, made when log-probabilities are first asked for: losses of many tokens do without."""
+        self._lay_out, self.laid_out = layout, None
 
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
-        if self.joined is not None:
-            logit = linear(hidden, *self.joined)
+        if self._lay_out is not None and self.laid_out is None:
+            weights, biases = self._clusters(self.tables)
+            self.laid_out = self._lay_out(whole(weights[0])), whole(biases[0])
+        if self.laid_out is not None:
+            logit = linear(hidden, *self.laid_out)
         else:
             logit = linear_in_part(hidden, weight, bias)
             if self.n_tail:

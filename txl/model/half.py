@@ -34,4 +34,4 @@ def pack_weights(model: TransformerXL) -> None:
     for module in model.modules():
         if isinstance(module, Linear):
             module.weight = packed(module.weight)
-    model.softmax.join(packed)
+    model.softmax.lay_out(packed)

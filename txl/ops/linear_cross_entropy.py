@@ -9,6 +9,7 @@ In bfloat16 on a CPU that is done for all logits that do not fit the cache. By a
 float32 come from memory.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,22 +30,39 @@ this size."""
 READ_AT_ONCE = 2**22
 """Logits held at once on a CPU where nothing learns; at least those of `CAST_PAYS` tokens."""
 
+Parts = Tensor | Sequence[Tensor]
+"""A table, or what follows each other in it."""
+
+
+def parts_of(x: Parts) -> Sequence[Tensor]:
+    """The parts of a table."""
+    return [x] if isinstance(x, Tensor) else x
+
+
+def whole(x: Parts, dim: int = 0) -> Tensor:
+    """The table; of several parts a copy."""
+    first, *others = parts_of(x)
+    return torch.cat([first, *others], dim) if others else first
+
 
 def linear_cross_entropy(
-    hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor, *, same_weight: bool = False
+    hidden_LE: Tensor, weights: Parts, biases: Parts, target_L: Tensor, *, same_weight: bool = False
 ) -> Tensor:
     """-log softmax(hidden_LE @ weight_VE.T + bias_V)[l, target_L[l]], in nats, (L,).
 
     The softmax is computed in float32 or wider, even if the logits are in half precision. L may be 0.
 
     Args:
+        weights, biases: (V, E) and (V,), each whole, or in parts that follow each other. On a CPU where nothing learns
+            the logits of parts are joined, else the parts themselves, which makes a copy.
         same_weight: promises that the backward pass, if there is one, comes with the same gradient for every token, as
             that of a mean or a sum is. With others the gradients of weight and bias are NaN.
     """
-    budget, learns = BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]), torch.is_grad_enabled()
-    n_token = max(1, budget // len(weight_VE))
+    learns = torch.is_grad_enabled()
     if hidden_LE.device.type == "cpu" and not learns:
-        n_token = min(n_token, max(CAST_PAYS, READ_AT_ONCE // len(weight_VE)))
+        return _nats_alone(hidden_LE, parts_of(weights), parts_of(biases), target_L)
+    weight_VE, bias_V = whole(weights), whole(biases)
+    n_token = max(1, BUDGET.get(hidden_LE.device.type, BUDGET["cpu"]) // len(weight_VE))
     makes_gradients = same_weight and learns
     is_large = len(hidden_LE) >= CAST_PAYS and len(hidden_LE) * len(weight_VE) > IN_CACHE and _is_in_place(hidden_LE)
     if len(hidden_LE) <= n_token and not (makes_gradients and is_large):
@@ -63,12 +81,27 @@ def _is_in_place(hidden_LE: Tensor) -> bool:
 
 def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
     logit_LV = linear_in_part(hidden_LE, weight_VE, bias_V)
-    at_least_float32 = torch.promote_types(logit_LV.dtype, torch.float32)
-    if logit_LV.requires_grad or logit_LV.device.type != "cpu":
-        return F.cross_entropy(logit_LV.to(at_least_float32), target_L, reduction="none")
-    n_row = max(1, IN_CACHE // len(weight_VE))
-    parts = zip(logit_LV.split(n_row), target_L.split(n_row), strict=True)
-    return torch.cat([F.cross_entropy(x.to(at_least_float32), y, reduction="none") for x, y in parts])
+    return F.cross_entropy(_wide(logit_LV), target_L, reduction="none")
+
+
+def _nats_alone(hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], target_L: Tensor) -> Tensor:
+    """On a CPU, without gradients."""
+    n_word = sum(map(len, weights))
+    n_token = min(max(1, BUDGET["cpu"] // n_word), max(CAST_PAYS, READ_AT_ONCE // n_word))
+
+    def of_chunk(hidden_CE: Tensor, target_C: Tensor) -> Tensor:
+        logits = [linear_in_part(hidden_CE, *part) for part in zip(weights, biases, strict=True)]
+        pieces = [x.split(max(1, IN_CACHE // n_word)) for x in (target_C, *logits)]
+        # joined and widened a few rows at a time, which stay in the cache
+        rows = ((_wide(whole(logits_R, -1)), target_R) for target_R, *logits_R in zip(*pieces, strict=True))
+        return torch.cat([F.cross_entropy(*row, reduction="none") for row in rows])
+
+    chunks = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
+    return torch.cat([of_chunk(*chunk) for chunk in chunks])
+
+
+def _wide(logit: Tensor) -> Tensor:
+    return logit.to(torch.promote_types(logit.dtype, torch.float32))
 
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
