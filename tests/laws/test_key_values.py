@@ -86,19 +86,24 @@ def test_a_token_more_does_not_copy_the_memory(token_BT: Tensor) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("tgt_len", "ext_len", "room"), [(4, 0, 12), (1, 0, 13), (4, 2, 15), (6, 0, 1)])
-def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int, token_BT: Tensor) -> None:
-    """And are those of a memory that is not; a room that is too small grows once."""
+@pytest.mark.parametrize(
+    ("tgt_len", "ext_len", "room", "taken"),
+    [(4, 0, 12, 12), (1, 0, 13, 13), (4, 2, 15, 15), (6, 0, 1, 14), (1, 0, 99, 14)],
+)
+def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int, taken: int, token_BT: Tensor) -> None:
+    """And are those of a memory that is not. Room that is too small grows, and far more than is needed is not taken."""
     model, context = build("plain", **SMALL), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
     plain = model.fresh_memory(2)
-    memory, places = plain.in_place(room), []
+    memory, places, sizes = plain.in_place(room), [], set()
     for segment_BT in token_BT.repeat(1, 4).split(tgt_len, dim=1):
         expected, plain = model(segment_BT, plain, context)
         found, memory = model(segment_BT, memory, context)
         assert found.equal(expected)
-        places.append(memory.layers[0].k_BNMH.untyped_storage().data_ptr())
-    assert len(set(places[-(len(places) // 2) :])) == 1
-    assert len({*places}) == 1 or room == 1
+        kept_BNMH = memory.layers[0].k_BNMH
+        places.append(kept_BNMH.untyped_storage().data_ptr())
+        sizes.add(kept_BNMH.untyped_storage().nbytes() // (2 * kept_BNMH[:, :, 0].nbytes))
+    assert len(set(places[len(places) // 2 :])) == 1
+    assert max(sizes) == taken
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

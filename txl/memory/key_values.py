@@ -73,8 +73,8 @@ class KeyValue:
         return KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
 
     def in_place(self, room: int) -> "KeyValue":
-        """The same keys for a reader that never goes back: in a buffer for `room` tokens, in which what is appended
-        takes the place of tokens that are no longer remembered. All that was appended to before is invalid then."""
+        """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens, in which what is
+        appended takes the place of tokens that are no longer remembered. All before `appended` are invalid then."""
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, room=room)
 
     def rows(self, index_B: Tensor) -> "KeyValue":
@@ -125,7 +125,9 @@ class KeyValue:
         """An empty buffer, with spare space in proportion, so that copies are rare."""
         _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
         capacity = needed + max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
-        return like.new_empty(2, batch_size, n_head, max(needed, self._room) if self._room else capacity, d_head)
+        if 3 * needed >= self._room > 0:  # sooner, a text that ends early would take room for nothing
+            capacity = max(needed, self._room)
+        return like.new_empty(2, batch_size, n_head, capacity, d_head)
 
 
 class KeyValues(MemoryRule):
