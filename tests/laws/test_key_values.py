@@ -94,7 +94,7 @@ def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int
     """And are those of a memory that is not. Room that is too small grows, and far more than is needed is not taken."""
     model, context = build("plain", **SMALL), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
     plain = model.fresh_memory(2)
-    memory, places, sizes = plain.in_place(room), [], set()
+    memory, places, sizes = plain.in_place(model.layers, room), [], set()
     for segment_BT in token_BT.repeat(1, 4).split(tgt_len, dim=1):
         expected, plain = model(segment_BT, plain, context)
         found, memory = model(segment_BT, memory, context)
@@ -104,6 +104,12 @@ def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int
         sizes.add(kept_BNMH.untyped_storage().nbytes() // (2 * kept_BNMH[:, :, 0].nbytes))
     assert len(set(places[len(places) // 2 :])) == 1
     assert max(sizes) == taken
+
+
+@pytest.mark.parametrize("name", ["expire_span"])
+def test_keys_that_a_rule_looks_back_at_are_not_written_over(model: TransformerXL) -> None:
+    memory = model.fresh_memory(2)
+    assert memory.in_place(model.layers, 9).states == memory.states
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

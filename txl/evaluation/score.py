@@ -151,7 +151,7 @@ def _of_model(
         if joins:
             context = dataclasses.replace(context, tgt_len=max(context.tgt_len, sum(x.shape[1] for x in inputs)))
         if memory is None:
-            memory = _fresh_memory(predictor, model.config, len(inputs[0]), context)
+            memory = _fresh_memory(predictor, model, len(inputs[0]), context)
         hidden_BTD, memory = predictor(torch.cat(inputs, dim=1), memory, context)
         widths = [target_BT.shape[1] for target_BT in targets_of_group]
         parts = hidden_BTD[:, -sum(widths) :].split(widths, dim=1)
@@ -165,13 +165,13 @@ def _of_model(
         yield from _losses(model.softmax, hiddens, targets)
 
 
-def _fresh_memory(predictor: TransformerXL | CudaGraphModel, config: ModelConfig, n_row: int, context: Context) -> Any:
+def _fresh_memory(predictor: TransformerXL | CudaGraphModel, model: TransformerXL, n_row: int, context: Context) -> Any:
     """An empty memory. Nobody goes back to an earlier one, so keys are written over: of two they need the room of one.
     They move after half a memory at least, which takes a few per cent of the time of a pass."""
-    memory = predictor.fresh_memory(n_row)
-    if isinstance(memory, KeyValueMemory) and config.memory == "fifo":
-        return memory.in_place(context.mem_len + context.ext_len + max(context.tgt_len, context.mem_len // 2))
-    return memory
+    memory, n_kept = predictor.fresh_memory(n_row), context.mem_len + context.ext_len
+    if not isinstance(memory, KeyValueMemory):
+        return memory
+    return memory.in_place(model.layers, n_kept + max(context.tgt_len, context.mem_len // 2))
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:

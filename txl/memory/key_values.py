@@ -192,9 +192,11 @@ class KeyValueMemory:
         """With these states of its layers."""
         return KeyValueMemory(tuple(states), self.feats, self.feats_for)
 
-    def in_place(self, room: int) -> "KeyValueMemory":
-        """See `KeyValue.in_place`. For the rule `fifo`: others look back at what they appended to."""
-        return self.of([layer.in_place(room) for layer in self.layers])
+    def in_place(self, layers: Sequence[Any], room: int) -> "KeyValueMemory":
+        """See `KeyValue.in_place`. Rules like `KeyValues` may look back at what they appended to: theirs stay as they
+        are."""
+        pairs = zip(layers, self.layers, strict=True)
+        return self.of([kv.in_place(room) if type(self.rule(layer)) is KeyValues else kv for layer, kv in pairs])
 
     def rule(self, layer: Any) -> Any:
         """See `Memory.rule`: a `KeyValues`."""
