@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from txl.attention_rules import build_attention_rule
@@ -90,10 +89,10 @@ class Attention(nn.Module):
         out_BNTH = self.rule(q_BNTH, k_BNSH, v_BNSH, pos=self.pos, feats=feats, span=span)
         if beside is not None:
             out_BNTH = beside(plain_BNTH, out_BNTH)
-        return self.o_net(rearrange(out_BNTH, "b n t h -> b t (n h)"))
+        return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
-        return rearrange(x_BLE, "b l (n h) -> b n l h", n=self.n_head)
+        return x_BLE.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
