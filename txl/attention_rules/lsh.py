@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
 from txl.config import ModelConfig
 from txl.memory import Span
+from txl.ops.numbers import widened
 from txl.positions import PositionEncoding
 
 
@@ -90,8 +91,7 @@ def sorted_chunks(
     lonely_BNS = torch.stack([r.first_BNS for r in rounds]).all(0)
     outs, logsums = [], []
     for mine in rounds:
-        logit_BNJCK = mine.chunked(q_BNSH) @ mine.chunked_keys(k_BNSH).mT
-        logit_BNJCK = logit_BNJCK.to(torch.promote_types(logit_BNJCK.dtype, torch.float32))
+        logit_BNJCK = widened(mine.chunked(q_BNSH) @ mine.chunked_keys(k_BNSH).mT)
         seen_BNJCK, count_BNJCK = mine.seen(rounds, lonely_BNS, n_key)
         # finite, not -inf: a round without visible keys gets weight 0, and its gradient must not be NaN
         lowest = torch.finfo(logit_BNJCK.dtype).min / 2

@@ -7,6 +7,7 @@ from txl.attention_rules.causal_ratio import causal_ratio
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
 from txl.config import ModelConfig
 from txl.memory import Span
+from txl.ops.numbers import at_least_float32
 from txl.positions import PositionEncoding
 
 
@@ -52,7 +53,7 @@ class PerformerAttention(nn.Module):
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
         with torch.autocast(q_BNTH.device.type, enabled=False):  # half precision is too coarse for exponents
-            dtype = torch.promote_types(v_BNSH.dtype, torch.float32)
+            dtype = at_least_float32(v_BNSH.dtype)
             omega_FH, root = self.omega_FH.to(dtype), pos.scale**0.5
             x_BNTH, y_BNSH = root * q_BNTH.to(dtype), root * k_BNSH.to(dtype)
             logx_BNTF = x_BNTH @ omega_FH.mT  # the other factors of phi(x) cancel

@@ -21,6 +21,7 @@ from txl.memory import Memory, empty_states, rows_joined
 from txl.model.half import cast_weights
 from txl.model.sizes import model_without_values, shapes_of, weights_of
 from txl.model.transformer import TransformerXL
+from txl.ops.numbers import at_least_float32
 from txl.runtime.distributed import local
 from txl.runtime.records import read_json
 
@@ -57,7 +58,7 @@ def model_with(
         cast_weights(model, dtype)
     for name, weight in weights_of(model).items():
         half = weight.dtype if weight.dtype.itemsize == 2 else None
-        weight.data = weights[name].to(half or torch.promote_types(weights[name].dtype, torch.float32), copy=True)
+        weight.data = weights[name].to(half or at_least_float32(weights[name].dtype), copy=True)
     return model
 
 

@@ -13,6 +13,7 @@ from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State
 from txl.memory.key_values import KeyValue, KeyValues
 from txl.memory.span import Span
+from txl.ops.numbers import widened
 
 _FIRST_SHARE = 0.1
 """Of max_span: the span of every state in a new model."""
@@ -24,7 +25,7 @@ class KeyValuesWithSpans(KeyValues):
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> KeyValue:
         none_B0 = like.new_empty(batch_size, 0)
-        more = {"age": none_B0.long(), "span": none_B0.to(torch.promote_types(like.dtype, torch.float32))}
+        more = {"age": none_B0.long(), "span": widened(none_B0)}
         return super().empty(config, batch_size, like=like).with_more(more)
 
     def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
@@ -94,7 +95,7 @@ class ExpireSpan(MemoryRule):
     def spans(self, h_BSD: Tensor) -> Tensor:
         """e, (B, S), in float32 or wider: half precision does not tell long spans from each other."""
         e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
-        return e_BS.to(torch.promote_types(e_BS.dtype, torch.float32))
+        return widened(e_BS)
 
     def through(
         self,

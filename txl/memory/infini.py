@@ -11,6 +11,7 @@ from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, State
 from txl.memory.beside import BesideAttention, beyond_window, same_document
 from txl.memory.span import Span
+from txl.ops.numbers import at_least_float32, widened
 
 
 class Infini(BesideAttention):
@@ -39,7 +40,7 @@ class Infini(BesideAttention):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
-        n_head, d_head, dtype = config.n_head, config.d_head, torch.promote_types(like.dtype, torch.float32)
+        n_head, d_head, dtype = config.n_head, config.d_head, at_least_float32(like.dtype)
         matrix_BNHH = like.new_zeros(batch_size, n_head, d_head, d_head, dtype=dtype)
         return State(
             like.new_empty(batch_size, 0, config.d_model), {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()}
@@ -67,7 +68,7 @@ class Infini(BesideAttention):
 
 
 def _feature(x: Tensor) -> Tensor:
-    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
+    return F.elu(widened(x)) + 1
 
 
 def _read(matrix_BNHH: Tensor, norm_BNH: Tensor, q_BNTH: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class KeyValue:
     def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
         """With the keys and values of T more tokens."""
         n_new = k_BNTH.shape[2]
-        here = self._with_room_for(n_new, like=k_BNTH)
+        here = self._ready_for(n_new, like=k_BNTH)
         end = here._end + n_new
         here._buffer_2BNCH[0, :, :, here._end : end] = k_BNTH
         here._buffer_2BNCH[1, :, :, here._end : end] = v_BNTH
@@ -89,7 +89,7 @@ class KeyValue:
     def at(self, place_BM: Tensor) -> "KeyValue":
         """The keys at these places, which each row has for itself: a copy with spare space."""
         length = place_BM.shape[1]
-        buffer_2BNCH = self._with_room(length, 1, like=self._buffer_2BNCH)
+        buffer_2BNCH = self._new_buffer(length, 1, like=self._buffer_2BNCH)
         from_2BNMH = self._buffer_2BNCH[:, :, :, self._begin : self._end]
         for b, place_M in enumerate(place_BM):
             buffer_2BNCH[:, b, :, :length] = from_2BNMH[:, b].index_select(2, place_M)
@@ -99,14 +99,13 @@ class KeyValue:
         """The same keys, with this besides."""
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
 
-    def _with_room_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
+    def _ready_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
         capacity, is_last = self._buffer_2BNCH.shape[3], self._end == self._used[0]
-        if self._buffer_2BNCH.dtype != like.dtype or self.length + n_new > capacity:
-            return self._in_larger_buffer(n_new, like=like)
-        if self._end + n_new <= capacity and (is_last or self._room):
+        fits = self._buffer_2BNCH.dtype == like.dtype and self.length + n_new <= capacity
+        if fits and self._end + n_new <= capacity and (is_last or self._room):
             return self
-        return self._at_the_beginning() if self._room else self._in_larger_buffer(n_new, like=like)
+        return self._at_the_beginning() if fits and self._room else self._in_larger_buffer(n_new, like=like)
 
     def _at_the_beginning(self) -> "KeyValue":
         for begin in range(0, self.length, self._begin):  # no piece may overlap the place that it is copied to
@@ -117,11 +116,11 @@ class KeyValue:
 
     def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """A copy in a larger buffer."""
-        buffer_2BNCH = self._with_room(self.length + n_new, n_new, like=like)
+        buffer_2BNCH = self._new_buffer(self.length + n_new, n_new, like=like)
         buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
         return KeyValue(buffer_2BNCH, 0, self.length, [self.length], room=self._room)
 
-    def _with_room(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:
+    def _new_buffer(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:
         """An empty buffer, with spare space in proportion, so that copies are rare."""
         _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
         capacity = needed + max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)

@@ -11,6 +11,7 @@ from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, State
 from txl.memory.beside import BesideAttention, beyond_window, same_document
 from txl.memory.span import Span
+from txl.ops.numbers import at_least_float32
 
 _RATES = (0.01, 0.5, 0.05)
 """Forgetting, momentum and learning rate of a new model."""
@@ -62,7 +63,7 @@ class Neural(BesideAttention):
 
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = at_least_float32(like.dtype)
         zeros = [like.new_zeros(batch_size, *shape, dtype=dtype) for shape in _shapes(config)]
         more = {f"{name}{i}": x for i, x in enumerate(zeros, 1) for name in ("learned", "momentum")}
         return State(like.new_empty(batch_size, 0, config.d_model), more)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from txl.config import ModelConfig
 from txl.ops.linear import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
-from txl.ops.numbers import is_autocast_on
+from txl.ops.numbers import at_least_float32, is_autocast_on, widened
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -30,8 +30,7 @@ def _check_ids(ids: Tensor, n_token: int) -> None:
 
 
 def _log_softmax(logit: Tensor) -> Tensor:
-    """In float32 or wider: in half precision the probabilities of many words do not sum to 1."""
-    return logit.log_softmax(-1, dtype=torch.promote_types(logit.dtype, torch.float32))
+    return logit.log_softmax(-1, dtype=at_least_float32(logit.dtype))
 
 
 def _to_device(ids: Tensor, device: torch.device) -> Tensor:
@@ -115,7 +114,7 @@ class AdaptiveEmbedding(nn.Module):
         else:
             out = self._by_cluster(token_BT.flatten(), look_up).view(*token_BT.shape, -1)
         if is_autocast_on(out.device):  # weights in half precision; sums of layers are not
-            out = out.to(torch.promote_types(out.dtype, torch.float32))
+            out = widened(out)
         return out * self.d_model**0.5
 
     def _by_cluster(self, token_L: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.ops import onednn
 from txl.ops.linear import CAST_PAYS, linear, linear_in_part
-from txl.ops.numbers import product_dtype
+from txl.ops.numbers import at_least_float32, product_dtype, widened
 
 IN_CACHE = 2**20
 """Logits whose softmax is computed at once, in float32."""
@@ -81,7 +81,7 @@ def _is_in_place(hidden_LE: Tensor) -> bool:
 
 def _nats(hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor) -> Tensor:
     logit_LV = linear_in_part(hidden_LE, weight_VE, bias_V)
-    return F.cross_entropy(_wide(logit_LV), target_L, reduction="none")
+    return F.cross_entropy(widened(logit_LV), target_L, reduction="none")
 
 
 def _nats_alone(hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], target_L: Tensor) -> Tensor:
@@ -93,15 +93,11 @@ def _nats_alone(hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[T
         logits = [linear_in_part(hidden_CE, *part) for part in zip(weights, biases, strict=True)]
         pieces = [x.split(max(1, IN_CACHE // n_word)) for x in (target_C, *logits)]
         # joined and widened a few rows at a time, which stay in the cache
-        rows = ((_wide(whole(logits_R, -1)), target_R) for target_R, *logits_R in zip(*pieces, strict=True))
+        rows = ((widened(whole(logits_R, -1)), target_R) for target_R, *logits_R in zip(*pieces, strict=True))
         return torch.cat([F.cross_entropy(*row, reduction="none") for row in rows])
 
     chunks = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     return torch.cat([of_chunk(*chunk) for chunk in chunks])
-
-
-def _wide(logit: Tensor) -> Tensor:
-    return logit.to(torch.promote_types(logit.dtype, torch.float32))
 
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
@@ -143,7 +139,7 @@ class _NatsAndGradients(torch.autograd.Function):
         ctx: Any, hidden_LE: Tensor, weight_VE: Tensor, bias_V: Tensor, target_L: Tensor, n_token: int
     ) -> Tensor:
         dtype = product_dtype(hidden_LE)
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = at_least_float32(dtype)
         ctx.dtypes = hidden_LE.dtype, weight_VE.dtype, bias_V.dtype
         with torch.autocast(hidden_LE.device.type, enabled=False):
             hidden_LE, weight_VE, bias_V = (x.to(dtype) for x in (hidden_LE, weight_VE, bias_V))
@@ -173,6 +169,6 @@ class _NatsAndGradients(torch.autograd.Function):
     def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dhidden_LE, dweight_VE, dbias_V = ctx.saved_tensors
         grad = grad_L[0].where(grad_L.amin() == grad_L.amax(), torch.nan)  # no look at it: a GPU would be waited for
-        wide = torch.promote_types(dweight_VE.dtype, torch.float32)
+        wide = at_least_float32(dweight_VE.dtype)
         found = dhidden_LE * grad_L[:, None], dweight_VE.to(wide).mul_(grad), dbias_V * grad
         return *(x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)), None, None

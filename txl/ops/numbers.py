@@ -1,4 +1,4 @@
-"""Dtypes of matrix products under autocast, and sums in float64."""
+"""Dtypes: of matrix products under autocast, and those wide enough for sums."""
 
 import torch
 from torch import Tensor
@@ -17,6 +17,17 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64 or not is_autocast_on(x.device):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """float32, or `dtype` where that is wider. In 16 bits a log-sum-exp of 10 is a hundredth off, the probabilities of
+    many words do not sum to 1, and distances above 256 or 2,048 are rounded."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32 or wider."""
+    return x.to(at_least_float32(x.dtype))
 
 
 def float64_sum(x: Tensor) -> Tensor:

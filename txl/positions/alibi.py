@@ -5,6 +5,7 @@ from torch import Tensor
 
 from txl.config import ModelConfig
 from txl.memory import Span
+from txl.ops.numbers import at_least_float32
 from txl.positions.base import PositionEncoding, rows_to_pairs
 
 
@@ -28,7 +29,7 @@ class Alibi(PositionEncoding):
 
     def prepare(self, span: Span, like: Tensor) -> Tensor:
         """The term of each distance, (S, N), in float32 or wider: half precision cannot represent long distances."""
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = at_least_float32(like.dtype)
         distance_S = span.distances_S(like.device).to(dtype)
         return -distance_S[:, None] * slopes(self.n_head, like.device, dtype)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from txl.config import ModelConfig, UsageError
 from txl.memory import Span
 from txl.ops.dropout import Dropout
+from txl.ops.numbers import at_least_float32
 
 
 class RelativeTerms(NamedTuple):
@@ -190,6 +191,6 @@ def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     model matches it only this way. Angles are computed in float32 or wider.
     """
     freq = 1 / (10000 ** (torch.arange(0.0, dim, 2.0, device=position.device, dtype=torch.float32) / dim))
-    at_least_float32 = torch.promote_types(dtype, torch.float32)
-    angle = position.to(at_least_float32)[:, None] * freq.to(at_least_float32)
+    wide = at_least_float32(dtype)
+    angle = position.to(wide)[:, None] * freq.to(wide)
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from txl.config import ModelConfig, require
 from txl.memory import Span
+from txl.ops.numbers import at_least_float32
 from txl.positions.base import PositionEncoding, sinusoid
 
 
@@ -39,7 +40,6 @@ class Rotary(PositionEncoding):
 
 
 def _turned(x_BNLH: Tensor, position_L: Tensor) -> Tensor:
-    at_least_float32 = torch.promote_types(x_BNLH.dtype, torch.float32)
-    sin_LC, cos_LC = sinusoid(position_L, x_BNLH.shape[-1], at_least_float32).chunk(2, dim=-1)
+    sin_LC, cos_LC = sinusoid(position_L, x_BNLH.shape[-1], at_least_float32(x_BNLH.dtype)).chunk(2, dim=-1)
     a, b = x_BNLH.chunk(2, dim=-1)
     return torch.cat([a * cos_LC - b * sin_LC, a * sin_LC + b * cos_LC], dim=-1).to(x_BNLH.dtype)

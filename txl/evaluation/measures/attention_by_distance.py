@@ -17,6 +17,7 @@ from txl.evaluation.score import evaluate
 from txl.memory import Memory, Span
 from txl.model.attention import Attention
 from txl.model.transformer import TransformerXL
+from txl.ops.numbers import widened
 from txl.runtime.distributed import Ranks
 
 
@@ -118,8 +119,7 @@ def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: T
     pos = attention.pos
     q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
     logit_BNTS = logits(q_BNTH, k_BNSH, pos, pos.project(feats), span)
-    at_least_float32 = torch.promote_types(logit_BNTS.dtype, torch.float32)
-    return logit_BNTS.masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1, dtype=at_least_float32)
+    return widened(logit_BNTS).masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1)
 
 
 class _Watch:

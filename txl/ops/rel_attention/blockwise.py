@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from txl.ops.numbers import at_least_float32
 from txl.ops.operator import Operator
 from txl.ops.rel_attention.tiles import Gradients, Heads, Operands, hide, hide_before, like_operands, needs_grad, skewed
 
@@ -85,11 +86,6 @@ def _kept(shape: torch.Size, tile: _Tile, seed: int, dropout: float, like: Tenso
     return (drawn >= dropout).to(like.dtype) / (1 - dropout)
 
 
-def _dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
-    """In 16 bits a log-sum-exp of 10 is a hundredth off, and so are the probabilities of the backward pass."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def forward(
     q_BNTH: Tensor,
     k_BNSH: Tensor,
@@ -108,7 +104,7 @@ def forward(
     x = Heads.of(q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale)
     B, N, T, H = q_BNTH.shape
     out_BTNH = q_BNTH.new_empty(B, T, N, H)
-    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=_dtype_of_sums(q_BNTH.dtype))
+    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=at_least_float32(q_BNTH.dtype))
     for number, (heads, row, queries) in enumerate(_query_blocks(N, B, T)):
         largest: Tensor | None = None
         total = gathered = x.v_NBSH.new_empty(0)
@@ -196,7 +192,7 @@ def _gradients(ctx: Any, backward: Callable[..., tuple[Tensor, ...]], dout_BNTH:
 
 def _fake_forward(q_BNTH: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     B, N, T, H = q_BNTH.shape
-    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=_dtype_of_sums(q_BNTH.dtype))
+    lse_NBT1 = q_BNTH.new_empty(N, B, T, 1, dtype=at_least_float32(q_BNTH.dtype))
     return q_BNTH.new_empty(B, T, N, H).transpose(1, 2), lse_NBT1
 
 

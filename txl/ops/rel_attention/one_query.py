@@ -1,8 +1,8 @@
 """Attention of one query a row, as in generation and where agents act: nothing is shifted, so no blocks are needed."""
 
-import torch
 from torch import Tensor
 
+from txl.ops.numbers import at_least_float32
 from txl.ops.rel_attention.tiles import Operands, hide_before
 
 
@@ -13,7 +13,7 @@ def one_query(*operands: *Operands, scale: float, window: int, clamp_len: int, f
     """
     q_BN1H, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH = operands
     dtype = q_BN1H.dtype
-    wide = torch.promote_types(dtype, torch.float32) if q_BN1H.device.type == "cpu" else dtype
+    wide = at_least_float32(dtype) if q_BN1H.device.type == "cpu" else dtype
     n_key = len(r_SNH)
     if window > 0:
         k_BNSH, v_BNSH, r_SNH = k_BNSH[:, :, -window:], v_BNSH[:, :, -window:], r_SNH[-window:]
