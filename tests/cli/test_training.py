@@ -156,6 +156,7 @@ def test_a_missed_target_is_named_and_ends_with_status_1(here: Here) -> None:
 
 def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[int, int]] = []
+    scored: list[int] = []
     evaluate = loop.evaluate
 
     def noted(model: Any, segments: Any, context: Any) -> Any:
@@ -167,9 +168,11 @@ def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch:
     monkeypatch.setattr(loop, "evaluate", noted)
     for batch_size, limit in ((2, -1), (3, -1), (2, 3), (2, 0)):
         here(f"train --max_step 1 --overwrite --eval_batch_size {batch_size} --max_eval_steps {limit}")
+        scored.append(records(Path("new"), "valid")[-1]["valid/tokens"])
     (whole, _), (fewer, _), *_ = counted
     assert whole > fewer > 3
     assert counted == [(whole, 2), (fewer, 3), (3, 2), (whole, 2)]
+    assert scored[0] == scored[1] == scored[3] > scored[2] > 0
 
 
 def test_recurrence_without_limit_is_evaluated_in_one_stream_unless_told_otherwise(here: Here) -> None:

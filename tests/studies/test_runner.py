@@ -67,6 +67,8 @@ class Programs:
         self.called: list[str] = []
         self.start: dict[str, Any] = {}
         """What a training knows of itself."""
+        self.scored: dict[str, int] = {}
+        """Tokens that a validation scores, by variant."""
         self.fail = self.without = ""
         """A call that fails; a variant and seed whose perplexity is beyond all numbers."""
 
@@ -84,6 +86,8 @@ class Programs:
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
                 loss = nats + 0.5 * (4 - step)
                 lines.append({"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss})
+                if task.variant in self.scored:
+                    lines[-1]["valid/tokens"] = self.scored[task.variant]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
             nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]
@@ -211,6 +215,16 @@ def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
     with pytest.raises(UsageError, match="runs: large: --d_model 31: must be even"):
         study(STUDY.replace("d_model = 32", "d_model = 31"))
     assert programs.called == []
+
+
+@pytest.mark.parametrize("n_large", [640, 64])
+def test_curves_of_other_tokens_are_not_compared(n_large: int, programs: Programs) -> None:
+    """As with max_eval_steps, where memories are read by as many streams as they allow."""
+    programs.scored = {"small": 640, "large": n_large}
+    assert study() == 0
+    text = Path("out/table.md").read_text()
+    assert ("of other tokens from run to run" in text) == (n_large != 640)
+    assert (" 38 " in text) == (n_large == 640)
 
 
 def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:

@@ -11,7 +11,7 @@ from txl.runtime.records import read_json
 from txl.studies import tables
 from txl.studies.picture import write_pictures
 from txl.studies.plan import Study
-from txl.studies.results import Row, compared
+from txl.studies.results import Row, compared, validated_alike
 from txl.studies.statistics import Comparison
 from txl.training.metrics import provenance
 
@@ -54,6 +54,11 @@ def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> st
             "A seed draws the initial weights and the dropout. Runs of one shape and seed begin with the same weights. "
             "All seeds read the text in the same order, unless --varlen, --roll or lm1b draw it, so the spreads are "
             "without that of the order of the data."
+        )
+    if not validated_alike(rows):
+        parts.append(
+            "The validation curves are of other tokens from run to run, because max_eval_steps counts segments of "
+            "eval_batch_size streams, whose default differs by memory: give both, or neither."
         )
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)

@@ -24,6 +24,7 @@ class RunFigures:
             beyond all numbers.
         nats: nats per token by column, which comparisons are made with.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
+        valid_tokens: those that such an evaluation scored; None: its record does not say.
         distances: by column, the rows that eval.py --loss_by_position gives for distances to the article's beginning.
         parameters_in_layers: those outside embedding and softmax.
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
@@ -47,6 +48,7 @@ class RunFigures:
     remembered: int | None = None
     distances: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     processor: str | None = None
+    valid_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         remembered=starts[0].get("remembered_floats"),
         distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
+        valid_tokens=valid[-1].get("valid/tokens") if valid else None,
     )
 
 
@@ -210,6 +213,13 @@ def by_distance(rows: Sequence[Row]) -> dict[tuple[str, str], list[Bin]]:
                 mean, deviation = mean_and_spread([one["nats_per_token"] for one in seeds])
                 found.setdefault((row.name, column), []).append(Bin(first, last, tokens, mean, deviation))
     return found
+
+
+def validated_alike(rows: Sequence[Row]) -> bool:
+    """Whether the curves of all runs of one source are of the same tokens. `max_eval_steps` counts segments, and how
+    many streams a segment holds tokens of differs by `memory`."""
+    found = {(row.source, run.valid_tokens) for row in rows for run in row.runs if run.valid_tokens is not None}
+    return len(found) == len({source for source, _ in found})
 
 
 def final_loss(runs: Sequence[RunFigures]) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from txl.studies.plan import Study
-from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until
+from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until, validated_alike
 from txl.studies.statistics import Comparison, mean_and_spread
 
 
@@ -20,7 +20,8 @@ class Table(NamedTuple):
 def figures_table(study: Study, rows: Sequence[Row]) -> Table:
     """A row of the study a row: mean and standard deviation over its seeds in each column, and what it has cost."""
     columns = columns_of(rows)
-    goals = {row.source: final_loss(row.runs) for row in rows if row.variant == study.baseline}
+    baselines = [row for row in rows if row.variant == study.baseline and validated_alike(rows)]
+    goals = {row.source: final_loss(row.runs) for row in baselines}
     header = ["run", "seeds", *columns, "parameters", "in layers", "tokens", "tokens to the baseline's loss"]
     header += ["remembered floats", "operations", "CPU seconds", "seconds", "ms a step", "peak GiB"]
     cells = []
