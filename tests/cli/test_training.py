@@ -168,7 +168,7 @@ def test_evaluations_read_as_many_segments_as_asked_for(here: Here, monkeypatch:
     monkeypatch.setattr(loop, "evaluate", noted)
     for batch_size, limit in ((2, -1), (3, -1), (2, 3), (2, 0)):
         here(f"train --max_step 1 --overwrite --eval_batch_size {batch_size} --max_eval_steps {limit}")
-        scored.append(records(Path("new"), "valid")[-1]["valid/tokens"])
+        scored.append(records(Path("new"), "valid")[-1]["scored_tokens"])
     (whole, _), (fewer, _), *_ = counted
     assert whole > fewer > 3
     assert counted == [(whole, 2), (fewer, 3), (3, 2), (whole, 2)]

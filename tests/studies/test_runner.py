@@ -87,7 +87,7 @@ class Programs:
                 loss = nats + 0.5 * (4 - step)
                 lines.append({"kind": "valid", "step": step, "tokens": step * 10, "valid/nll_nats": loss})
                 if task.variant in self.scored:
-                    lines[-1]["valid/tokens"] = self.scored[task.variant]
+                    lines[-1]["scored_tokens"] = self.scored[task.variant]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
             nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]

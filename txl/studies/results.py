@@ -124,7 +124,7 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         remembered=starts[0].get("remembered_floats"),
         distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
-        valid_tokens=valid[-1].get("valid/tokens") if valid else None,
+        valid_tokens=valid[-1].get("scored_tokens") if valid else None,
     )
 
 

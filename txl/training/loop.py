@@ -209,10 +209,10 @@ def _evaluate(
     state.plateau.see(nats)
     if state.ranks.is_main:
         print_line(eval_line(index=progress.n_eval, step=progress.step, seconds=seconds, nats=nats))
-        values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats), "valid/tokens": score.tokens}
+        values = {"valid/nll_nats": nats, "valid/ppl": perplexity(nats)}
         if score.bits_per_character and score.unknown <= 0.01 * score.tokens:  # <unk> has the wrong length
             values["valid/bits_per_character"] = score.bits_per_character
-        metrics.add("valid", progress.step, values, **progress.position)
+        metrics.add("valid", progress.step, values, **progress.position, scored_tokens=score.tokens)
     return 0
 
 

@@ -98,7 +98,7 @@ class Metrics:
         Args:
             kind: train, valid or test.
             values: by name, for example "train/nll_nats" or "speed/tok_per_s".
-            position: further counters of the training, without curves.
+            position: counters, without curves.
         """
         self._record({"kind": kind, "step": step, "time/unix_s": time.time(), **position, **values})
         points = [{"tag": _CURVES.get(name, name), "simple_value": value} for name, value in values.items()]
