@@ -20,7 +20,7 @@ class Table(NamedTuple):
 def figures_table(study: Study, rows: Sequence[Row]) -> Table:
     """A row of the study a row: mean and standard deviation over its seeds in each column, and what it has cost."""
     columns = columns_of(rows)
-    baselines = [row for row in rows if row.variant == study.baseline and validated_alike(rows)]
+    baselines = [row for row in rows if row.variant == study.baseline] if validated_alike(rows) else []
     goals = {row.source: final_loss(row.runs) for row in baselines}
     header = ["run", "seeds", *columns, "parameters", "in layers", "tokens", "tokens to the baseline's loss"]
     header += ["remembered floats", "operations", "CPU seconds", "seconds", "ms a step", "peak GiB"]
