@@ -123,7 +123,7 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
             cells += [f"{row['perplexity']:.2f}", f"{row['word_perplexity']:.2f}", per_byte]
             lines.append(f"| {' | '.join(map(str, cells))} |")
         notes = dict.fromkeys(f"{row['split']}: {row['note']}." for row in rows if "note" in row)
-        paragraphs += ["\n".join(lines), *notes]
+        paragraphs += ["\n".join(dict.fromkeys(lines)), *notes]  # a plain reading is in each file of a method
     return ["## Figures", *paragraphs] if paragraphs else []
 
 
