@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# A model worth having: trained on data/wikipedia (train.txt, valid.txt, test.txt in WikiText-103's format), measured and
+# asked for samples; weights, vocabulary and card are then in runs/wikipedia_model/txl-wikipedia-16m.
+# scripts/write_model.sh [flags of train.py]; started again it goes on where it was stopped. NPROC=2: in two processes.
+set -euo pipefail
+
+script=scripts/write_model.sh name=wikipedia
+source "$(dirname "$0")/launch.sh"
+cd "$root" # so that the card has no paths of this machine
+run=runs/wikipedia_model
+
+# The recipe and memory of docs/results.md, in updates of 4,096 tokens: 40 million in all. Nothing is read twice, so
+# nothing is dropped.
+train=(--data data/wikipedia --dataset wt103 --max_size 50000 --cutoffs auto --div_val 1 --dropout 0.0
+    --n_layer 4 --d_model 256 --n_head 8 --d_head 32 --d_inner 683 --activation swiglu --pre_lnorm
+    --optim muon --lr 0.005 --weight_decay 0.1 --warmup_step 500 --max_step 9766
+    --tgt_len 64 --mem_len 192 --batch_size 64 --dtype bfloat16
+    --eval_tgt_len 64 --max_eval_steps 200 --eval_interval 500 --save_interval 250 --sample_length 0)
+
+evaluate() { # NAME FLAG...
+    [ -f "$run/$1.json" ] || "$python" eval.py --work_dir "$run" --split test --json "$run/$1.json" "${@:2}"
+}
+
+txl_python "$root" requirements.txt
+(launch train.py --work_dir "$run" --resume "${train[@]}" "$@")
+evaluate lengths --mem_len 0 64 192 768
+evaluate clamped --mem_len 768 --clamp_len 191
+evaluate cache --cache_size 2000
+evaluate rms --dynamic rms
+evaluate rms_and_cache --dynamic rms --cache_size 2000
+
+printf '%s\n' "The history of the city" "The species was first described by" "The album was recorded in" \
+    "He was born in" "During the war , the regiment" >"$run/prompts.txt"
+"$python" generate.py --work_dir "$run" --prompts "$run/prompts.txt" --length 120 --finish_line \
+    --temperature 0.8 --top_p 0.9 >"$run/samples.txt"
+
+cat >"$run/about.md" <<'TEXT'
+26,069 articles of the English Wikipedia of 2015, laid out and tokenised as WikiText-103 is, without those that overlap its
+valid and test texts, which are WikiText-103's own. 78.6 million tokens, of which the model has read half, once.
+Wikipedia's text is under CC BY-SA 3.0, and so is the model.
+
+It has the tone of an encyclopedia and no knowledge: for tests, teaching and length studies, not for facts. Perplexities
+count words outside the vocabulary as one word, `<unk>`: compare them only with those of models of the same vocabulary.
+TEXT
+"$python" -m txl.convert "$run" "$run/txl-wikipedia-16m" --dtype bfloat16 \
+    --licence cc-by-sa-3.0 --about "$run/about.md" --samples "$run/samples.txt" \
+    --evaluations "$run"/{lengths,clamped,cache,rms,rms_and_cache}.json
