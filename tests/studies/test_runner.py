@@ -69,6 +69,8 @@ class Programs:
         """What a training knows of itself."""
         self.scored: dict[str, int] = {}
         """Tokens that a validation scores, by variant."""
+        self.dataset: dict[str, str] = {}
+        """What a token is, by variant."""
         self.fail = self.without = ""
         """A call that fails; a variant and seed whose perplexity is beyond all numbers."""
 
@@ -80,7 +82,8 @@ class Programs:
         if name == "train":
             run.mkdir()
             nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed
-            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, **self.start}]
+            data = {"dataset": self.dataset.get(task.variant, "text")}
+            lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, "data": data, **self.start}]
             for step in (2, 4):
                 speed = {"speed/ms_per_step": 500.0, "speed/cpu_ms_per_step": 250.0 * step, "mem/peak_gib": 0.5}
                 lines.append({"kind": "train", "step": step, "tokens": step * 10, **speed})
@@ -217,14 +220,16 @@ def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
     assert programs.called == []
 
 
-@pytest.mark.parametrize("n_large", [640, 64])
-def test_curves_of_other_tokens_are_not_compared(n_large: int, programs: Programs) -> None:
+@pytest.mark.parametrize(("n_large", "dataset"), [(640, "text"), (64, "text"), (640, "bpe")])
+def test_curves_of_other_tokens_are_not_compared(n_large: int, dataset: str, programs: Programs) -> None:
     """As with max_eval_steps, where memories are read by as many streams as they allow."""
     programs.scored = {"small": 640, "large": n_large}
+    programs.dataset = {"small": "text", "large": dataset}
     assert study() == 0
     text = Path("out/table.md").read_text()
-    assert ("of other tokens from run to run" in text) == (n_large != 640)
-    assert (" 38 " in text) == (n_large == 640)
+    are_alike = (n_large, dataset) == (640, "text")
+    assert ("of other tokens from run to run" in text) != are_alike
+    assert (" 38 " in text) == are_alike
 
 
 def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:

@@ -1,6 +1,7 @@
 """What a study says of its differences."""
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
 def row(name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), source: str = "") -> Row:
     def figures(seed: int, x: float) -> RunFigures:
         values = dict.fromkeys(columns, x)
-        return RunFigures(seed, 1, 1, 1.0, None, values, values, [(10, x + 1), (20, x)], source)
+        return RunFigures(seed, 1, 1, 1.0, None, values, dict(values), [(10, x + 1), (20, x)], source)
 
     return Row(name, name, source, [figures(seed, x) for seed, x in nats.items()])
 
@@ -73,6 +74,23 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    ("metric", "unit", "difference"),
+    [("perplexity", "nats per token", -1.0), ("word_perplexity", "nats per word", -2.0), ("bits_per_byte", "", -0.5)],
+)
+def test_differences_are_those_of_the_metric(metric: str, unit: str, difference: float) -> None:
+    """Nats per token of two vocabularies say nothing."""
+    study, rows = replace(STUDY, metric=metric), [row("base", {1: 5.0}), row("other", {1: 4.0})]
+    for one, value in zip(rows, (math.exp(9), math.exp(7)) if unit else (2.0, 1.5), strict=True):
+        one.runs[0].values.clear()
+        one.runs[0].values.update(a=value)
+    (found,) = compared(study, rows)
+    assert found.difference == pytest.approx(difference)
+    assert f"{unit or 'bits per byte'} against base" in comparisons_table(study, [found]).header
+    contrast = Contrast((("other", "a"),), (("base", "a"),))
+    assert compared(replace(study, contrasts={"gain": contrast}), rows)[0].difference == found.difference
+
+
 def test_the_picture_shows_every_mean_and_hides_none() -> None:
     from matplotlib.container import ErrorbarContainer
 
@@ -85,6 +103,8 @@ def test_the_picture_shows_every_mean_and_hides_none() -> None:
     assert min(b - a for a, b in itertools.pairwise(places)) > 0.2
     assert [round(x) for x in places] == [0, 0, 1, 1]
     assert len(left.lines) == 2
+    of_subwords = [replace(run, validated=(640, "bpe", 16000)) for run in rows[1].runs]
+    assert len(draw(STUDY, [rows[0], replace(rows[1], runs=of_subwords)]).axes) == 1  # curves of other tokens
 
 
 def test_signs_of_the_formats_are_escaped() -> None:

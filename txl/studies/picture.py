@@ -11,7 +11,7 @@ from txl.evaluation.measures.bins import centre
 from txl.files import written_whole
 from txl.runtime.log import perplexity
 from txl.studies.plan import Study
-from txl.studies.results import Row, by_distance, columns_of
+from txl.studies.results import Row, by_distance, columns_of, validated_alike
 from txl.studies.statistics import mean_and_spread
 
 if TYPE_CHECKING:
@@ -24,15 +24,17 @@ _WIDTH = 0.6
 
 
 def draw(study: Study, rows: Sequence[Row]) -> "Figure":
-    """Validation perplexity over tokens, and the metric by column, each with a standard deviation over the seeds."""
+    """Validation perplexity over tokens, unless runs validate other tokens, and the metric by column, each with a
+    standard deviation over the seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    *left, right = figure.subplots(1, 1 + validated_alike(rows), squeeze=False)[0]
     columns, shown = columns_of(rows), [row for row in rows if row.runs]
     for i, row in enumerate(shown):
         color = f"C{i % 10}"
-        _curve(left, row, color)
+        for axes in left:
+            _curve(axes, row, color)
         found = ([run.values[column] for run in row.runs if column in run.values] for column in columns)
         means = [mean_and_spread(values) if values else (np.nan, None) for values in found]  # nan: no point
         place = (i + 0.5) / len(shown) - 0.5
@@ -46,10 +48,11 @@ def draw(study: Study, rows: Sequence[Row]) -> "Figure":
             color=color,
             label=row.name,
         )
-    left.set(xlabel="tokens read", ylabel="valid perplexity", yscale="log")
+    for axes in left:
+        axes.set(xlabel="tokens read", ylabel="valid perplexity", yscale="log")
     right.set(ylabel=study.metric.replace("_", " "))
     right.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
-    for axes in (left, right):
+    for axes in (*left, right):
         axes.grid(alpha=0.3)
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)

@@ -15,12 +15,18 @@ Flags = dict[str, Any]
 """Values by the names of flags: true and false are --x and --no_x, a list is several words."""
 OURS = {"runs": ("work_dir", "seed", "resume", "overwrite"), "evaluations": ("work_dir", "json")}
 """Flags of train.py and of eval.py that the runner sets."""
-METRICS = ("perplexity", "word_perplexity", "bits_per_character", "bits_per_byte")
+METRICS = {
+    "perplexity": "nats per token",
+    "word_perplexity": "nats per word",
+    "bits_per_character": "bits per character",
+    "bits_per_byte": "bits per byte",
+}
+"""Figures of eval.py, and the unit of differences in each."""
 
 
 class Contrast(NamedTuple):
-    """A difference that a study asks for: the sum of the nats of some readings less that of as many others. A reading
-    is the name of a run and of a column."""
+    """A difference that a study asks for: the sum of the losses of some readings less that of as many others. A
+    reading is the name of a run and of a column."""
 
     of: tuple[tuple[str, str], ...]
     against: tuple[tuple[str, str], ...]
@@ -43,7 +49,7 @@ class Study:
     variants: Mapping[str, Flags]
     evaluations: Mapping[str, Flags]
     baseline: str
-    metric: str = METRICS[0]
+    metric: str = "perplexity"
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
 
 

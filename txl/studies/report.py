@@ -10,7 +10,7 @@ from txl.evaluation.report import write_text
 from txl.runtime.records import read_json
 from txl.studies import tables
 from txl.studies.picture import write_pictures
-from txl.studies.plan import Study
+from txl.studies.plan import METRICS, Study
 from txl.studies.results import Row, compared, validated_alike
 from txl.studies.statistics import Comparison
 from txl.training.metrics import provenance
@@ -46,8 +46,8 @@ def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> st
         parts.append(tables.as_markdown(tables.comparisons_table(study, comparisons)))
         n_tested = sum(c.p is not None for c in comparisons)
         parts.append(
-            f"Differences are in nats per token, paired by seed. p (Holm) is corrected for the {n_tested} comparisons "
-            "that have one, and the verdict is by it; `not shown` does not say that two runs are alike."
+            f"Differences are in {METRICS[study.metric]}, paired by seed. p (Holm) is corrected for the {n_tested} "
+            "comparisons that have one, and the verdict is by it; `not shown` does not say that two runs are alike."
         )
     if len(study.seeds) > 1:
         parts.append(
@@ -57,8 +57,9 @@ def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> st
         )
     if not validated_alike(rows):
         parts.append(
-            "The validation curves are of other tokens from run to run, because max_eval_steps counts segments of "
-            "eval_batch_size streams, whose default differs by memory: give both, or neither."
+            "The validation curves are of other tokens from run to run, and are not compared. Where the vocabulary is "
+            "one, max_eval_steps counts segments of eval_batch_size streams, whose default differs by memory: give "
+            "both, or neither."
         )
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)

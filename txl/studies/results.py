@@ -22,9 +22,10 @@ class RunFigures:
         source: the texts that it was trained and evaluated on, and the version of the code, as short digests.
         values: the metric of the study by column, if it has one there: ids have no bytes, and a perplexity may be
             beyond all numbers.
-        nats: nats per token by column, which comparisons are made with.
+        nats: nats per token by column.
         curve: (tokens read, validation loss in nats) at each evaluation of the training.
-        valid_tokens: those that such an evaluation scored; None: its record does not say.
+        validated: what such an evaluation scored: how many tokens (0: its record does not say), of which kind of text
+            and size of vocabulary.
         distances: by column, the rows that eval.py --loss_by_position gives for distances to the article's beginning.
         parameters_in_layers: those outside embedding and softmax.
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
@@ -48,7 +49,7 @@ class RunFigures:
     remembered: int | None = None
     distances: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     processor: str | None = None
-    valid_tokens: int | None = None
+    validated: tuple[int, str, int] = (0, "", 0)
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,13 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         remembered=starts[0].get("remembered_floats"),
         distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
-        valid_tokens=valid[-1].get("scored_tokens") if valid else None,
+        validated=_validated(starts[0], valid),
     )
+
+
+def _validated(start: Mapping[str, Any], valid: Sequence[Mapping[str, Any]]) -> tuple[int, str, int]:
+    n_scored = valid[-1].get("scored_tokens", 0) if valid else 0
+    return n_scored, start.get("data", {}).get("dataset", ""), start.get("model", {}).get("n_token", 0)
 
 
 def _seconds(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -165,11 +171,11 @@ def _contrasts(study: Study, rows: Sequence[Row]) -> list[Comparison]:
     sources = list(dict.fromkeys(row.source for row in rows if row.runs))
     found = []
     for source in sources:
-        nats = {(row.variant, run.seed): run.nats for row in rows if row.source == source for run in row.runs}
+        losses = _losses(study, rows, source)
         for name, contrast in study.contrasts.items():
             signed = [(sign, *one) for sign, side in zip((1, -1), contrast, strict=True) for one in side]
             by_seed = [
-                [sign * nats[run, seed][column] for sign, run, column in signed if column in nats.get((run, seed), {})]
+                [sign * losses[run, seed, column] for sign, run, column in signed if (run, seed, column) in losses]
                 for seed in study.seeds
             ]
             differences = [math.fsum(values) for values in by_seed if len(values) == len(signed)]
@@ -179,17 +185,28 @@ def _contrasts(study: Study, rows: Sequence[Row]) -> list[Comparison]:
 
 
 def _against_baseline(study: Study, rows: Sequence[Row]) -> list[Comparison]:
-    baselines = {row.source: row.runs for row in rows if row.variant == study.baseline}
     found = []
     for row in rows:
         if row.variant == study.baseline:
             continue
-        theirs = {run.seed: run for run in baselines.get(row.source, ())}
+        losses = _losses(study, rows, row.source)
         for column in columns_of([row]):
-            pairs = [(run.nats[column], theirs[run.seed].nats.get(column)) for run in row.runs if run.seed in theirs]
-            if differences := [ours - other for ours, other in pairs if other is not None]:
+            pairs = [[losses.get((run, s, column)) for run in (row.variant, study.baseline)] for s in study.seeds]
+            if differences := [ours - other for ours, other in pairs if ours is not None and other is not None]:
                 found.append(paired(row.name, column, differences))
     return found
+
+
+def _losses(study: Study, rows: Sequence[Row], source: str) -> dict[tuple[str, int, str], float]:
+    """What is compared, in the unit of `METRICS`, by variant, seed and column of the rows of one source."""
+    log = math.log if study.metric == "word_perplexity" else float
+    return {
+        (row.variant, run.seed, column): log(value)
+        for row in rows
+        if row.source == source
+        for run in row.runs
+        for column, value in (run.nats if study.metric == "perplexity" else run.values).items()
+    }
 
 
 class Bin(NamedTuple):
@@ -216,9 +233,9 @@ def by_distance(rows: Sequence[Row]) -> dict[tuple[str, str], list[Bin]]:
 
 
 def validated_alike(rows: Sequence[Row]) -> bool:
-    """Whether the curves of all runs of one source are of the same tokens. `max_eval_steps` counts segments, and how
-    many streams a segment holds tokens of differs by `memory`."""
-    found = {(row.source, run.valid_tokens) for row in rows for run in row.runs if run.valid_tokens is not None}
+    """Whether the curves of all runs of one source are of the same tokens: of one vocabulary, and as many, since
+    `max_eval_steps` counts segments, and how many streams a segment holds tokens of differs by `memory`."""
+    found = {(row.source, run.validated) for row in rows for run in row.runs}
     return len(found) == len({source for source, _ in found})
 
 

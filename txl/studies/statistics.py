@@ -16,7 +16,8 @@ class Comparison:
         run: the variant, or the name of the contrast.
         column: empty for a contrast.
         seeds: pairs.
-        difference: mean difference in nats per token, None without a pair; below 0: better than the other side.
+        difference: mean difference in the unit of the study's metric, None without a pair; below 0: better than the
+            other side.
         low, high: its 95 % confidence interval, by Student's t; None with fewer than two seeds.
         p: of Student's paired t-test, two-sided.
         p_holm: the same, corrected for the number of comparisons; see `corrected`.

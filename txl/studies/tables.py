@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from txl.studies.plan import Study
+from txl.studies.plan import METRICS, Study
 from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until, validated_alike
 from txl.studies.statistics import Comparison, mean_and_spread
 
@@ -68,7 +68,7 @@ def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
 def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
     """A comparison a row."""
     names = ["contrast"] if study.contrasts else ["run", "column"]
-    against = "nats per token" if study.contrasts else f"nats against {study.baseline}"
+    against = METRICS[study.metric] + ("" if study.contrasts else f" against {study.baseline}")
     header = [*names, "seeds", against, "95 % interval", "p", "p (Holm)", "verdict"]
     return Table(
         header,
