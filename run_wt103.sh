@@ -23,7 +23,7 @@ eval_large=(--tgt_len 128 --mem_len 1600 --clamp_len 1000 --same_length --split 
 generate_base=(--mem_len 640 --clamp_len 400 --same_length)
 generate_large=(--mem_len 1600 --clamp_len 1000 --same_length)
 
-# base_modern: base with the recipe that docs/results-small.md#recipes found best, for half its tokens; not trained at this size
+# base_modern: base with the recipe that docs/results.md#recipes found best, for half its tokens; not trained at this size
 train_base_modern=(--adaptive --n_layer 16 --d_model 410 --n_head 10 --d_head 41 --d_inner 1400 --activation swiglu
     --pre_lnorm --dropout 0.1 --dropatt 0.0 --optim muon --lr 0.005 --weight_decay 0.1 --warmup_step 8000
     --max_step 100000 --tgt_len 150 --mem_len 150 --eval_tgt_len 150 --batch_size 60)
