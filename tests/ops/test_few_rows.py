@@ -14,6 +14,7 @@ from txl.ops.linear import Linear, linear, linear_in_part
 @pytest.fixture(autouse=True)
 def as_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "REVERSED", True)
+    monkeypatch.setattr(few_rows, "PAYS", 5 * 7)
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (1, 3), (4,), (5,), (0,), ()], ids=str)
@@ -50,6 +51,7 @@ def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypat
     with torch.no_grad():
         linear(torch.randn(few_rows.FEW + 1, 7), weight)
         linear(torch.randn(2, 7).double(), weight.double())
+        linear(torch.randn(2, 7), weight[:4])  # too small to pay
         assert products == []
         linear(torch.randn(2, 7), weight)
         assert len(products) == 1

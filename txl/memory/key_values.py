@@ -54,6 +54,11 @@ class KeyValue:
         return self._buffer_2BNCH[1, :, :, self._begin : self._end]
 
     @property
+    def kv_2BNMH(self) -> Tensor:
+        """The keys, then the values."""
+        return self._buffer_2BNCH[:, :, :, self._begin : self._end]
+
+    @property
     def length(self) -> int:
         """Remembered tokens."""
         return self._end - self._begin
@@ -64,13 +69,15 @@ class KeyValue:
 
     def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
         """With the keys and values of T more tokens."""
-        n_new = k_BNTH.shape[2]
-        here = self._ready_for(n_new, like=k_BNTH)
-        end = here._end + n_new
-        here._buffer_2BNCH[0, :, :, here._end : end] = k_BNTH
-        here._buffer_2BNCH[1, :, :, here._end : end] = v_BNTH
-        here._used[0] = end
-        return KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
+        longer, new_2BNTH = self._longer(k_BNTH.shape[2], like=k_BNTH)
+        new_2BNTH[0], new_2BNTH[1] = k_BNTH, v_BNTH
+        return longer
+
+    def appended_both(self, kv_2BNTH: Tensor) -> "KeyValue":
+        """`appended` for keys and values that are in one tensor."""
+        longer, new_2BNTH = self._longer(kv_2BNTH.shape[3], like=kv_2BNTH)
+        new_2BNTH.copy_(kv_2BNTH)
+        return longer
 
     def in_place(self, room: int) -> "KeyValue":
         """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens, in which what is
@@ -98,6 +105,13 @@ class KeyValue:
     def with_more(self, more: Mapping[str, Tensor]) -> "KeyValue":
         """The same keys, with this besides."""
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
+
+    def _longer(self, n_new: int, *, like: Tensor) -> tuple["KeyValue", Tensor]:
+        """With n_new more tokens, whose keys and values are to be written into the second result."""
+        here = self._ready_for(n_new, like=like)
+        end = here._used[0] = here._end + n_new
+        longer = KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
+        return longer, here._buffer_2BNCH[:, :, :, here._end : end]
 
     def _ready_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
@@ -167,11 +181,13 @@ class KeyValueMemory:
         feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
             first, for the longest span so far; shorter spans use the last rows.
         feats_for: what `feats` depend on besides; see `with_feats`.
+        one_token: what `txl.model.one_token` has made ready to read a token at a time, per layer.
     """
 
     layers: tuple[KeyValue, ...]
     feats: tuple[Tensor, ...] = ()
     feats_for: tuple[object, ...] = ()
+    one_token: tuple[Any, ...] = ()
 
     @property
     def states(self) -> tuple[KeyValue, ...]:
@@ -189,7 +205,7 @@ class KeyValueMemory:
 
     def of(self, states: Sequence[Any]) -> "KeyValueMemory":
         """With these states of its layers."""
-        return KeyValueMemory(tuple(states), self.feats, self.feats_for)
+        return KeyValueMemory(tuple(states), self.feats, self.feats_for, self.one_token)
 
     def in_place(self, layers: Sequence[Any], room: int) -> "KeyValueMemory":
         """See `KeyValue.in_place`. Rules like `KeyValues` may look back at what they appended to: theirs stay as they
@@ -221,8 +237,8 @@ class KeyValueMemory:
         before recording a forward pass (CUDA graph), or the projection is recorded too.
         """
         span = Span.of(context, n_mem=max(layer.length for layer in self.layers), n_new=n_new)
-        encodings, training = [layer.attn.pos for layer in layers], layers[0].training
-        by_distance, weight = encodings[0].by_distance, layers[0].attn_norm.weight
+        by_distance, training = layers[0].attn.pos.by_distance, layers[0].training
+        weight = layers[0].attn_norm.weight
         made_for = span.clamp_len, product_dtype(weight), weight.device, training
         serves = by_distance and bool(self.feats) and self.feats_for == made_for
         if serves and not training and len(self.feats[0]) >= span.n_key:  # in training they have dropout
@@ -230,5 +246,6 @@ class KeyValueMemory:
         if by_distance:
             longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
             span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
-        feats = encodings[0].prepare(span, like=weight)
-        return replace(self, feats=tuple(pos.project(feats) for pos in encodings), feats_for=made_for)
+        feats = layers[0].attn.pos.prepare(span, like=weight)
+        projected = tuple(layer.attn.pos.project(feats) for layer in layers)
+        return replace(self, feats=projected, feats_for=made_for, one_token=())

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from txl.attention_rules.refusals import require_masks_documents
 from txl.config import KEEP_MIB, Context, ModelConfig, require
 from txl.memory import KeyValueMemory, Memory, Span, State, empty_states, require_works
+from txl.model import one_token
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
@@ -83,6 +84,12 @@ class Body(nn.Module):
             memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
+        if (
+            since_BT is None
+            and isinstance(memory, KeyValueMemory)
+            and one_token.serves(self.layers, h_BTD, memory, context)
+        ):
+            return Output(*one_token.read(self.layers, h_BTD, memory, context))
         rule = memory.rule(self.layers[0])
         h_BTD = rule.entered(h_BTD, memory.states[0])
         span = rule.span(memory.states[0], context, n_new=h_BTD.shape[1], since_BT=since_BT)

@@ -70,6 +70,13 @@ class FeedForward(nn.Sequential):
             return super().forward(input)
         return torch.cat([self._one(part_BCD) for part_BCD in input.split(self.chunk, dim=1)], dim=1)
 
+    def steps(self) -> tuple[Linear, nn.Module, Linear]:
+        """What it does one after the other, but for dropout."""
+        first, activation, _, last, _ = self
+        assert isinstance(first, Linear)
+        assert isinstance(last, Linear)
+        return first, activation, last
+
     def _one(self, part_BCD: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return checkpoint(super().forward, part_BCD, use_reentrant=False)

@@ -1,0 +1,136 @@
+"""A token a stream at a time, by `txl.model.one_token`, as the layers read it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.conftest import build
+from txl import Context, TransformerXL
+from txl.model import half, one_token
+from txl.model.autocast import autocast
+from txl.ops import few_rows, packed
+from txl.ops.linear import Linear
+
+CONTEXTS = {
+    "far": Context(mem_len=100),
+    "clamped": Context(tgt_len=3, mem_len=5, clamp_len=2),
+    "window": Context(mem_len=4, same_length=True),
+    "window, clamped": Context(mem_len=6, same_length=True, clamp_len=3),
+    "nothing remembered": Context(mem_len=0),
+}
+NAMES = ["plain", "pre_lnorm_adaptive", "untie_r_one_table", "relative_keys", "relative_keys_short"]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many streams were read each time."""
+    found, read = [], one_token.read
+    monkeypatch.setattr(
+        one_token, "read", lambda layers, h_BTD, *more: found.append(len(h_BTD)) or read(layers, h_BTD, *more)
+    )
+    return found
+
+
+def through_both(
+    model: TransformerXL, token_BT: Tensor, context: Context, change: Callable[[int, object], object] = lambda i, m: m
+) -> list[tuple[Tensor, Tensor]]:
+    """Hidden states of each token, by layers and by `one_token`, and what is remembered at the end."""
+    pairs, memories = [], {impl: model.fresh_memory(len(token_BT)) for impl in ("naive", "auto")}
+    for i, token_B1 in enumerate(token_BT.split(1, dim=1)):
+        one = {}
+        for impl, memory in memories.items():
+            model.use_attention(impl)
+            one[impl], memories[impl] = model(token_B1, change(i, memory), context)
+        pairs.append((one["auto"], one["naive"]))
+    ends = zip(memories["auto"].layers, memories["naive"].layers, strict=True)
+    return pairs + [(found.kv_2BNMH, expected.kv_2BNMH) for found, expected in ends]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_what_the_layers_compute(name: str, context: Context, token_BT: Tensor, calls: list[int]) -> None:
+    model = build(name, activation="swiglu" if name == "plain" else "relu")
+    for found, expected in through_both(model, token_BT, context):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    assert calls == [2] * token_BT.shape[1]
+
+
+@torch.inference_mode()
+def test_rows_may_change_between_tokens(token_BT: Tensor, calls: list[int]) -> None:
+    def change(i: int, memory: object) -> object:
+        return memory.rows(torch.tensor([1, 1])) if i == 5 else memory
+
+    for found, expected in through_both(build("plain"), token_BT, CONTEXTS["clamped"], change):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+@torch.inference_mode()
+def test_what_is_made_ready_follows_the_context_and_the_segments_between(token_BT: Tensor, calls: list[int]) -> None:
+    model, found, expected = build("plain"), [], []
+    contexts = [dataclasses.replace(CONTEXTS["far"], mem_len=n, clamp_len=c) for n, c in ((3, 2), (9, -1), (3, 2))]
+    for impl, hiddens in (("auto", found), ("naive", expected)):
+        model.use_attention(impl)
+        memory = model.fresh_memory(2)
+        for segment_BT, context in zip(token_BT.split([2, 1, 1, 1, 4, 1, 1, 1], dim=1), contexts * 3, strict=False):
+            hidden_BTD, memory = model(segment_BT, memory, context)
+            hiddens.append(hidden_BTD)
+    torch.testing.assert_close(torch.cat(found, dim=1), torch.cat(expected, dim=1), rtol=0, atol=1e-11)
+    assert len(calls) == 6
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_in_16_bits(dtype: torch.dtype, token_BT: Tensor, calls: list[int]) -> None:
+    model = build("pre_lnorm_adaptive").float()
+    half.cast_weights(model, dtype)
+    with autocast(model.device, dtype):
+        for found, expected in through_both(model, token_BT, CONTEXTS["clamped"]):
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=0.02, atol=0.1)
+    assert calls
+
+
+@torch.inference_mode()
+def test_few_rows_of_large_weights_and_packed_ones(
+    token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows, "REVERSED", True)
+    monkeypatch.setattr(few_rows, "PAYS", 0)
+    model = build("plain").float()
+    expected = through_both(model, token_BT, CONTEXTS["window"])
+    if hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.backends.mkldnn.is_available():
+        for layer in model.layers:
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.weight = packed.packed(module.weight)
+    for pair, before in zip(through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True):
+        for one in (*pair, before[0]):
+            torch.testing.assert_close(one, before[1], rtol=1e-3, atol=1e-3)
+    assert len(calls) == 2 * token_BT.shape[1]
+
+
+@pytest.mark.parametrize("name", ["gated", "same", "reversible", "rotary", "knn", "performer_none"])
+def test_other_models_read_by_their_layers(name: str, token_BT: Tensor, calls: list[int]) -> None:
+    model = build(name)
+    with torch.no_grad():
+        model(token_BT[:, :1], model.fresh_memory(2), CONTEXTS["far"])
+    assert calls == []
+
+
+def test_gradients_dropout_and_documents_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:
+    model, context = build("plain"), CONTEXTS["far"]
+    token_B1 = token_BT[:, :1]
+    assert model(token_B1, model.fresh_memory(2), context).hidden_BTD.requires_grad
+    with torch.no_grad():
+        model(token_B1, model.fresh_memory(2), context, torch.zeros(2, 1, dtype=torch.int64))
+        model(token_B1, None, context)  # hidden states
+        model.train()(token_B1, model.fresh_memory(2), context)
+        assert calls == []
+        with pytest.raises(ValueError, match="holds 1 rows, the segment 2"):
+            model.eval()(token_B1, model.fresh_memory(1), context)
+        model(token_B1, model.fresh_memory(2), context)
+    assert calls == [2]

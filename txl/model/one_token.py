@@ -1,0 +1,114 @@
+"""A token a stream at a time, for fixed weights: the paper's model in a third of the calls of PyTorch.
+
+Where one token is read, as in generation, a layer is some hundred small operations, most of which take less time than
+calling them. Here they are some thirty: modules are not entered, what a product needs is looked up once, keys and
+values are stored together, and the scale and the sum of both terms of the logits are parts of one product. `Body.read`
+comes here where `serves` says so, with the same results up to rounding. Hooks on a layer's modules are not called.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from txl.attention_rules.softmax import SoftmaxAttention
+from txl.config import Context
+from txl.memory import KeyValue, KeyValueMemory
+from txl.memory.key_values import KeyValues
+from txl.model.layer import Layer
+from txl.ops.few_rows import product_with
+from txl.ops.numbers import at_least_float32, product_dtype
+
+
+def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context) -> bool:
+    """One token a stream, read without gradients on a CPU by softmax attention with the terms of
+    `txl.ops.rel_attention`, remembered first in first out; weights in the dtype that they are multiplied in."""
+    if h_BTD.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    layer, attn = layers[0], layers[0].attn
+    is_plain = not (layer.reversible or layer.training or context.ext_len) and layer.attn_gate is None
+    has_terms = (
+        isinstance(attn.rule, SoftmaxAttention) and attn.pos.is_relative() and attn.rule.impl in ("auto", "dense")
+    )
+    is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
+    is_fifo = all(type(memory.rule(one)) is KeyValues for one in layers)
+    return h_BTD.device.type == "cpu" and is_plain and has_terms and is_cast and is_fifo
+
+
+def read(
+    layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context
+) -> tuple[Tensor, KeyValueMemory]:
+    """The hidden states of one token a stream, (B, 1, D), and the memory for the next; see `Body.read`."""
+    memory = memory.with_feats(layers, context, n_new=1)
+    if not memory.one_token:
+        pairs = zip(layers, memory.feats, strict=True)
+        memory = replace(memory, one_token=tuple(_Reader(*pair, context, h_BTD) for pair in pairs))
+    window = context.mem_len if context.same_length else -1
+    h_BD, states = h_BTD[:, 0], []
+    with torch.autocast("cpu", enabled=False):
+        for reader, before in zip(memory.one_token, memory.layers, strict=True):
+            h_BD, seen = reader(h_BD, before, window)
+            states.append(seen.between(max(0, seen.length - context.mem_len), seen.length))
+    return h_BD[:, None], memory.of(states)
+
+
+class _Reader:
+    """A layer, as it reads one token a stream after another: weights, and features that the layer has projected."""
+
+    def __init__(self, layer: Layer, feats: Tensor, context: Context, like_BTD: Tensor) -> None:
+        attn, ff, n_row = layer.attn, layer.ff, len(like_BTD)
+        self._n_head, self._scale, self._pre_lnorm = attn.n_head, attn.pos.scale, layer.pre_lnorm
+        self._dtype = product_dtype(like_BTD)
+        self._qkv = [product_with(weight, None, n_row) for weight in attn.qkv_weights()]
+        self._o = product_with(attn.o_net.weight, None, n_row)
+        first, activation, last = ff.steps()
+        self._first = product_with(first.weight, first.bias, n_row)
+        self._activation: Callable[[Tensor], Tensor] = activation.forward
+        self._last = product_with(last.weight, last.bias, n_row)
+        self._attn_norm, self._ff_norm = _norm(layer.attn_norm), _norm(layer.ff_norm)
+        r_SNH, u_NH, w_NH = attn.pos.relative(feats)
+        wide = at_least_float32(r_SNH.dtype)
+        n_alike = max(0, len(r_SNH) - 1 - context.clamp_len) if context.clamp_len > 0 else 0
+        self._r_NHR = r_SNH[n_alike:].to(wide).permute(1, 2, 0).contiguous()
+        self._uw_21NH = torch.stack([u_NH, w_NH])[:, None].to(wide)
+
+    def __call__(self, h_BD: Tensor, before: KeyValue, window: int) -> tuple[Tensor, KeyValue]:
+        """The state after the layer, (B, D), and the keys and values that the token sees."""
+        if self._pre_lnorm:
+            attended_BD, seen = self._attended(self._attn_norm(h_BD), before, window)
+            x_BD = h_BD + attended_BD
+            return x_BD + self._feed_forward(self._ff_norm(x_BD)), seen
+        attended_BD, seen = self._attended(h_BD, before, window)
+        x_BD = self._attn_norm(h_BD + attended_BD)
+        return self._ff_norm(x_BD + self._feed_forward(x_BD)), seen
+
+    def _feed_forward(self, x_BD: Tensor) -> Tensor:
+        return self._last(self._activation(self._first(x_BD.to(self._dtype))))
+
+    def _attended(self, x_BD: Tensor, before: KeyValue, window: int) -> tuple[Tensor, KeyValue]:
+        x_BD, B, N = x_BD.to(self._dtype), x_BD.shape[0], self._n_head
+        parts = [product(x_BD) for product in self._qkv]
+        qkv_3BNH = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).view(B, 3, N, -1).transpose(0, 1)
+        seen = before.appended_both(qkv_3BNH[1:, :, :, None])
+        kv_2BNSH = seen.kv_2BNMH if window <= 0 else seen.kv_2BNMH[:, :, :, -window:]
+        q_2BNH = qkv_3BNH[0] + self._uw_21NH  # wide, as is all that follows
+        k_PSH, v_PSH = kv_2BNSH.flatten(1, 2).to(q_2BNH.dtype).unbind()
+        prob_P1S = self._logits(q_2BNH, k_PSH).softmax(-1)
+        return self._o(torch.bmm(prob_P1S, v_PSH).view(B, -1).to(self._dtype)), seen
+
+    def _logits(self, q_2BNH: Tensor, k_PSH: Tensor) -> Tensor:
+        """scale * (x.k + y.r), (B N, 1, S), for queries [x, y], which have the biases."""
+        P, S, H = k_PSH.shape
+        x_BNH, y_BNH = q_2BNH.unbind()
+        place_NBS = torch.bmm(y_BNH.transpose(0, 1), self._r_NHR[:, :, -S:])  # r once for all rows
+        n_far = S - place_NBS.shape[2]  # distances beyond clamp_len are like it
+        if n_far > 0:
+            place_NBS = torch.cat([place_NBS[:, :, :1].expand(-1, -1, n_far), place_NBS], dim=2)
+        place_P1S = place_NBS.transpose(0, 1).reshape(P, 1, S)
+        return torch.baddbmm(place_P1S, x_BNH.view(P, 1, H), k_PSH.mT, beta=self._scale, alpha=self._scale)
+
+
+def _norm(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
