@@ -39,6 +39,16 @@ def test_distances_are_projected_once(model: TransformerXL, token_BT: Tensor, mo
     assert len(calls) == len(model.layers)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["plain", "relative_keys", "expire_span"])
+def test_clamped_distances_beyond_have_one_row(model: TransformerXL, token_BT: Tensor) -> None:
+    """Of dropout each distance has its own."""
+    context = Context(tgt_len=4, mem_len=8, clamp_len=3)
+    for n_row, one in ((4, model), (12, copy.deepcopy(model).train())):
+        _, memory = read(one, token_BT, [4, 4, 4], context, one.fresh_memory(2))
+        assert [len(feats) for feats in memory.feats] == [n_row] * len(one.layers)
+
+
 @pytest.mark.parametrize("name", ["plain", "rotary", "expire_span"])
 def test_they_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
     """What one continuation appends is invisible to another from the same memory, and to the memory itself."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from txl.config import KEEP_MIB, ModelConfig
 from txl.memory import Span
 from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import rel_attention, takes_factors
+from txl.ops.rel_attention import rel_attention, takes_factors, with_far_rows
 from txl.positions import PositionEncoding
 from txl.positions.base import rel_shift
 
@@ -85,7 +85,8 @@ class SoftmaxAttention(nn.Module):
 def logits(q_BNTH: Tensor, k_BNSH: Tensor, pos: PositionEncoding, feats: Tensor, span: Span) -> Tensor:
     """The logits of all pairs, (B, N, T, S), by the encoding's definition; those of hidden pairs are arbitrary."""
     if pos.is_relative():
-        r_SNH, u_NH, w_NH = pos.relative(feats)
+        r_RNH, u_NH, w_NH = pos.relative(feats)
+        r_SNH = with_far_rows(r_RNH, k_BNSH.shape[2])
         logit_BNTS = (pos.scale * (q_BNTH + u_NH[:, None])) @ k_BNSH.mT
         return logit_BNTS + rel_shift((pos.scale * (q_BNTH + w_NH[:, None])) @ r_SNH.permute(1, 2, 0))
     logit_BNTS = (pos.scale * q_BNTH) @ k_BNSH.mT

@@ -179,7 +179,8 @@ class KeyValueMemory:
 
     Attributes:
         feats: per layer the projected position features (`PositionEncoding.project`), one row per distance, farthest
-            first, for the longest span so far; shorter spans use the last rows.
+            first, for the longest span so far; shorter spans use the last rows. Where distances are clamped, those
+            of `rel_attention` on a CPU have one row for all beyond.
         feats_for: what `feats` depend on besides; see `with_feats`.
         one_token: what `txl.model.one_token` has made ready to read a token at a time, per layer.
     """
@@ -241,11 +242,18 @@ class KeyValueMemory:
         weight = layers[0].attn_norm.weight
         made_for = span.clamp_len, product_dtype(weight), weight.device, training
         serves = by_distance and bool(self.feats) and self.feats_for == made_for
-        if serves and not training and len(self.feats[0]) >= span.n_key:  # in training they have dropout
+        n_row = _distinct(span.n_key, layers[0], span)
+        if serves and not training and len(self.feats[0]) >= n_row:  # in training they have dropout
             return self
         if by_distance:
             longest = max(span.n_key, context.mem_len + context.ext_len + context.tgt_len)
-            span = Span(longest - span.n_new, span.n_new, clamp_len=span.clamp_len)
+            span = Span(_distinct(longest, layers[0], span), 0, clamp_len=span.clamp_len)
         feats = layers[0].attn.pos.prepare(span, like=weight)
         projected = tuple(layer.attn.pos.project(feats) for layer in layers)
         return replace(self, feats=projected, feats_for=made_for, one_token=())
+
+
+def _distinct(n_row: int, layer: Any, span: Span) -> int:
+    """How many of so many rows of features differ."""
+    is_known = layer.attn.pos.is_relative() and not layer.training and layer.attn_norm.weight.device.type == "cpu"
+    return min(n_row, span.clamp_len + 1) if is_known and span.clamp_len > 0 else n_row

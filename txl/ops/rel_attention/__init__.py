@@ -58,7 +58,8 @@ def rel_attention(
     Source: Dai et al. 2019, sec. 3.3, terms a to d; w is the paper's v, renamed because v are the values here.
 
     Args:
-        r_SNH: one row per distance, farthest first: row S - 1 - d for distance d.
+        r_SNH: one row per distance, farthest first: row S - 1 - d for distance d. If there are fewer rows, the first
+            is also that of all distances beyond.
         scale: of the logits; H^(-1/2) in the paper.
         first_BT: the first key that each query of each row may see; None: 0.
         log_weight_BTS: logarithms of factors of the probabilities, which then sum to 1 again, where `takes_factors`
@@ -70,6 +71,7 @@ def rel_attention(
         keep_mib: in the fused implementation's backward pass, the largest tensor of gradients of logits, in MiB. Where
             those of one sequence fit, they are stored, not computed three times.
     """
+    r_SNH = with_far_rows(r_SNH, k_BNSH.shape[2])
     is_autocast = is_autocast_on(q_BNTH.device)
     if is_autocast:
         dtype = product_dtype(q_BNTH)
@@ -88,6 +90,12 @@ def rel_attention(
         return IMPLEMENTATIONS[impl](
             q_BNTH, k_BNSH, v_BNSH, r_SNH, u_NH, w_NH, scale=scale, window=window, dropout=dropout, **special
         )
+
+
+def with_far_rows(r_RNH: Tensor, n_key: int) -> Tensor:
+    """One row per distance, (S, N, H): what is missing of the farthest is like the first."""
+    n_far = n_key - len(r_RNH)
+    return torch.cat([r_RNH[:1].expand(n_far, -1, -1), r_RNH]) if n_far else r_RNH
 
 
 def takes_factors(device: torch.device, *, n_key: int, needs_grad: bool) -> bool:
