@@ -11,7 +11,7 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.model import half, one_token
 from txl.model.autocast import autocast
-from txl.ops import few_rows, packed
+from txl.ops import few_rows, onednn, packed
 from txl.ops.linear import Linear
 
 CONTEXTS = {
@@ -95,14 +95,18 @@ def test_weights_in_16_bits(dtype: torch.dtype, token_BT: Tensor, calls: list[in
 
 
 @torch.inference_mode()
-def test_few_rows_of_large_weights_and_packed_ones(
-    token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_amd", [True, False])
+def test_products_of_large_weights_and_of_packed_ones(
+    is_amd: bool, token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "REVERSED", True)
+    has_operators = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(few_rows, "REVERSED", is_amd)
     monkeypatch.setattr(few_rows, "PAYS", 0)
+    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd and has_operators)
+    monkeypatch.setattr(onednn, "PAYS", 0)
     model = build("plain").float()
     expected = through_both(model, token_BT, CONTEXTS["window"])
-    if hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.backends.mkldnn.is_available():
+    if has_operators:
         for layer in model.layers:
             for module in layer.modules():
                 if isinstance(module, Linear):

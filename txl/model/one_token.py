@@ -17,7 +17,7 @@ from txl.config import Context
 from txl.memory import KeyValue, KeyValueMemory
 from txl.memory.key_values import KeyValues
 from txl.model.layer import Layer
-from txl.ops.few_rows import product_with
+from txl.ops.linear import product_with
 from txl.ops.numbers import at_least_float32, product_dtype
 
 

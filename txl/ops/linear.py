@@ -1,6 +1,9 @@
 """Linear layers: each product by the library, and in the layout, that takes least time."""
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.ops import few_rows, onednn, packed
@@ -18,6 +21,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if few_rows.serves(x, weight):
         return few_rows.linear(x, weight, bias)
     return onednn.linear(x, weight, bias)
+
+
+def product_with(weight_OI: Tensor, bias_O: Tensor | None, n_row: int) -> Callable[[Tensor], Tensor]:
+    """`linear` of n_row rows, (R, I) to (R, O), with fixed weights: for use without gradients and autocast, so that
+    nothing is asked in each call."""
+    if packed.is_packed(weight_OI):
+        return lambda x_RI: packed.product(x_RI, weight_OI, bias_O)
+    if few_rows.pays(weight_OI, n_row):
+        return lambda x_RI: few_rows.linear(x_RI, weight_OI, bias_O)
+    if onednn.serves(weight_OI.new_empty(n_row, weight_OI.shape[1]), weight_OI):
+        return lambda x_RI: packed.product(x_RI, weight_OI, bias_O)
+    return lambda x_RI: F.linear(x_RI, weight_OI, bias_O)
 
 
 def linear_in_part(x: Tensor, part: Tensor, bias: Tensor | None = None) -> Tensor:
