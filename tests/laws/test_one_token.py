@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
@@ -123,6 +123,28 @@ def test_other_models_read_by_their_layers(name: str, token_BT: Tensor, calls: l
     with torch.no_grad():
         model(token_BT[:, :1], model.fresh_memory(2), CONTEXTS["far"])
     assert calls == []
+
+
+@torch.no_grad()
+def test_modules_that_were_put_in_and_hooks_are_called(token_BT: Tensor, calls: list[int]) -> None:
+    class Adapted(nn.Linear):
+        """As adapters do, it has the weight of what it replaces."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) + 1
+
+    token_B1, seen = token_BT[:, :1], []
+    plain = build("plain")
+    before_B1D = plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0]
+    handle = plain.layers[1].ff[1].register_forward_hook(lambda *args: seen.append(args))
+    torch.testing.assert_close(plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0], before_B1D)
+    assert (len(calls), len(seen)) == (1, 1)
+    handle.remove()
+    adapted = Adapted(16, 16, bias=False)
+    adapted.weight = plain.layers[2].attn.v_net.weight
+    plain.layers[2].attn.v_net = adapted
+    assert not plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0].isclose(before_B1D).any()
+    assert len(calls) == 1
 
 
 def test_gradients_dropout_and_documents_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:

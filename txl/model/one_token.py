@@ -3,7 +3,7 @@
 Where one token is read, as in generation, a layer is some hundred small operations, most of which take less time than
 calling them. Here they are some thirty: modules are not entered, what a product needs is looked up once, keys and
 values are stored together, and the scale and the sum of both terms of the logits are parts of one product. `Body.read`
-comes here where `serves` says so, with the same results up to rounding. Hooks on a layer's modules are not called.
+comes here where `serves` says so, with the same results up to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from txl.config import Context
 from txl.memory import KeyValue, KeyValueMemory
 from txl.memory.key_values import KeyValues
 from txl.model.layer import Layer
-from txl.ops.linear import product_with
+from txl.ops.linear import Linear, product_with
 from txl.ops.numbers import at_least_float32, product_dtype
 
 
@@ -33,7 +33,16 @@ def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, conte
     )
     is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
     is_fifo = all(type(memory.rule(one)) is KeyValues for one in layers)
-    return h_BTD.device.type == "cpu" and is_plain and has_terms and is_cast and is_fifo
+    is_known = h_BTD.device.type == "cpu" and is_plain and has_terms and is_cast and is_fifo
+    return is_known and (bool(memory.one_token) or all(map(_is_as_built, layers)))
+
+
+def _is_as_built(layer: Layer) -> bool:
+    """Nobody has put another module in place of one, or a hook on it: then the modules are to be called."""
+    attn, ff = layer.attn, layer.ff
+    kinds = [type(net) for net in (attn.q_net, attn.k_net, attn.v_net, attn.o_net, ff[0], ff[3])]
+    has_hook = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+    return kinds == [Linear] * len(kinds) and not has_hook
 
 
 def read(
