@@ -13,6 +13,7 @@ from txl.model import half, one_token
 from txl.model.autocast import autocast
 from txl.ops import few_rows, onednn, packed
 from txl.ops.linear import Linear
+from txl.positions.rel_sinusoid import RelSinusoid
 
 CONTEXTS = {
     "far": Context(mem_len=100),
@@ -145,6 +146,16 @@ def test_modules_that_were_put_in_and_hooks_are_called(token_BT: Tensor, calls: 
     plain.layers[2].attn.v_net = adapted
     assert not plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0].isclose(before_B1D).any()
     assert len(calls) == 1
+
+
+@torch.no_grad()
+def test_an_encoding_that_changes_queries_and_keys_too_is_read_by_the_layers(
+    token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = build("plain"), []
+    monkeypatch.setattr(RelSinusoid, "transform_qk", lambda self, q, k, span: seen.append(span) or (q, k))
+    model(token_BT[:, :1], model.fresh_memory(2), CONTEXTS["far"])
+    assert (len(calls), len(seen)) == (0, len(model.layers))
 
 
 def test_gradients_dropout_and_documents_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:

@@ -19,6 +19,7 @@ from txl.memory.key_values import KeyValues
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with
 from txl.ops.numbers import at_least_float32, product_dtype
+from txl.positions import PositionEncoding
 
 
 def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context) -> bool:
@@ -28,12 +29,11 @@ def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, conte
         return False
     layer, attn = layers[0], layers[0].attn
     is_plain = not (layer.reversible or layer.training or context.ext_len) and layer.attn_gate is None
-    has_terms = (
-        isinstance(attn.rule, SoftmaxAttention) and attn.pos.is_relative() and attn.rule.impl in ("auto", "dense")
-    )
+    has_rule = isinstance(attn.rule, SoftmaxAttention) and attn.rule.impl in ("auto", "dense")
+    has_terms = attn.pos.is_relative() and type(attn.pos).transform_qk is PositionEncoding.transform_qk
     is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
     is_fifo = all(type(memory.rule(one)) is KeyValues for one in layers)
-    is_known = h_BTD.device.type == "cpu" and is_plain and has_terms and is_cast and is_fifo
+    is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and has_terms and is_cast and is_fifo
     return is_known and (bool(memory.one_token) or all(map(_is_as_built, layers)))
 
 
