@@ -47,11 +47,11 @@ class KeyValue:
 
     @property
     def k_BNMH(self) -> Tensor:
-        return self._buffer_2BNCH[0, :, :, self._begin : self._end]
+        return self.kv_2BNMH[0]
 
     @property
     def v_BNMH(self) -> Tensor:
-        return self._buffer_2BNCH[1, :, :, self._begin : self._end]
+        return self.kv_2BNMH[1]
 
     @property
     def kv_2BNMH(self) -> Tensor:
@@ -97,9 +97,8 @@ class KeyValue:
         """The keys at these places, which each row has for itself: a copy with spare space."""
         length = place_BM.shape[1]
         buffer_2BNCH = self._new_buffer(length, 1, like=self._buffer_2BNCH)
-        from_2BNMH = self._buffer_2BNCH[:, :, :, self._begin : self._end]
         for b, place_M in enumerate(place_BM):
-            buffer_2BNCH[:, b, :, :length] = from_2BNMH[:, b].index_select(2, place_M)
+            buffer_2BNCH[:, b, :, :length] = self.kv_2BNMH[:, b].index_select(2, place_M)
         return KeyValue(buffer_2BNCH, 0, length, [length])
 
     def with_more(self, more: Mapping[str, Tensor]) -> "KeyValue":
@@ -131,7 +130,7 @@ class KeyValue:
     def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """A copy in a larger buffer."""
         buffer_2BNCH = self._new_buffer(self.length + n_new, n_new, like=like)
-        buffer_2BNCH[:, :, :, : self.length] = self._buffer_2BNCH[:, :, :, self._begin : self._end]
+        buffer_2BNCH[:, :, :, : self.length] = self.kv_2BNMH
         return KeyValue(buffer_2BNCH, 0, self.length, [self.length], room=self._room)
 
     def _new_buffer(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:

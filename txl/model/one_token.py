@@ -28,13 +28,19 @@ def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, conte
     if h_BTD.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     layer, attn = layers[0], layers[0].attn
-    is_plain = not (layer.reversible or layer.training or context.ext_len) and layer.attn_gate is None
+    is_plain = not (layer.training or context.ext_len)
     has_rule = isinstance(attn.rule, SoftmaxAttention) and attn.rule.impl in ("auto", "dense")
-    has_terms = attn.pos.is_relative() and type(attn.pos).transform_qk is PositionEncoding.transform_qk
     is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
-    is_fifo = all(type(memory.rule(one)) is KeyValues for one in layers)
-    is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and has_terms and is_cast and is_fifo
-    return is_known and (bool(memory.one_token) or all(map(_is_as_built, layers)))
+    is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and is_cast
+    return is_known and (bool(memory.one_token) or all(_is_served(one) and _is_as_built(one) for one in layers))
+
+
+def _is_served(layer: Layer) -> bool:
+    """`_Reader` computes what this kind of layer does."""
+    pos = layer.attn.pos
+    has_terms = pos.is_relative() and type(pos).transform_qk is PositionEncoding.transform_qk
+    is_residual = not layer.reversible and layer.attn_gate is None
+    return has_terms and is_residual and type(layer.memory.projected) is KeyValues
 
 
 def _is_as_built(layer: Layer) -> bool:
@@ -52,7 +58,7 @@ def read(
     memory = memory.with_feats(layers, context, n_new=1)
     if not memory.one_token:
         pairs = zip(layers, memory.feats, strict=True)
-        memory = replace(memory, one_token=tuple(_Reader(*pair, context, h_BTD) for pair in pairs))
+        memory = replace(memory, one_token=tuple(_Reader(*pair, h_BTD) for pair in pairs))
     window = context.mem_len if context.same_length else -1
     h_BD, states = h_BTD[:, 0], []
     with torch.autocast("cpu", enabled=False):
@@ -65,7 +71,7 @@ def read(
 class _Reader:
     """A layer, as it reads one token a stream after another: weights, and features that the layer has projected."""
 
-    def __init__(self, layer: Layer, feats: Tensor, context: Context, like_BTD: Tensor) -> None:
+    def __init__(self, layer: Layer, feats: Tensor, like_BTD: Tensor) -> None:
         attn, ff, n_row = layer.attn, layer.ff, len(like_BTD)
         self._n_head, self._scale, self._pre_lnorm = attn.n_head, attn.pos.scale, layer.pre_lnorm
         self._dtype = product_dtype(like_BTD)
@@ -76,10 +82,9 @@ class _Reader:
         self._activation: Callable[[Tensor], Tensor] = activation.forward
         self._last = product_with(last.weight, last.bias, n_row)
         self._attn_norm, self._ff_norm = _norm(layer.attn_norm), _norm(layer.ff_norm)
-        r_SNH, u_NH, w_NH = attn.pos.relative(feats)
-        wide = at_least_float32(r_SNH.dtype)
-        n_alike = max(0, len(r_SNH) - 1 - context.clamp_len) if context.clamp_len > 0 else 0
-        self._r_NHR = r_SNH[n_alike:].to(wide).permute(1, 2, 0).contiguous()
+        r_RNH, u_NH, w_NH = attn.pos.relative(feats)
+        wide = at_least_float32(r_RNH.dtype)
+        self._r_NHR = r_RNH.to(wide).permute(1, 2, 0).contiguous()
         self._uw_21NH = torch.stack([u_NH, w_NH])[:, None].to(wide)
 
     def __call__(self, h_BD: Tensor, before: KeyValue, window: int) -> tuple[Tensor, KeyValue]:

@@ -29,8 +29,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 def pays(weight: Tensor, n_row: int) -> bool:
     """Few rows of large weights in float32 on such a processor."""
-    is_large = weight.dtype == torch.float32 and weight.numel() >= PAYS
-    return REVERSED and is_large and 0 < n_row <= FEW
+    return REVERSED and 0 < n_row <= FEW and weight.dtype == torch.float32 and weight.numel() >= PAYS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
