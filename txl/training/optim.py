@@ -1,4 +1,4 @@
-"""Optimizers and learning rates."""
+"""The optimizer that the flags choose, and its learning rates."""
 
 import itertools
 import math
@@ -10,67 +10,12 @@ from torch import Tensor, nn
 
 from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
-
-
-class Lamb(torch.optim.Optimizer):
-    """Adam whose step is scaled, matrix by matrix, to the norm of the weights (You et al. 2020, algorithm 2).
-
-    x <- x - lr * |x| / |r| * r          r = m / (sqrt(v) + eps) + weight_decay x, m and v bias-corrected as in Adam
-
-    The ratio is 1 where either norm is 0.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported
-        """Update all weights that have a gradient; none where `found_inf`, a number on the device, is 1."""
-        for group in self.param_groups:
-            for x in group["params"]:
-                if x.grad is not None:
-                    self._update(x, group)
-
-    def _update(self, x: nn.Parameter, group: dict[str, Any]) -> None:
-        state = self.state[x]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(x), torch.zeros_like(x)
-        skip: Tensor | None = getattr(self, "found_inf", None)  # the name that torch's fused optimizers use
-        changed = (x, state["exp_avg"], state["exp_avg_sq"])
-        before = [] if skip is None else [t.clone() for t in changed]
-        self._advance(x, state, group)
-        if skip is not None:  # decided on the device, without a synchronisation
-            for new, old in zip(changed, before, strict=True):
-                new.copy_(torch.where(skip > 0, old, new))
-
-    def _advance(self, x: nn.Parameter, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-        assert x.grad is not None
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        n_step = float(state["step"])
-        m, v = state["exp_avg"], state["exp_avg_sq"]
-        m.lerp_(x.grad, 1 - beta1)
-        v.mul_(beta2).addcmul_(x.grad, x.grad, value=1 - beta2)
-        r = (m / (1 - beta1**n_step)) / ((v / (1 - beta2**n_step)).sqrt() + group["eps"])
-        r.add_(x, alpha=group["weight_decay"])
-        x_norm, r_norm = x.norm(), r.norm()
-        ratio = torch.where((x_norm > 0) & (r_norm > 0), x_norm / r_norm, torch.ones_like(x_norm))
-        x.sub_(r * (group["lr"] * ratio))
-
+from txl.training.optimizers import Lamb, Muon
 
 _OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 _KINDS = {
     torch.optim.SGD: ("momentum_buffer",),
-    torch.optim.Muon: ("momentum_buffer",),
+    Muon: ("momentum_buffer",),
     torch.optim.Adagrad: ("step", "sum"),
 }
 """The tensors that optimizers other than Adam and its like keep per parameter; SGD without momentum: none."""
@@ -151,7 +96,7 @@ def tensors_kept(names: Mapping[Tensor, str], config: TrainConfig) -> dict[Tenso
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}.get(config.optim)
     kinds = dict.fromkeys(names, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM))
     if config.optim == "muon":
-        kinds |= dict.fromkeys(_matrices(names), _KINDS[torch.optim.Muon])
+        kinds |= dict.fromkeys(_matrices(names), _KINDS[Muon])
     return {parameter: sum(name != "step" for name in some) for parameter, some in kinds.items()}
 
 
@@ -179,8 +124,7 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "muon":
             matrices = _matrices(names)
             chosen = set(matrices)
-            # its step is scaled to the size of AdamW's, so that one learning rate serves both
-            yield torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+            yield Muon(matrices, lr=lr, weight_decay=decay)
             others = [p for p in every if p not in chosen]
             yield torch.optim.AdamW(others, lr=lr, weight_decay=decay, fused=True, **adam)
 
