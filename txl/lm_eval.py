@@ -105,7 +105,7 @@ class TransformerXLForHarness(LM):
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
         names = ("num_beams", "length_penalty") if (settings.get("num_beams") or 1) > 1 else ("top_k", "top_p")
-        rule = {name: settings[name] for name in names if settings.get(name) is not None}
+        rule = {name: settings[name] for name in (*names, "no_repeat_ngram_size") if settings.get(name) is not None}
         if "num_beams" not in rule:
             rule["temperature"] = float(settings.get("temperature") or 0.0) if settings.get("do_sample", True) else 0.0
         length = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), 256)

@@ -78,7 +78,7 @@ def test_a_conversation_is_one_text_in_memory(write: Write, monkeypatch: pytest.
 
 
 def test_a_setting_changes_the_text(write: Write) -> None:
-    settings = ("", "--min_p 0.9", "--typical_p 0.2", "--repetition_penalty 3", "--lines 1")
+    settings = ("", "--min_p 0.9", "--typical_p 0.2", "--repetition_penalty 3", "--no_repeat_ngram_size 1", "--lines 1")
     assert len({write(f"--num_samples 10 --length 15 {flags}") for flags in settings}) == len(settings)
 
 

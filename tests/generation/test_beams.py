@@ -9,6 +9,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.generation.beams import Hypothesis, beam_search
+from txl.generation.sampling import generate
 
 CONTEXT = Context(tgt_len=3, mem_len=20)
 PROMPT = [2, 0, 3, 1, 2, 2, 1]  # longer than a segment
@@ -68,11 +69,16 @@ def test_beams_are_the_best_extensions_of_the_beams_before(position: str) -> Non
     assert [one.ids for one in found] == [ids for _, ids in beams]
 
 
-def test_one_beam_is_greedy_and_banned_tokens_never_occur() -> None:
+@pytest.mark.parametrize("ngram", [0, 2])
+def test_one_beam_is_greedy_and_what_is_banned_never_occurs(ngram: int) -> None:
     model = sharp()
-    greedy = []
+    text = list(PROMPT)
     for _ in range(7):
-        hidden, _ = model(torch.tensor([PROMPT + greedy]), None, CONTEXT)
-        greedy.append(int(model.log_prob(hidden[0, -1]).index_fill(0, torch.tensor([1]), -torch.inf).argmax()))
-    (found,) = beam_search(model, PROMPT, CONTEXT, num_beams=1, length=7, banned=[1])
-    assert list(found.ids) == greedy
+        hidden, _ = model(torch.tensor([text]), None, CONTEXT)
+        repeats = {b for a, b in itertools.pairwise(text) if ngram and a == text[-1]}
+        banned = [1] if len(repeats | {1}) == 4 else list(repeats | {1})
+        text.append(int(model.log_prob(hidden[0, -1]).index_fill(0, torch.tensor(banned), -torch.inf).argmax()))
+    settings = {"length": 7, "banned": [1], "no_repeat_ngram_size": ngram}
+    (found,) = beam_search(model, PROMPT, CONTEXT, num_beams=1, **settings)
+    assert [*PROMPT, *found.ids] == text
+    assert list(generate(model, PROMPT, CONTEXT, temperature=0, **settings)) == list(found.ids)

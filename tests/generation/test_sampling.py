@@ -1,5 +1,6 @@
 """Tokens are drawn by the rule from what the model says, for each row as if it were alone."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -141,6 +142,20 @@ def test_draws_follow_the_distribution_and_the_seed() -> None:
     assert one == two != other
     for rule in ({}, {"top_k": 3}, {"temperature": 0}, {"repetition_penalty": 0.5}):
         assert set(generate(model, [2], CONTEXT, length=20, banned=[1, 3], seed=0, **rule)) <= {0, 2}
+
+
+def test_no_n_gram_occurs_twice_in_any_row() -> None:
+    """Not those of the prompt either; drawn from some clusters of the softmax or from all words."""
+    model = build("pre_lnorm_adaptive")
+    for rule in (Rule(temperature=0.3), Rule(temperature=0.3, top_k=9)):
+        rows = Rows(model, CONTEXT, rule=rule, no_repeat_ngram_size=2, seeds=[0, 1])
+        texts = [[3, 1, 4, 3], [1, 4]]
+        for row, text in enumerate(texts):
+            rows.add(row, text)
+        while len(texts[1]) < 60:
+            for text, token in zip(texts, rows.step(), strict=True):
+                text += [] if token is None else [token]
+        assert all(len(set(pairs := [*itertools.pairwise(text)])) == len(pairs) for text in texts)
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -146,13 +146,15 @@ def test_gradients_with_and_without_checkpointing_are_alike() -> None:
         torch.testing.assert_close(gradient, found[1][name])
 
 
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -1.0])
-@pytest.mark.parametrize("num_beams", [2, 5])
-def test_our_beams_are_those_of_transformers(num_beams: int, length_penalty: float) -> None:
+@pytest.mark.parametrize(
+    ("num_beams", "length_penalty", "ngram"),
+    [(n, penalty, 0) for n in (2, 5) for penalty in (1.0, 0.0, 2.0, -1.0)] + [(5, 1.0, 2), (5, 0.0, 1), (2, 2.0, 3)],
+)
+def test_our_beams_are_those_of_transformers(num_beams: int, length_penalty: float, ngram: int) -> None:
     """Also with a token that ends a text, and where the search stops early."""
     model, ours = load(GOLDEN / "hf_div2", dtype="float64"), convert(GOLDEN / "hf_div2")
     prompt = [3, 150, 5, 9]
-    common = {"num_beams": num_beams, "length_penalty": length_penalty}
+    common = {"num_beams": num_beams, "length_penalty": length_penalty, "no_repeat_ngram_size": ngram}
     likeliest = model(torch.tensor([prompt])).logits[0, -1].topk(12).indices.tolist()
     n_early = 0
     for end in (*likeliest, -1):

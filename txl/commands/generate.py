@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
             rule=config,
             seed=config.seed,
             allow_unknown=config.allow_unk,
+            no_repeat_ngram_size=config.no_repeat_ngram_size,
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
         )

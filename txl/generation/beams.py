@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from txl.config import Context
+from txl.generation.ngrams import NGrams
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 
@@ -29,6 +30,7 @@ def beam_search(
     length: int,
     length_penalty: float = 1.0,
     banned: Sequence[int] = (),
+    no_repeat_ngram_size: int = 0,
     has_ended: Callable[[Sequence[int]], bool] = lambda ids: False,
     memory: Any = None,
 ) -> list[Hypothesis]:
@@ -43,6 +45,7 @@ def beam_search(
         prompt: at least one id.
         length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare log-probabilities.
         banned: ids that never occur.
+        no_repeat_ngram_size: tokens that occur in no order twice, the prompt included; see `NGrams`.
         memory: of one row; None: an empty one.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
@@ -50,7 +53,7 @@ def beam_search(
     """
     if not prompt:
         raise ValueError("the prompt is empty: the model needs at least one token to continue")
-    beams = _Beams(model, context, prompt, model.fresh_memory(1) if memory is None else memory)
+    beams = _Beams(model, context, prompt, model.fresh_memory(1) if memory is None else memory, no_repeat_ngram_size)
     finished: list[Hypothesis] = []
     for n_token in range(1, length + 1):
         going: list[tuple[int, int, float]] = []
@@ -72,8 +75,11 @@ def beam_search(
 class _Beams:
     """Unfinished continuations of one prompt: their ids, log-probabilities and memories, a row each."""
 
-    def __init__(self, model: TransformerXL, context: Context, prompt: Sequence[int], memory: Any) -> None:
+    def __init__(
+        self, model: TransformerXL, context: Context, prompt: Sequence[int], memory: Any, no_repeat_ngram_size: int
+    ) -> None:
         self._model, self._context, self._memory = model, context, memory
+        self._prompt, self._ngram_size = prompt, no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
         for segment_1T in torch.tensor([list(prompt)]).split(context.tgt_len, dim=1):
@@ -89,7 +95,9 @@ class _Beams:
         """The most likely continuations that are a token longer: row, token and log-probability, best first."""
         require_in_range(self._hidden_KD, self._model.device)
         logprob_KV = self._model.log_prob(self._hidden_KD)
-        logprob_KV[:, list(banned)] = -torch.inf
+        for logprob_V, ids in zip(logprob_KV, self.ids, strict=True):
+            ngrams = NGrams(self._ngram_size, (*self._prompt, *ids) if self._ngram_size else ())
+            logprob_V[ngrams.without_repeats(banned, len(logprob_V))] = -torch.inf
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))
         n_token, places = logprob_KV.shape[1], zip(best.indices.tolist(), best.values.tolist(), strict=True)

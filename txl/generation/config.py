@@ -38,6 +38,11 @@ class GenerateConfig(Rule, OneModel):
         minimum=-20,
         maximum=20,
     )
+    no_repeat_ngram_size: int = option(
+        0,
+        "so many tokens in a row occur only once, prompt included (Paulus et al. 2018); 0: as often as they come",
+        minimum=0,
+    )
     batch_size: int = option(16, "texts that are generated side by side", minimum=1)
     allow_unk: bool = option(False, "<unk> may be generated")
     no_unk: bool = option(False, "no effect: <unk> is generated with --allow_unk only")

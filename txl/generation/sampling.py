@@ -9,6 +9,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.generation.next_word import NextWord
+from txl.generation.ngrams import NGrams
 from txl.generation.rule import Rule
 from txl.memory import is_bounded
 from txl.model.autocast import require_in_range
@@ -28,6 +29,7 @@ class Rows:
 
     Args:
         banned: ids that are never sampled.
+        no_repeat_ngram_size: tokens that no row has twice in the same order, its prompt included; see `NGrams`.
         seeds: one for each row, so that its result does not depend on the others; None: drawn from PyTorch's global
             generator.
     """
@@ -39,11 +41,13 @@ class Rows:
         *,
         rule: Rule,
         banned: Sequence[int] = (),
+        no_repeat_ngram_size: int = 0,
         seeds: Sequence[int | None],
     ) -> None:
         self._model, self._context, self._rule, self._banned = model, context, rule, list(banned)
         self._generators = [seed if seed is None else torch.Generator(model.device).manual_seed(seed) for seed in seeds]
         self._unread: list[list[int]] = [[] for _ in seeds]
+        self._ngrams = [NGrams(no_repeat_ngram_size) for _ in seeds]
         self._reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
         self._memory: Any = model.fresh_memory(len(seeds))
         self._seen_BV: Tensor | None = None
@@ -55,6 +59,7 @@ class Rows:
     def add(self, row: int, tokens: Sequence[int]) -> None:
         """Add tokens to the end of a row."""
         self._unread[row] += tokens
+        self._ngrams[row].add(tokens)
         if self._seen_BV is not None:
             self._seen_BV[row, list(tokens)] = True
 
@@ -89,14 +94,18 @@ class Rows:
         require_in_range(hidden_RD, self._model.device)
         if self._rule.serves_lazily:
             for row, hidden_D, head, cluster in zip(rows, hidden_RD, *softmax.head_log_prob(hidden_RD), strict=True):
-                words = NextWord(softmax, hidden_D, self._banned, head=(head, cluster))
+                words = NextWord(softmax, hidden_D, self._banned_in(row), head=(head, cluster))
                 yield words.draw(self._rule, self._pick(row))
         else:
             logprob_RV = softmax.log_prob(hidden_RD)
-            logprob_RV[:, self._banned] = -torch.inf
+            for logprob_V, row in zip(logprob_RV, rows, strict=True):
+                logprob_V[self._banned_in(row)] = -torch.inf
             prob_RV = self._rule.probabilities(logprob_RV, None if self._seen_BV is None else self._seen_BV[rows])
             for row, prob_V in zip(rows, prob_RV, strict=True):
                 yield self._pick(row)(prob_V)
+
+    def _banned_in(self, row: int) -> list[int]:
+        return self._ngrams[row].without_repeats(self._banned, self._model.config.n_token)
 
     def _pick(self, row: int) -> Callable[[Tensor], int]:
         """Samples an index with probability proportional to the weights, for this row."""
@@ -120,6 +129,7 @@ def generate(
     *,
     length: int,
     banned: Sequence[int] = (),
+    no_repeat_ngram_size: int = 0,
     seed: int | None = None,
     **settings: Any,
 ) -> Iterator[int]:
@@ -127,13 +137,15 @@ def generate(
 
     Args:
         banned: ids that are never sampled.
+        no_repeat_ngram_size: see `Rows`.
         seed: for a reproducible result; None: PyTorch's global generator.
         settings: see `Rule`.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`.
     """
-    rows = Rows(model, context, rule=Rule(**settings), banned=banned, seeds=[seed])
+    bans = {"banned": banned, "no_repeat_ngram_size": no_repeat_ngram_size}
+    rows = Rows(model, context, rule=Rule(**settings), seeds=[seed], **bans)
     rows.add(0, prompt)
     yield from islice((token for token in iter(lambda: rows.step()[0], ...) if token is not None), length)
 

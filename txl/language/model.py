@@ -161,6 +161,7 @@ class LanguageModel(TrainedModel):
             stop: string or strings before which the text ends.
             seed: for a reproducible result; None: PyTorch's global generator.
             allow_unknown: `<unk>` may be sampled.
+            no_repeat_ngram_size: so many tokens in a row occur only once, prompt included; 0: as often as they come.
             raw: tokens with spaces between them instead of natural spelling.
             num_beams: above 1: the most likely text that beam search finds, in one piece, instead of a sample.
             length_penalty: see `txl.generation.beams.beam_search`.
@@ -204,6 +205,7 @@ class LanguageModel(TrainedModel):
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         allow_unknown: bool = False,
+        no_repeat_ngram_size: int = 0,
         raw: bool = False,
         num_beams: int = 1,
         length_penalty: float = 1.0,
@@ -221,6 +223,7 @@ class LanguageModel(TrainedModel):
             rule=Rule(**sampling),
             seed=seed,
             allow_unknown=allow_unknown,
+            no_repeat_ngram_size=no_repeat_ngram_size,
             num_beams=num_beams,
             length_penalty=length_penalty,
         )

@@ -24,6 +24,7 @@ class TextGenerator:
         tokenised: see `txl.data_utils.detokenise.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
+        no_repeat_ngram_size: tokens that no text has twice in the same order; see `txl.generation.ngrams.NGrams`.
         num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds instead of a sample.
     """
 
@@ -35,6 +36,7 @@ class TextGenerator:
     rule: Rule = dataclasses.field(default_factory=Rule)
     seed: int | None = None
     allow_unknown: bool = False
+    no_repeat_ngram_size: int = 0
     num_beams: int = 1
     length_penalty: float = 1.0
 
@@ -88,6 +90,7 @@ class TextGenerator:
             length=self.ending.longest,
             length_penalty=self.length_penalty,
             banned=self.banned,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
             **{} if self.ending.is_by_length else {"has_ended": lambda ids: written(ids)[1]},
         )
         return written(found[0].ids)[0]
@@ -117,6 +120,7 @@ class Session:
             how.context.overlaid(ext_len=0),
             rule=how.rule,
             banned=how.banned,
+            no_repeat_ngram_size=how.no_repeat_ngram_size,
             seeds=[None if how.seed is None else how.seed + seed for seed in seeds],
         )
 
