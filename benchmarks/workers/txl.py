@@ -11,7 +11,7 @@ from benchmarks.workers.serve import autocast, segments, serve_models, word_shar
 from txl import Context, ModelConfig, TransformerXL
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
-from txl.memory import KeyValueMemory
+from txl.memory import KeyValue, KeyValueMemory
 from txl.model.half import cast_weights, pack_weights
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
@@ -63,7 +63,9 @@ def reading_model(shape: Shape) -> TransformerXL:
         memory = fresh_memory(batch_size)
         room = (batch_size, shape.n_head, shape.mem_len, shape.d_head)
         like = torch.empty(0, dtype=getattr(torch, shape.dtype), device=shape.device)
-        layers = [layer.appended(*(like.new_empty(room).normal_() for _ in "kv")) for layer in memory.layers]
+        layers = (
+            KeyValue(like.new_empty(2, *room).normal_(), 0, shape.mem_len, [shape.mem_len]) for _ in memory.layers
+        )
         return dataclasses.replace(memory, layers=tuple(layers))
 
     model.fresh_memory = full_memory

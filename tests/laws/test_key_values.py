@@ -97,14 +97,19 @@ def test_a_token_more_does_not_copy_the_memory(token_BT: Tensor) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("tgt_len", "ext_len", "room", "taken"),
-    [(4, 0, 12, 12), (1, 0, 13, 13), (4, 2, 15, 15), (6, 0, 1, 14), (1, 0, 99, 14)],
+    ("tgt_len", "ext_len", "n_kept", "n_new", "taken"),
+    [
+        *((3, 0, 8, 3, 12), (1, 0, 9, 1, 13), (4, 2, 10, 4, 15), (6, 0, 1, 0, 14), (1, 0, 66, 1, 14)),
+        *((4, 0, 8, 4, 8), (9, 0, 8, 9, 8), (5, 2, 10, 5, 8)),  # in a workspace, where segments are long
+    ],
 )
-def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int, taken: int, token_BT: Tensor) -> None:
+def test_in_place_keys_stay_where_they_are(
+    tgt_len: int, ext_len: int, n_kept: int, n_new: int, taken: int, token_BT: Tensor
+) -> None:
     """And are those of a memory that is not. Room that is too small grows, and far more than is needed is not taken."""
     model, context = build("plain", **SMALL), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
     plain = model.fresh_memory(2)
-    memory, places, sizes = plain.in_place(model.layers, room), [], set()
+    memory, places, sizes = plain.in_place(model.layers, n_kept=n_kept, n_new=n_new), [], set()
     for segment_BT in token_BT.repeat(1, 4).split(tgt_len, dim=1):
         expected, plain = model(segment_BT, plain, context)
         found, memory = model(segment_BT, memory, context)
@@ -119,7 +124,8 @@ def test_in_place_keys_stay_where_they_are(tgt_len: int, ext_len: int, room: int
 @pytest.mark.parametrize("name", ["expire_span"])
 def test_keys_that_a_rule_looks_back_at_are_not_written_over(model: TransformerXL) -> None:
     memory = model.fresh_memory(2)
-    assert memory.in_place(model.layers, 9).states == memory.states
+    for n_new in (1, 9):
+        assert memory.in_place(model.layers, n_kept=9, n_new=n_new).states == memory.states
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

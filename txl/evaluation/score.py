@@ -166,12 +166,11 @@ def _of_model(
 
 
 def _fresh_memory(predictor: TransformerXL | CudaGraphModel, model: TransformerXL, n_row: int, context: Context) -> Any:
-    """An empty memory. Nobody goes back to an earlier one, so keys are written over: of two they need the room of one.
-    They move after half a memory at least, which takes a few per cent of the time of a pass."""
-    memory, n_kept = predictor.fresh_memory(n_row), context.mem_len + context.ext_len
+    """An empty memory. Nobody goes back to an earlier one, so keys are written over."""
+    memory = predictor.fresh_memory(n_row)
     if not isinstance(memory, KeyValueMemory):
         return memory
-    return memory.in_place(model.layers, n_kept + max(context.tgt_len, context.mem_len // 2))
+    return memory.in_place(model.layers, n_kept=context.mem_len + context.ext_len, n_new=context.tgt_len)
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:

@@ -15,6 +15,22 @@ from txl.ops.numbers import product_dtype
 _MAX_EARLY_SPARE = 1024  # spare tokens of a short buffer
 
 
+class Workspace:
+    """Where layers put what they see, one layer after the other: room for that of one."""
+
+    def __init__(self) -> None:
+        self._buffer_2BNSH = torch.empty(0)
+
+    def joined(self, kv_2BNMH: Tensor, n_new: int, *, like: Tensor) -> Tensor:
+        """These keys and values and room for n_new more, in the dtype of `like`, (2, B, N, M + n_new, H)."""
+        n_kept = kv_2BNMH.shape[3]
+        shape = (*kv_2BNMH.shape[:3], n_kept + n_new, kv_2BNMH.shape[4])
+        if self._buffer_2BNSH.shape != shape or self._buffer_2BNSH.dtype != like.dtype:
+            self._buffer_2BNSH = like.new_empty(shape)
+        self._buffer_2BNSH[:, :, :, :n_kept] = kv_2BNMH
+        return self._buffer_2BNSH
+
+
 class KeyValue:
     """Projected keys and values of one layer, (B, N, M, H) each, without positions.
 
@@ -34,10 +50,14 @@ class KeyValue:
         more: Mapping[str, Tensor] | None = None,
         *,
         room: int = 0,
+        workspace: Workspace | None = None,
+        home: "KeyValue | None" = None,
     ) -> None:
         self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
         self._used = used  # filled length of the buffer, shared by all its views
         self._room = room  # of a buffer that is used in place; 0: it is not
+        self._workspace = workspace  # where others put theirs, too
+        self._home = home  # of keys that are in the workspace: what was remembered before
         self.more = more or {}
 
     @classmethod
@@ -84,6 +104,11 @@ class KeyValue:
         appended takes the place of tokens that are no longer remembered. All before `appended` are invalid then."""
         return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, room=room)
 
+    def in_workspace(self, workspace: Workspace) -> "KeyValue":
+        """The same keys for a reader that never goes back: `appended` gives keys in the workspace, valid until others
+        are put there, and `between` of these takes the place of what was remembered before."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, workspace=workspace)
+
     def rows(self, index_B: Tensor) -> "KeyValue":
         """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
         more = {name: x.index_select(0, index_B) for name, x in self.more.items()}
@@ -91,6 +116,8 @@ class KeyValue:
 
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
+        if self._home is not None:
+            return self._home._holding(self.kv_2BNMH[:, :, :, begin:end])
         return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room)
 
     def at(self, place_BM: Tensor) -> "KeyValue":
@@ -107,10 +134,22 @@ class KeyValue:
 
     def _longer(self, n_new: int, *, like: Tensor) -> tuple["KeyValue", Tensor]:
         """With n_new more tokens, whose keys and values are to be written into the second result."""
+        if self._workspace is not None:
+            buffer_2BNSH = self._workspace.joined(self.kv_2BNMH, n_new, like=like)
+            end = buffer_2BNSH.shape[3]
+            return KeyValue(buffer_2BNSH, 0, end, [end], home=self), buffer_2BNSH[:, :, :, -n_new:]
         here = self._ready_for(n_new, like=like)
         end = here._used[0] = here._end + n_new
         longer = KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
         return longer, here._buffer_2BNCH[:, :, :, here._end : end]
+
+    def _holding(self, kv_2BNMH: Tensor) -> "KeyValue":
+        """These keys and values in the place of its own, which are no longer valid."""
+        length, buffer_2BNCH = kv_2BNMH.shape[3], self._buffer_2BNCH
+        if buffer_2BNCH.dtype != kv_2BNMH.dtype or buffer_2BNCH.shape[3] < length:
+            buffer_2BNCH = torch.empty_like(kv_2BNMH, memory_format=torch.contiguous_format)
+        buffer_2BNCH[:, :, :, :length] = kv_2BNMH
+        return KeyValue(buffer_2BNCH, 0, length, [length], workspace=self._workspace)
 
     def _ready_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
         """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
@@ -207,11 +246,21 @@ class KeyValueMemory:
         """With these states of its layers."""
         return KeyValueMemory(tuple(states), self.feats, self.feats_for, self.one_token)
 
-    def in_place(self, layers: Sequence[Any], room: int) -> "KeyValueMemory":
-        """See `KeyValue.in_place`. Rules like `KeyValues` may look back at what they appended to: theirs stay as they
-        are."""
+    def in_place(self, layers: Sequence[Any], *, n_kept: int, n_new: int) -> "KeyValueMemory":
+        """The same memory for a reader that never goes back, keeps n_kept tokens and reads up to n_new at a time.
+
+        Keys that are no longer remembered are written over. Where segments are long, all layers join them with what is
+        remembered in one workspace; where they are short that would move every key each time, so that each layer has
+        room for half a memory more. Rules like `KeyValues` may look back at what they appended to: theirs stay as they
+        are.
+        """
+        workspace = Workspace()
+
+        def changed(kv: KeyValue) -> KeyValue:
+            return kv.in_workspace(workspace) if 2 * n_new >= n_kept else kv.in_place(n_kept + n_kept // 2)
+
         pairs = zip(layers, self.layers, strict=True)
-        return self.of([kv.in_place(room) if type(self.rule(layer)) is KeyValues else kv for layer, kv in pairs])
+        return self.of([changed(kv) if type(self.rule(layer)) is KeyValues else kv for layer, kv in pairs])
 
     def rule(self, layer: Any) -> Any:
         """See `Memory.rule`: a `KeyValues`."""
