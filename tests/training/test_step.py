@@ -8,6 +8,7 @@ import torch
 
 from tests.conftest import long_test
 from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
+from txl.model.autocast import _say_that_it_is_slow
 from txl.ops import linear_cross_entropy
 from txl.training.step import NonFiniteError, autocast_dtype
 
@@ -169,3 +170,15 @@ def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", True)
     assert autocast_dtype(config(dtype="auto"), device) == torch.bfloat16
     assert autocast_dtype(config(dtype="float32"), device) == torch.float32
+
+
+def test_a_dtype_that_the_processor_is_not_made_for_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for is_fast, dtypes, n_said in ((True, ("bfloat16",), 0), (False, ("auto", "float32", "bfloat16", "bfloat16"), 1)):
+        monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", is_fast)
+        _say_that_it_is_slow.cache_clear()
+        caplog.clear()
+        for dtype in dtypes:
+            autocast_dtype(config(dtype=dtype), torch.device("cpu"))
+        assert ["--dtype bfloat16: this processor" in said for said in caplog.messages] == [True] * n_said

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.memory.base import Memory, MemoryRule, State, rows_joined
-from txl.memory.key_values import KeyValue, KeyValueMemory
+from txl.memory.key_value import KeyValue
+from txl.memory.key_values import KeyValueMemory
 from txl.memory.span import Span
 
 __all__ = [

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, MemoryRule, State
-from txl.memory.key_values import KeyValue, KeyValues
+from txl.memory.key_value import KeyValue
+from txl.memory.key_values import KeyValues
 from txl.memory.span import Span
 from txl.ops.numbers import widened
 

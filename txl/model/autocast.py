@@ -1,11 +1,16 @@
 """Matrix products in half precision (autocast), in training and in evaluation."""
 
+import functools
+import logging
+
 import torch
 from torch import Tensor, nn
 
 from txl.config import require
 from txl.ops.numbers import is_autocast_on
 from txl.ops.processor import HAS_FAST_BFLOAT16
+
+_LOG = logging.getLogger(__name__)
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
@@ -18,12 +23,24 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 
 
 def dtype_on(device: torch.device, name: str) -> str:
-    """The name of a dtype; auto: bfloat16 if the device has instructions for it, else float32."""
+    """The name of a dtype; auto: bfloat16 if the device has instructions for it, else float32. A log entry says once
+    where another takes far longer."""
     if name != "auto":
+        if device.type == "cpu" and name != "float32" and not HAS_FAST_BFLOAT16:
+            _say_that_it_is_slow(name)
         return name
     on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     on_cpu = device.type == "cpu" and HAS_FAST_BFLOAT16
     return "bfloat16" if on_gpu or on_cpu else "float32"
+
+
+@functools.cache
+def _say_that_it_is_slow(name: str) -> None:
+    _LOG.warning(
+        "--dtype %s: this processor has no instructions for it, and products of many rows take several times as long "
+        "as in float32, which auto takes here",
+        name,
+    )
 
 
 def dtype_for(module: nn.Module, name: str) -> torch.dtype:

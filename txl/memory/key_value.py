@@ -1,0 +1,174 @@
+"""Projected keys and values of one layer, in buffers that are not copied for a token more."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_MAX_EARLY_SPARE = 1024  # spare tokens of a short buffer
+
+
+class Workspace:
+    """Where layers put what they see, one layer after the other: room for that of one."""
+
+    def __init__(self) -> None:
+        self._buffer_2BNSH = torch.empty(0)
+
+    def joined(self, kv_2BNMH: Tensor, n_new: int, *, like: Tensor) -> Tensor:
+        """These keys and values and room for n_new more, in the dtype of `like`, (2, B, N, M + n_new, H)."""
+        n_kept = kv_2BNMH.shape[3]
+        shape = (*kv_2BNMH.shape[:3], n_kept + n_new, kv_2BNMH.shape[4])
+        if self._buffer_2BNSH.shape != shape or self._buffer_2BNSH.dtype != like.dtype:
+            self._buffer_2BNSH = like.new_empty(shape)
+        self._buffer_2BNSH[:, :, :, :n_kept] = kv_2BNMH
+        return self._buffer_2BNSH
+
+
+class KeyValue:
+    """Projected keys and values of one layer, (B, N, M, H) each, without positions.
+
+    Immutable, unless it is `in_place` or `in_workspace`: `appended` returns a new one. Both are views of one buffer,
+    with spare space at the end, so appending a token does not copy the tokens before it.
+
+    Attributes:
+        more: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_more`.
+    """
+
+    def __init__(
+        self,
+        buffer_2BNCH: Tensor,
+        begin: int,
+        end: int,
+        used: list[int],
+        more: Mapping[str, Tensor] | None = None,
+        *,
+        room: int = 0,
+        workspace: Workspace | None = None,
+        home: "KeyValue | None" = None,
+    ) -> None:
+        self._buffer_2BNCH, self._begin, self._end = buffer_2BNCH, begin, end
+        self._used = used  # filled length of the buffer, shared by all its views
+        self._room = room  # of a buffer that is used in place; 0: it is not
+        self._workspace = workspace  # where others put theirs, too
+        self._home = home  # of keys that are in the workspace: what was remembered before
+        self.more = more or {}
+
+    @classmethod
+    def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
+        """No keys, in the dtype and on the device of `like`."""
+        return cls(like.new_empty(2, batch_size, n_head, 0, d_head), 0, 0, [0])
+
+    @property
+    def k_BNMH(self) -> Tensor:
+        return self.kv_2BNMH[0]
+
+    @property
+    def v_BNMH(self) -> Tensor:
+        return self.kv_2BNMH[1]
+
+    @property
+    def kv_2BNMH(self) -> Tensor:
+        """The keys, then the values."""
+        return self._buffer_2BNCH[:, :, :, self._begin : self._end]
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens."""
+        return self._end - self._begin
+
+    @property
+    def batch_size(self) -> int:
+        return self._buffer_2BNCH.shape[1]
+
+    def appended(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+        """With the keys and values of T more tokens."""
+        longer, new_2BNTH = self._longer(k_BNTH.shape[2], like=k_BNTH)
+        new_2BNTH[0], new_2BNTH[1] = k_BNTH, v_BNTH
+        return longer
+
+    def appended_both(self, kv_2BNTH: Tensor) -> "KeyValue":
+        """`appended` for keys and values that are in one tensor."""
+        longer, new_2BNTH = self._longer(kv_2BNTH.shape[3], like=kv_2BNTH)
+        new_2BNTH.copy_(kv_2BNTH)
+        return longer
+
+    def in_place(self, room: int) -> "KeyValue":
+        """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens, in which what is
+        appended takes the place of tokens that are no longer remembered. All before `appended` are invalid then."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, room=room)
+
+    def in_workspace(self, workspace: Workspace) -> "KeyValue":
+        """The same keys for a reader that never goes back: `appended` gives keys in the workspace, valid until others
+        are put there, and `between` of these takes the place of what was remembered before."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, workspace=workspace)
+
+    def rows(self, index_B: Tensor) -> "KeyValue":
+        """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
+        more = {name: x.index_select(0, index_B) for name, x in self.more.items()}
+        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], more)
+
+    def between(self, begin: int, end: int) -> "KeyValue":
+        """The keys from `begin` to `end`, exclusive, relative to the first one here."""
+        if self._home is not None:
+            return self._home._holding(self.kv_2BNMH[:, :, :, begin:end])
+        return KeyValue(self._buffer_2BNCH, self._begin + begin, self._begin + end, self._used, room=self._room)
+
+    def at(self, place_BM: Tensor) -> "KeyValue":
+        """The keys at these places, which each row has for itself: a copy with spare space."""
+        length = place_BM.shape[1]
+        buffer_2BNCH = self._new_buffer(length, 1, like=self._buffer_2BNCH)
+        for b, place_M in enumerate(place_BM):
+            buffer_2BNCH[:, b, :, :length] = self.kv_2BNMH[:, b].index_select(2, place_M)
+        return KeyValue(buffer_2BNCH, 0, length, [length])
+
+    def with_more(self, more: Mapping[str, Tensor]) -> "KeyValue":
+        """The same keys, with this besides."""
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
+
+    def _longer(self, n_new: int, *, like: Tensor) -> tuple["KeyValue", Tensor]:
+        """With n_new more tokens, whose keys and values are to be written into the second result."""
+        if self._workspace is not None:
+            buffer_2BNSH = self._workspace.joined(self.kv_2BNMH, n_new, like=like)
+            end = buffer_2BNSH.shape[3]
+            return KeyValue(buffer_2BNSH, 0, end, [end], home=self), buffer_2BNSH[:, :, :, -n_new:]
+        here = self._ready_for(n_new, like=like)
+        end = here._used[0] = here._end + n_new
+        longer = KeyValue(here._buffer_2BNCH, here._begin, end, here._used, room=self._room)
+        return longer, here._buffer_2BNCH[:, :, :, here._end : end]
+
+    def _holding(self, kv_2BNMH: Tensor) -> "KeyValue":
+        """These keys and values in the place of its own, which are no longer valid."""
+        length, buffer_2BNCH = kv_2BNMH.shape[3], self._buffer_2BNCH
+        if buffer_2BNCH.dtype != kv_2BNMH.dtype or buffer_2BNCH.shape[3] < length:
+            buffer_2BNCH = torch.empty_like(kv_2BNMH, memory_format=torch.contiguous_format)
+        buffer_2BNCH[:, :, :, :length] = kv_2BNMH
+        return KeyValue(buffer_2BNCH, 0, length, [length], workspace=self._workspace)
+
+    def _ready_for(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """These keys with free space behind them: here, at the beginning of the buffer, or in a larger one."""
+        capacity, is_last = self._buffer_2BNCH.shape[3], self._end == self._used[0]
+        fits = self._buffer_2BNCH.dtype == like.dtype and self.length + n_new <= capacity
+        if fits and self._end + n_new <= capacity and (is_last or self._room):
+            return self
+        return self._at_the_beginning() if fits and self._room else self._in_larger_buffer(n_new, like=like)
+
+    def _at_the_beginning(self) -> "KeyValue":
+        for begin in range(0, self.length, self._begin):  # no piece may overlap the place that it is copied to
+            end = min(begin + self._begin, self.length)
+            here_2BNPH = self._buffer_2BNCH[:, :, :, self._begin + begin : self._begin + end]
+            self._buffer_2BNCH[:, :, :, begin:end] = here_2BNPH
+        return KeyValue(self._buffer_2BNCH, 0, self.length, [self.length], room=self._room)
+
+    def _in_larger_buffer(self, n_new: int, *, like: Tensor) -> "KeyValue":
+        """A copy in a larger buffer."""
+        buffer_2BNCH = self._new_buffer(self.length + n_new, n_new, like=like)
+        buffer_2BNCH[:, :, :, : self.length] = self.kv_2BNMH
+        return KeyValue(buffer_2BNCH, 0, self.length, [self.length], room=self._room)
+
+    def _new_buffer(self, needed: int, n_new: int, *, like: Tensor) -> Tensor:
+        """An empty buffer, with spare space in proportion, so that copies are rare."""
+        _, batch_size, n_head, _, d_head = self._buffer_2BNCH.shape
+        capacity = needed + max(n_new, min(needed, _MAX_EARLY_SPARE), needed // 4)
+        if 3 * needed >= self._room > 0:  # sooner, a text that ends early would take room for nothing
+            capacity = max(needed, self._room)
+        return like.new_empty(2, batch_size, n_head, capacity, d_head)
