@@ -92,12 +92,18 @@ def _nats_alone(hidden_LE: Tensor, weights: Sequence[Tensor], biases: Sequence[T
     def of_chunk(hidden_CE: Tensor, target_C: Tensor) -> Tensor:
         logits = [linear_in_part(hidden_CE, *part) for part in zip(weights, biases, strict=True)]
         pieces = [x.split(max(1, IN_CACHE // n_word)) for x in (target_C, *logits)]
-        # joined and widened a few rows at a time, which stay in the cache
-        rows = ((widened(whole(logits_R, -1)), target_R) for target_R, *logits_R in zip(*pieces, strict=True))
-        return torch.cat([F.cross_entropy(*row, reduction="none") for row in rows])
+        nats = []
+        for target_R, *logits_R in zip(*pieces, strict=True):  # a few rows at a time, which stay in the cache
+            nats.append(_nats_in_place(widened(whole(logits_R, -1)), target_R))
+        return torch.cat(nats)
 
     chunks = zip(hidden_LE.split(n_token), target_L.split(n_token), strict=True)
     return torch.cat([of_chunk(*chunk) for chunk in chunks])
+
+
+def _nats_in_place(logit_RV: Tensor, target_R: Tensor) -> Tensor:
+    """The log-probabilities take the place of the logits."""
+    return -torch.log_softmax(logit_RV, -1, out=logit_RV).gather(1, target_R[:, None])[:, 0]
 
 
 def _dlogit(logit_CV: Tensor, target_C: Tensor, nats: list[Tensor], dbias_V: Tensor) -> Tensor:
