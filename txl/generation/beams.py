@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.generation.ngrams import NGrams
+from txl.generation.ngrams import NGrams, ban
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 
@@ -45,7 +46,7 @@ def beam_search(
         prompt: at least one id.
         length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare log-probabilities.
         banned: ids that never occur.
-        no_repeat_ngram_size: tokens that occur in no order twice, the prompt included; see `NGrams`.
+        no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see `NGrams`.
         memory: of one row; None: an empty one.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
@@ -95,9 +96,7 @@ class _Beams:
         """The most likely continuations that are a token longer: row, token and log-probability, best first."""
         require_in_range(self._hidden_KD, self._model.device)
         logprob_KV = self._model.log_prob(self._hidden_KD)
-        for logprob_V, ids in zip(logprob_KV, self.ids, strict=True):
-            ngrams = NGrams(self._ngram_size, (*self._prompt, *ids) if self._ngram_size else ())
-            logprob_V[ngrams.without_repeats(banned, len(logprob_V))] = -torch.inf
+        ban(logprob_KV, banned, [NGrams(self._ngram_size, chain(self._prompt, ids)) for ids in self.ids])
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))
         n_token, places = logprob_KV.shape[1], zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -1,6 +1,9 @@
 """Texts in which no n-gram occurs twice."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+
+import torch
+from torch import Tensor
 
 from txl.config import require
 
@@ -30,9 +33,21 @@ class NGrams:
                 longest = longest[1:]
             self._last = longest
 
+    @property
+    def repeating(self) -> Set[int]:
+        """Ids that would repeat an n-gram."""
+        return self._followers.get(self._last, frozenset())
+
     def without_repeats(self, banned: Iterable[int], n_token: int) -> list[int]:
-        """Ids that must not follow: those banned anyhow, and those that would repeat an n-gram, unless that is all of
-        n_token ids."""
-        repeating: Set[int] = self._followers.get(self._last, frozenset())
-        together = repeating.union(banned)
+        """Ids that must not follow: those banned anyhow and `repeating`, unless that is all of n_token ids."""
+        together = {*self.repeating, *banned}
         return list(together if len(together) < n_token else banned)
+
+
+def ban(logprob_RV: Tensor, banned: Sequence[int], ngrams: Iterable[NGrams]) -> None:
+    """Set the log-probabilities of what must not follow in each row to -inf: of those banned in all, and, of its text,
+    `NGrams.without_repeats`."""
+    logprob_RV[:, list(banned)] = -torch.inf
+    for logprob_V, of_row in zip(logprob_RV, ngrams, strict=True):
+        if of_row.repeating:
+            logprob_V[of_row.without_repeats(banned, len(logprob_V))] = -torch.inf

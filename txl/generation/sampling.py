@@ -9,7 +9,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.generation.next_word import NextWord
-from txl.generation.ngrams import NGrams
+from txl.generation.ngrams import NGrams, ban
 from txl.generation.rule import Rule
 from txl.memory import is_bounded
 from txl.model.autocast import require_in_range
@@ -29,7 +29,7 @@ class Rows:
 
     Args:
         banned: ids that are never sampled.
-        no_repeat_ngram_size: tokens that no row has twice in the same order, its prompt included; see `NGrams`.
+        no_repeat_ngram_size: so many tokens in a row occur only once in a text, its prompt included; see `NGrams`.
         seeds: one for each row, so that its result does not depend on the others; None: drawn from PyTorch's global
             generator.
     """
@@ -94,18 +94,15 @@ class Rows:
         require_in_range(hidden_RD, self._model.device)
         if self._rule.serves_lazily:
             for row, hidden_D, head, cluster in zip(rows, hidden_RD, *softmax.head_log_prob(hidden_RD), strict=True):
-                words = NextWord(softmax, hidden_D, self._banned_in(row), head=(head, cluster))
+                banned = self._ngrams[row].without_repeats(self._banned, self._model.config.n_token)
+                words = NextWord(softmax, hidden_D, banned, head=(head, cluster))
                 yield words.draw(self._rule, self._pick(row))
         else:
             logprob_RV = softmax.log_prob(hidden_RD)
-            for logprob_V, row in zip(logprob_RV, rows, strict=True):
-                logprob_V[self._banned_in(row)] = -torch.inf
+            ban(logprob_RV, self._banned, [self._ngrams[row] for row in rows])
             prob_RV = self._rule.probabilities(logprob_RV, None if self._seen_BV is None else self._seen_BV[rows])
             for row, prob_V in zip(rows, prob_RV, strict=True):
                 yield self._pick(row)(prob_V)
-
-    def _banned_in(self, row: int) -> list[int]:
-        return self._ngrams[row].without_repeats(self._banned, self._model.config.n_token)
 
     def _pick(self, row: int) -> Callable[[Tensor], int]:
         """Samples an index with probability proportional to the weights, for this row."""
@@ -144,8 +141,14 @@ def generate(
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`.
     """
-    bans = {"banned": banned, "no_repeat_ngram_size": no_repeat_ngram_size}
-    rows = Rows(model, context, rule=Rule(**settings), seeds=[seed], **bans)
+    rows = Rows(
+        model,
+        context,
+        rule=Rule(**settings),
+        banned=banned,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        seeds=[seed],
+    )
     rows.add(0, prompt)
     yield from islice((token for token in iter(lambda: rows.step()[0], ...) if token is not None), length)
 

@@ -24,7 +24,7 @@ class TextGenerator:
         tokenised: see `txl.data_utils.detokenise.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
-        no_repeat_ngram_size: tokens that no text has twice in the same order; see `txl.generation.ngrams.NGrams`.
+        no_repeat_ngram_size: so many tokens in a row occur only once; see `txl.generation.ngrams.NGrams`.
         num_beams, length_penalty: above one beam, the most likely text that `beam_search` finds instead of a sample.
     """
 
