@@ -81,6 +81,8 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        device = self.param_groups[0]["params"][0].device
+        self._dtype = torch.bfloat16 if dtype_on(device, "auto") == "bfloat16" else None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures are not supported
@@ -95,8 +97,7 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(x)
         m = state["momentum_buffer"].lerp_(g, 0.05)
-        dtype = torch.bfloat16 if dtype_on(x.device, "auto") == "bfloat16" else x.dtype
-        step = orthogonalised(g.lerp(m, 0.95).to(dtype))
+        step = orthogonalised(g.lerp(m, 0.95).to(self._dtype or x.dtype))
         x.mul_(1 - lr * weight_decay)
         x.add_(step, alpha=-lr * 0.2 * math.sqrt(max(x.shape)))
 
