@@ -12,7 +12,7 @@ from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
-os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 by --dtype auto, whatever the processor
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 in programs that are started anew
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="txl-tests-")  # of processes that tests start too
@@ -21,8 +21,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests import forks, ranks
-from txl.training import meter
+from tests import processors
+
+processors.answer()  # before other modules of txl ask
+
+from tests import forks, ranks  # noqa: E402
+from txl.training import meter  # noqa: E402
 
 torch.set_num_threads(1)  # the models here are tiny: threads would spend their time waiting for each other
 

@@ -134,6 +134,10 @@ def free_port() -> int:
 
 
 def _import_all() -> None:
+    from tests import processors
+
+    processors.answer()  # before other modules of txl ask
+
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.utils.tensorboard  # noqa: F401

@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.laws.conftest import N_TOKEN, build, context_of, for_models
+from tests.processors import operators
 from txl import TransformerXL
 from txl.model import half
 from txl.model.autocast import autocast
 from txl.ops import linear, packed
-from txl.ops.packed import CAN_PACK
+from txl.ops.packed import PackedLinear
 
 
 def rounded(name: str, dtype: torch.dtype) -> TransformerXL:
@@ -57,52 +58,52 @@ def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     assert not any(p.requires_grad for p in model.parameters())
 
 
-needs_order = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not torch.backends.mkldnn.is_available()
-    or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no instructions for it",
-)  # fmt: skip
-
-
-@needs_order
 @pytest.mark.parametrize("name", ["plain", "pre_lnorm_adaptive", "same", "compressive", "gated"])
 def test_packed_weights_give_the_same_up_to_rounding(
     name: str, token_BT: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And they are the model's own weights: their number, their names and their copies are those of plain ones."""
     monkeypatch.setattr(half, "CAN_PACK", True)
-    model = rounded(name, torch.bfloat16)
-    half.cast_weights(model, torch.bfloat16)
-    plain = copy.deepcopy(model)
-    half.pack_weights(model)
-    assert all(packed.is_packed(layer.attn.v_net.weight) for layer in model.layers)
-    pairs = (answers(each, token_BT, name, torch.bfloat16) for each in (model, plain))
-    for one, other in zip(*pairs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0.1)  # of losses of 4
-    for one, other in zip(model.layers.parameters(), plain.layers.parameters(), strict=True):
-        assert one.to_dense().equal(other) if packed.is_packed(one) else one.equal(other)
+    plain = rounded(name, torch.bfloat16)
+    half.cast_weights(plain, torch.bfloat16)
+    expected = answers(plain, token_BT, name, torch.bfloat16)
+    for ordered, product in operators(torch.bfloat16):
+        monkeypatch.setattr(packed, "ordered", ordered)
+        monkeypatch.setattr(packed, "product", product)
+        model = copy.deepcopy(plain)
+        half.pack_weights(model)
+        assert all(isinstance(layer.attn.v_net, PackedLinear) for layer in model.layers)
+        for copied in (model, copy.deepcopy(model), copy.deepcopy(model).cpu()):
+            losses = answers(copied, token_BT, name, torch.bfloat16)
+            torch.testing.assert_close(losses, expected, rtol=0, atol=0.1)  # of losses of 4
+            states = copied.state_dict(), plain.state_dict()
+            assert [*states[0]] == [*states[1]]
+            assert all(a.equal(b) for a, b in zip(*(state.values() for state in states), strict=True))
+            assert [p.shape for p in copied.parameters()] == [p.shape for p in plain.parameters()]
 
 
-@needs_order
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (64,), (0,)], ids=str)
 @pytest.mark.parametrize("is_biased", [True, False])
-def test_a_packed_product_is_that_of_bfloat16(shape: tuple[int, ...], is_biased: bool) -> None:
-    weight, bias, x = (
-        torch.randn(41, 67).bfloat16(),
-        torch.randn(41).bfloat16() if is_biased else None,
-        torch.randn(*shape, 67),
-    )
-    found = linear.linear(x, packed.packed(weight), bias)
+def test_a_packed_product_is_that_of_bfloat16(
+    shape: tuple[int, ...], is_biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = torch.randn(41, 67).bfloat16(), torch.randn(*shape, 67)
+    bias = torch.randn(41).bfloat16() if is_biased else None
     exact = F.linear(x.bfloat16().double(), weight.double(), None if bias is None else bias.double())
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-2)
+    for ordered, product in operators(torch.bfloat16):
+        monkeypatch.setattr(packed, "ordered", ordered)
+        monkeypatch.setattr(packed, "product", product)
+        found = PackedLinear(weight, bias)(x)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-2)
 
 
-def test_nothing_is_packed_where_it_does_not_pay() -> None:
-    assert not CAN_PACK  # tests compute as a processor without bfloat16, see tests/conftest.py
+def test_nothing_is_packed_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "CAN_PACK", False)
     model = build("adaptive").float()
     half.cast_weights(model, torch.bfloat16)
     half.pack_weights(model)
-    assert not any(packed.is_packed(p) for p in model.parameters())
-    assert model.softmax.laid_out is None
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
     with torch.no_grad(), autocast(model.device, torch.bfloat16):
         assert (
             model.log_prob(model(torch.tensor([[N_TOKEN - 1]]), None, context_of("plain")).hidden_BTD).isfinite().all()

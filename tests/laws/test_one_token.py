@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.laws.conftest import build
+from tests.processors import operators
 from txl import Context, TransformerXL
 from txl.model import half, one_token
 from txl.model.autocast import autocast
@@ -100,22 +101,29 @@ def test_weights_in_16_bits(dtype: torch.dtype, token_BT: Tensor, calls: list[in
 def test_products_of_large_weights_and_of_packed_ones(
     is_amd: bool, token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_operators = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.backends.mkldnn.is_available()
     monkeypatch.setattr(few_rows, "REVERSED", is_amd)
     monkeypatch.setattr(few_rows, "PAYS", 0)
-    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd and has_operators)
+    monkeypatch.setattr(onednn, "AVAILABLE", not is_amd)
     monkeypatch.setattr(onednn, "PAYS", 0)
-    model = build("plain").float()
-    expected = through_both(model, token_BT, CONTEXTS["window"])
-    if has_operators:
-        for layer in model.layers:
-            for module in layer.modules():
-                if isinstance(module, Linear):
-                    module.weight = packed.packed(module.weight)
-    for pair, before in zip(through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True):
-        for one in (*pair, before[0]):
-            torch.testing.assert_close(one, before[1], rtol=1e-3, atol=1e-3)
-    assert len(calls) == 2 * token_BT.shape[1]
+    for ordered, product in operators(torch.float32):
+        monkeypatch.setattr(packed, "ordered", ordered)
+        monkeypatch.setattr(packed, "product", product)
+        calls.clear()
+        model = build("plain").float()
+        expected = through_both(model, token_BT, CONTEXTS["window"])
+        put_in_order(model)
+        for pair, before in zip(through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True):
+            for one in (*pair, before[0]):
+                torch.testing.assert_close(one, before[1], rtol=1e-3, atol=1e-3)
+        assert len(calls) == 2 * token_BT.shape[1]
+
+
+def put_in_order(model: TransformerXL) -> None:
+    for layer in model.layers:
+        for module in [*layer.modules()]:
+            for name, part in module.named_children():
+                if isinstance(part, Linear):
+                    setattr(module, name, packed.PackedLinear(part.weight, part.bias))
 
 
 @pytest.mark.parametrize("name", ["gated", "same", "reversible", "rotary", "knn", "performer_none"])

@@ -1,6 +1,6 @@
 """Few rows are multiplied another way, to the same result."""
 
-from pathlib import Path
+import platform
 
 import pytest
 import torch
@@ -60,10 +60,31 @@ def test_few_rows_go_the_other_way_only_where_no_gradient_is_asked_for(monkeypat
         assert len(products) == 1
 
 
-def test_the_processor_is_what_linux_says_it_is() -> None:
-    path = Path("/proc/cpuinfo")
-    facts = path.read_text() if path.exists() else ""
-    if "model name" not in facts:
-        pytest.skip("nothing is said of it")
-    assert f": {processor.NAME}\n" in facts
-    assert ("AuthenticAMD" in facts) == processor.IS_AMD
+ZEN_4 = """
+processor\t: 0
+vendor_id\t: AuthenticAMD
+model name\t: AMD EPYC 9R14
+flags\t\t: fpu avx2 avx512f avx512_bf16
+"""
+SAPPHIRE_RAPIDS = ZEN_4.replace("AuthenticAMD", "GenuineIntel").replace("avx512_bf16", "amx_bf16")
+ZEN_3 = ZEN_4.replace(" avx512f avx512_bf16", "")
+ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "is_restricted", "answers"),
+    [
+        (ZEN_4, False, (True, True, True)),
+        (ZEN_4, True, (True, False, False)),
+        (SAPPHIRE_RAPIDS, False, (False, True, True)),
+        (ZEN_3, False, (True, False, False)),
+        (ARM, False, (False, False, False)),
+        ("", False, (False, False, False)),
+    ],
+)
+def test_the_processor_is_what_linux_says_it_is(
+    cpuinfo: str, is_restricted: bool, answers: tuple[bool, bool, bool]
+) -> None:
+    name, *found = processor.described(cpuinfo, is_restricted=is_restricted)
+    assert tuple(found) == answers
+    assert name == ("AMD EPYC 9R14" if "model name" in cpuinfo else platform.machine())

@@ -8,8 +8,6 @@ from torch import Tensor
 from txl.ops import onednn
 from txl.ops.linear import Linear, linear
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
-
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

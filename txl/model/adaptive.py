@@ -6,7 +6,7 @@ E_i = d_embed // div_val^i and a projection of d_model x E_i.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from txl.config import ModelConfig
 from txl.ops.linear import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
+from txl.ops.packed import PackedLinear
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -148,9 +149,8 @@ class AdaptiveSoftmax(nn.Module):
         if self.n_tail:
             self.cluster_weight = _table(self.n_tail, config.d_embed)
             self.cluster_bias = nn.Parameter(torch.zeros(self.n_tail))
-        self._lay_out: Callable[[Tensor], Tensor] | None = None
-        self.laid_out: tuple[Tensor, Tensor] | None = None
-        """Weights and biases of the head, of a model that takes no gradient and has given log-probabilities."""
+        self._packs_head = False
+        self._packed_head: list[PackedLinear] = []  # in a list: no layer of the model
 
     def _projs(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> Iterator[nn.Parameter]:
         if not len(embedding.projs):
@@ -245,19 +245,23 @@ class AdaptiveSoftmax(nn.Module):
         tails = [cluster[..., c : c + 1] + self.tail_log_prob(hidden, c) for c in range(self.n_tail)]
         return torch.cat([shortlist, *tails], dim=-1)
 
-    def lay_out(self, layout: Callable[[Tensor], Tensor]) -> None:
-        """Multiply the head's weights, which will not change any more, in the layout that a function gives them. That
-        is a copy, made when log-probabilities are first asked for: losses of many tokens do without."""
-        self._lay_out, self.laid_out = layout, None
+    def pack_head(self) -> None:
+        """Multiply the head's weights, which must not change any more, as a `PackedLinear`. That is a copy, made when
+        log-probabilities are first asked for: losses of many tokens do without."""
+        self._packs_head = True
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._packs_head, self._packed_head = False, []  # the weights change
+        return super()._apply(fn, recurse)
 
     def head_log_prob(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the shortlist's words, and of each tail cluster as a whole."""
         hidden, weight, bias = self._cluster(hidden, 0)
-        if self._lay_out is not None and self.laid_out is None:
+        if self._packs_head and not self._packed_head:
             weights, biases = self._clusters(self.tables)
-            self.laid_out = self._lay_out(whole(weights[0])), whole(biases[0])
-        if self.laid_out is not None:
-            logit = linear(hidden, *self.laid_out)
+            self._packed_head = [PackedLinear(whole(weights[0]), whole(biases[0]))]
+        if self._packed_head:
+            logit = self._packed_head[0](hidden)
         else:
             logit = linear_in_part(hidden, weight, bias)
             if self.n_tail:

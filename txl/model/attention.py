@@ -11,7 +11,6 @@ from txl.config import ModelConfig
 from txl.memory import KeyValue, Span
 from txl.ops.linear import Linear
 from txl.ops.numbers import product_dtype
-from txl.ops.packed import is_packed, packed
 from txl.positions import PositionEncoding
 
 Beside = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +35,6 @@ class Attention(nn.Module):
         self.k_net = self.q_net if self.rule.shared_qk else Linear(config.d_model, inner, bias=False)
         self.v_net = Linear(config.d_model, inner, bias=False)
         self.o_net = Linear(inner, config.d_model, bias=False)
-        self._joint: Tensor | None = None
 
     def forward(
         self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, beside: Beside | None = None
@@ -81,16 +79,6 @@ class Attention(nn.Module):
     def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Projected keys and values, (B, N, L, H) each, without positions."""
         return self._heads(self.k_net(x_BLD)), self._heads(self.v_net(x_BLD))
-
-    def qkv_weights(self) -> list[Tensor]:
-        """Weights whose products with a row, side by side, are its query, key and value. Packed ones are joined, which
-        makes a copy: a product of few rows takes little longer than to call it."""
-        weights: list[Tensor] = [net.weight for net in (self.q_net, self.k_net, self.v_net)]
-        if is_packed(weights[0]):
-            if self._joint is None:
-                self._joint = packed(torch.cat([weight.to_dense() for weight in weights]))
-            return [self._joint]
-        return weights
 
     def _attend(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span, beside: Beside | None = None

@@ -70,11 +70,11 @@ class FeedForward(nn.Sequential):
             return super().forward(input)
         return torch.cat([self._one(part_BCD) for part_BCD in input.split(self.chunk, dim=1)], dim=1)
 
-    def steps(self) -> tuple[Linear, nn.Module, Linear]:
+    def steps(self) -> tuple[nn.Linear, nn.Module, nn.Linear]:
         """What it does one after the other, but for dropout."""
         first, activation, _, last, _ = self
-        assert isinstance(first, Linear)
-        assert isinstance(last, Linear)
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
         return first, activation, last
 
     def _one(self, part_BCD: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import nn
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import Linear
-from txl.ops.packed import CAN_PACK, packed
+from txl.ops.packed import CAN_PACK, PackedLinear
 
 
 def cast_weights(model: TransformerXL, dtype: torch.dtype) -> None:
@@ -27,11 +27,13 @@ def cast_weights(model: TransformerXL, dtype: torch.dtype) -> None:
 
 
 def pack_weights(model: TransformerXL) -> None:
-    """On a CPU with instructions for bfloat16, lay out linear layers whose weights are in it, see `packed`: the model
-    cannot be moved or written any more."""
+    """On a CPU with instructions for bfloat16, put `PackedLinear` in place of linear layers whose weights are in it."""
     if not CAN_PACK or model.device.type != "cpu" or model.softmax.tables[0].dtype != torch.bfloat16:
         return
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.weight = packed(module.weight)
-    model.softmax.lay_out(packed)
+    packed_of: dict[nn.Module, PackedLinear] = {}  # a layer may have two names
+    for module in [*model.modules()]:
+        for name, layer in module._modules.items():
+            if isinstance(layer, Linear):
+                packed_of.setdefault(layer, PackedLinear(layer.weight, layer.bias))
+                setattr(module, name, packed_of[layer])
+    model.softmax.pack_head()

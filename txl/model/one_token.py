@@ -19,6 +19,7 @@ from txl.memory.key_values import KeyValues
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with
 from txl.ops.numbers import at_least_float32, product_dtype
+from txl.ops.packed import PackedLinear
 from txl.positions import PositionEncoding
 
 
@@ -48,7 +49,7 @@ def _is_as_built(layer: Layer) -> bool:
     attn, ff = layer.attn, layer.ff
     kinds = [type(net) for net in (attn.q_net, attn.k_net, attn.v_net, attn.o_net, ff[0], ff[3])]
     has_hook = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
-    return kinds == [Linear] * len(kinds) and not has_hook
+    return set(kinds) <= {Linear, PackedLinear} and not has_hook
 
 
 def read(
@@ -75,12 +76,12 @@ class _Reader:
         attn, ff, n_row = layer.attn, layer.ff, len(like_BTD)
         self._n_head, self._scale, self._pre_lnorm = attn.n_head, attn.pos.scale, layer.pre_lnorm
         self._dtype = product_dtype(like_BTD)
-        self._qkv = [product_with(weight, None, n_row) for weight in attn.qkv_weights()]
-        self._o = product_with(attn.o_net.weight, None, n_row)
+        self._qkv = [product_with(net, n_row) for net in _joined([attn.q_net, attn.k_net, attn.v_net])]
+        self._o = product_with(attn.o_net, n_row)
         first, activation, last = ff.steps()
-        self._first = product_with(first.weight, first.bias, n_row)
+        self._first = product_with(first, n_row)
         self._activation: Callable[[Tensor], Tensor] = activation.forward
-        self._last = product_with(last.weight, last.bias, n_row)
+        self._last = product_with(last, n_row)
         self._attn_norm, self._ff_norm = _norm(layer.attn_norm), _norm(layer.ff_norm)
         r_RNH, u_NH, w_NH = attn.pos.relative(feats)
         wide = at_least_float32(r_RNH.dtype)
@@ -121,6 +122,15 @@ class _Reader:
             place_NBS = torch.cat([place_NBS[:, :, :1].expand(-1, -1, n_far), place_NBS], dim=2)
         place_P1S = place_NBS.transpose(0, 1).reshape(P, 1, S)
         return torch.baddbmm(place_P1S, x_BNH.view(P, 1, H), k_PSH.mT, beta=self._scale, alpha=self._scale)
+
+
+def _joined(nets: list[nn.Linear]) -> list[nn.Linear]:
+    """Layers whose outputs, side by side, are those of `nets`. Packed ones become one, a copy: a product of few rows
+    takes little longer than to call it."""
+    weights = [net.plain_weight() for net in nets if isinstance(net, PackedLinear)]
+    if len(weights) < len(nets):
+        return nets
+    return [PackedLinear(torch.cat(weights))]
 
 
 def _norm(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:

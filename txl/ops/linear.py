@@ -16,17 +16,16 @@ CAST_PAYS = 64
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) to (..., out)."""
-    if packed.is_packed(weight):
-        return packed.linear(x, weight, bias)
     if few_rows.serves(x, weight):
         return few_rows.linear(x, weight, bias)
     return onednn.linear(x, weight, bias)
 
 
-def product_with(weight_OI: Tensor, bias_O: Tensor | None, n_row: int) -> Callable[[Tensor], Tensor]:
-    """`linear` of n_row rows, (R, I) to (R, O), with fixed weights: for use without gradients and autocast, so that
-    nothing is asked in each call."""
-    if packed.is_packed(weight_OI):
+def product_with(layer: nn.Linear, n_row: int) -> Callable[[Tensor], Tensor]:
+    """A layer's product of n_row rows, (R, I) to (R, O), with fixed weights: for use without gradients and autocast, so
+    that nothing is asked in each call."""
+    weight_OI, bias_O = layer.weight, layer.bias
+    if isinstance(layer, packed.PackedLinear) and layer.is_ordered:
         return lambda x_RI: packed.product(x_RI, weight_OI, bias_O)
     if few_rows.pays(weight_OI, n_row):
         return lambda x_RI: few_rows.linear(x_RI, weight_OI, bias_O)
