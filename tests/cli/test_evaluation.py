@@ -11,6 +11,7 @@ import torch
 from tests.cli.conftest import Here, change_weights, config_of, pointed
 from txl.evaluation.plots import _apart, run_names
 from txl.ops.linear import Linear
+from txl.ops.packed import PackedLinear
 
 # figures
 
@@ -170,14 +171,20 @@ def test_scores_and_context_lengths_have_programs_of_their_own(here: Here) -> No
 @pytest.fixture
 def product_kinds(monkeypatch: pytest.MonkeyPatch) -> set[torch.dtype]:
     """The numbers that linear maps have given."""
-    seen, forward = set(), Linear.forward
+    seen = set()
 
-    def watched(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        out = forward(self, x)
-        seen.add(out.dtype)
-        return out
+    def watch(kind: type[Linear] | type[PackedLinear]) -> None:
+        forward = kind.forward
 
-    monkeypatch.setattr(Linear, "forward", watched)
+        def watched(self: Linear | PackedLinear, x: torch.Tensor) -> torch.Tensor:
+            out = forward(self, x)
+            seen.add(out.dtype)
+            return out
+
+        monkeypatch.setattr(kind, "forward", watched)
+
+    watch(Linear)
+    watch(PackedLinear)
     return seen
 
 

@@ -113,7 +113,6 @@ def test_weights_are_kept_in_16_bits(lm: txl.LanguageModel, trained: Trained, dt
     assert (
         txl.load(tmp_path / "theirs", dtype=dtype, dataset="text").score("bab ded").nats == small.score("bab ded").nats
     )
-    assert txl.load(trained.run, dtype="auto").dtype == torch.float32  # on a processor without bfloat16
     with pytest.raises(UsageError, match="dtype half: no such dtype; there are auto, float32"):
         txl.load(trained.run, dtype="half")
 

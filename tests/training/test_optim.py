@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from txl import ModelConfig, TransformerXL
 from txl.training.config import TrainConfig
 from txl.training.optim import Optimizers, Plateau, learning_rate, tensors_kept
 from txl.training.optimizers import Muon
@@ -81,7 +82,8 @@ def test_an_optimizer_is_its_paper(rule: Callable[..., Array], monkeypatch: pyte
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
     flags = {"beta1": BETA1, "beta2": BETA2, "epsilon": EPS, "mom": MOMENTUM, "weight_decay": DECAY}
     named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
-    optimizers = Optimizers(named.items(), TrainConfig(optim=rule.__name__, lr=1.0, **flags))
+    matrices = [named[MATRIX], named[TALL]]
+    optimizers = Optimizers(named.items(), TrainConfig(optim=rule.__name__, lr=1.0, **flags), matrices)
     expected, states = dict(BEGIN), {name: {} for name in BEGIN}
     for t in range(1, 6):
         for name, parameter in named.items():
@@ -96,13 +98,14 @@ def test_an_optimizer_is_its_paper(rule: Callable[..., Array], monkeypatch: pyte
 @pytest.mark.parametrize("optim", ["adam", "adamw", "sgd", "adagrad", "lamb", "muon"])
 def test_what_an_optimizer_keeps_is_known_before(optim: str) -> None:
     named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
+    matrices = [named[MATRIX], named[TALL]]
     for settings in (TrainConfig(optim=optim), TrainConfig(optim=optim, mom=0.9)):
-        optimizers = Optimizers(named.items(), settings)
+        optimizers = Optimizers(named.items(), settings, matrices)
         for parameter in named.values():
             parameter.grad = torch.ones_like(parameter)
         optimizers.step()
         kept = [name.partition(":")[0] for name in optimizers.state() if not name.endswith(":step")]
-        counted = tensors_kept({parameter: name for name, parameter in named.items()}, settings)
+        counted = tensors_kept(named.values(), settings, matrices)
         assert {name: kept.count(name) for name in named} == {name: counted[p] for name, p in named.items()}
 
 
@@ -118,11 +121,30 @@ def test_muon_is_pytorchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch
         assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
-def test_muon_turns_the_matrices_of_the_layers_only() -> None:
-    names = [*BEGIN, "layers.0.attn.o_net.weight", "layers.0.ff.up.weight", "layers.0.ff.up.bias", "u_NH", "table"]
-    named = {name: nn.Parameter(torch.ones((2,) if "bias" in name else (2, 2))) for name in names}
-    turned, _ = Optimizers(named.items(), TrainConfig(optim="muon"))._all
-    assert set(turned.param_groups[0]["params"]) == {named[name] for name in names[:4] if name != BIAS}
+@pytest.mark.parametrize("position", [{}, {"position": "deberta"}, {"position": "relative_keys", "n_position": 8}])
+def test_muon_turns_what_mixes_features_of_hidden_states(position: dict[str, Any]) -> None:
+    """Not what an encoding multiplies with features of positions, nor vectors, tables, gates and memories."""
+    shape = {"n_token": 20, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "memory": "neural"}
+    model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
+    turned, _ = Optimizers(model.named_parameters(), TrainConfig(optim="muon"), model.hidden_matrices())._all
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"]
+    found = {names[parameter] for parameter in turned.param_groups[0]["params"]}
+    assert found == {f"layers.{i}.{module}.weight" for i in (0, 1) for module in expected}
+
+
+def test_a_run_goes_on_with_the_matrices_that_its_muon_began_with() -> None:
+    """Those of version 0.2 include the projection of positions."""
+    named = {name: nn.Parameter(torch.tensor(x)) for name, x in BEGIN.items()}
+    config = TrainConfig(optim="muon")
+    for matrices in ([named[MATRIX]], [named[TALL]]):
+        before = Optimizers(named.items(), config, [named[MATRIX], named[TALL]])
+        for parameter in named.values():
+            parameter.grad = torch.ones_like(parameter)
+        before.step()
+        resumed = Optimizers(named.items(), config, matrices)
+        resumed.load(before.state())
+        torch.testing.assert_close(resumed.state(), before.state(), rtol=0, atol=0)
 
 
 def cosine(p: float) -> float:

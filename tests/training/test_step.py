@@ -166,6 +166,7 @@ def test_products_are_in_bfloat16_where_the_processor_is_made_for_it(monkeypatch
         Run(config(tf32=tf32)).begin()
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
     device = torch.device("cpu")
+    monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", False)
     assert autocast_dtype(config(dtype="auto"), device) == torch.float32
     monkeypatch.setattr("txl.model.autocast.HAS_FAST_BFLOAT16", True)
     assert autocast_dtype(config(dtype="auto"), device) == torch.bfloat16

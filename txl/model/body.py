@@ -56,6 +56,17 @@ class Body(nn.Module):
         """The device of the weights."""
         return next(self.parameters()).device
 
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
+        updates (Jordan et al. 2024)."""
+        layers: list[nn.Linear] = []
+        for layer in self.layers:
+            for part in (layer.attn, layer.ff):
+                of_positions = [] if layer.attn.pos.mixes_hidden_states else [*layer.attn.pos.modules()]
+                products = (module for module in part.modules() if isinstance(module, nn.Linear))
+                layers += [module for module in products if module not in of_positions]
+        return [module.weight for module in layers]
+
     def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None) -> Output:
         """Read a segment of vectors (B, T, D): embedded tokens.
 

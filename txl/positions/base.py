@@ -45,6 +45,9 @@ class PositionEncoding(nn.Module):
     """`prepare` and `project` return one row per distance, S-1 ... 0; shorter spans use the last rows."""
     clamps: bool = True
     """Supports `clamp_len`."""
+    mixes_hidden_states: ClassVar[bool] = False
+    """Its matrices multiply hidden states, as those of the layers do, and not features of positions. Muon leaves
+    matrices that are fed with positions to AdamW: turned by it, they fit the distances met in training only."""
     layer: int = 0
     """Index of its layer, from 0."""
 

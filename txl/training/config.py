@@ -55,7 +55,9 @@ class TrainConfig(Checked):
         "document: tokens attend to their own document only, which begins in WikiText at a heading like = Title =",
     )
     optim: Literal["adam", "adamw", "sgd", "adagrad", "lamb", "muon"] = option(
-        "adam", "muon: for the weight matrices of the layers, and adamw for the rest", section="optimizer"
+        "adam",
+        "muon: for matrices of the layers that mix features of hidden states; adamw for the rest",
+        section="optimizer",
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     mom: float = option(0.0, "momentum", when=("optim", "sgd"), minimum=0, below=1)

@@ -124,10 +124,10 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
     require_memory({"weights": weights, "optimizer": state, "gradients": weights}, ranks)
 
 
-def optimizer_bytes(model: nn.Module, config: TrainConfig) -> int:
+def optimizer_bytes(model: TransformerXL, config: TrainConfig) -> int:
     """Bytes that the optimizer keeps of the parameters."""
-    named: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return sum(n_kept * _bytes([parameter]) for parameter, n_kept in tensors_kept(named, config).items())
+    n_kept = tensors_kept(model.parameters(), config, model.hidden_matrices())
+    return sum(n * _bytes([parameter]) for parameter, n in n_kept.items())
 
 
 def weight_bytes(*modules: nn.Module) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,11 +26,18 @@ class Optimizers:
 
     Args:
         named: the parameters by name; the saved state uses the same names.
+        matrices: those of them that muon updates, see `Body.hidden_matrices`.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: TrainConfig) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        config: TrainConfig,
+        matrices: Iterable[nn.Parameter] = (),
+    ) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
-        self._all = list(_build(self._names, config))
+        self._config = config
+        self._all = list(_build(self._names, config, list(matrices)))
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr` from the next update on."""
@@ -75,7 +82,13 @@ class Optimizers:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer are others."""
+        """Restore what `state()` returned. Raises `ValueError` if its parameters or its optimizer are others.
+
+        A run continues with the matrices that its Muon began with: version 0.2 gave it `r_net`, too.
+        """
+        if self._config.optim == "muon":
+            with_momentum = [p for p, name in self._names.items() if f"{name}:momentum_buffer" in state]
+            self._all = list(_build(self._names, self._config, with_momentum))
         left = dict(state)
         for optimizer in self._all:
             kinds = _KINDS.get(type(optimizer), _OF_ADAM) if optimizer.defaults.get("momentum", True) else ()
@@ -91,23 +104,19 @@ class Optimizers:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
 
 
-def tensors_kept(names: Mapping[Tensor, str], config: TrainConfig) -> dict[Tensor, int]:
-    """How many tensors of its size the optimizer keeps of each parameter, of these names."""
+def tensors_kept(
+    parameters: Iterable[Tensor], config: TrainConfig, matrices: Iterable[Tensor] = ()
+) -> dict[Tensor, int]:
+    """How many tensors of its size the optimizer keeps of each parameter; arguments as of `Optimizers`."""
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}.get(config.optim)
-    kinds = dict.fromkeys(names, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM))
+    kinds = dict.fromkeys(parameters, () if config.optim == "sgd" and not config.mom else _KINDS.get(kind, _OF_ADAM))
     if config.optim == "muon":
-        kinds |= dict.fromkeys(_matrices(names), _KINDS[Muon])
+        kinds |= dict.fromkeys(matrices, _KINDS[Muon])
     return {parameter: sum(name != "step" for name in some) for parameter, some in kinds.items()}
 
 
-def _matrices(names: Mapping[Tensor, str]) -> list[Tensor]:
-    """The parameters that Muon updates: the matrices of the layers' products."""
-    found = [p for p, name in names.items() if name.startswith("layers.") and name.endswith("net.weight")]
-    return found + [p for p, name in names.items() if ".ff." in name and p.ndim == 2]
-
-
-def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.optim.Optimizer]:
-    every, lr, decay = list(names), config.lr, config.weight_decay
+def _build(parameters: Iterable[Tensor], config: TrainConfig, matrices: list[Any]) -> Iterator[torch.optim.Optimizer]:
+    every, lr, decay = list(parameters), config.lr, config.weight_decay
     adam = {"betas": (config.beta1, config.beta2), "eps": config.epsilon or (1e-6 if config.optim == "lamb" else 1e-8)}
     match config.optim:
         case "adam":
@@ -122,7 +131,6 @@ def _build(names: dict[Tensor, str], config: TrainConfig) -> Iterator[torch.opti
         case "lamb":
             yield Lamb(every, lr=lr, weight_decay=decay, **adam)
         case "muon":
-            matrices = _matrices(names)
             chosen = set(matrices)
             yield Muon(matrices, lr=lr, weight_decay=decay)
             others = [p for p in every if p not in chosen]

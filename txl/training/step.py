@@ -78,7 +78,7 @@ class TrainState:
         if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
-        self.optimizers = Optimizers(model.named_parameters(), config)
+        self.optimizers = Optimizers(model.named_parameters(), config, model.hidden_matrices())
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
