@@ -66,7 +66,7 @@ launch() {
         [[ " $* " == *" --resume"[\ =]* ]] || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
-        --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "$@"
+        --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
 }
 
 # txl_run data FLAG... | train|eval|generate|estimate SIZE FLAG...

@@ -190,7 +190,7 @@ def _run(requests: int, target: str, log: str, environment: dict[str, str], name
             os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     warnings.resetwarnings()
     tqdm.tqdm.set_lock(threading.RLock())  # a thread of the tests may have held the other

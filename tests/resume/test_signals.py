@@ -30,7 +30,9 @@ ASKED_IN = 13  # neither this step nor the next is one of an evaluation or of a 
 RARELY = ("--save_interval", "10")
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 0), ("SIGUSR2", 0), ("SIGINT", 130), ("SIGHUP", 129)]
+)
 def test_a_signal_stops_a_run_after_the_next_step(
     name: str, status: int, text: Path, alone: Path, tmp_path: Path
 ) -> None:

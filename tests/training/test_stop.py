@@ -1,5 +1,6 @@
 """Requests to stop: which one counts; the time limit, loss and speed, by a clock that the test turns."""
 
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from tests.training.runs import CONTEXT, SHAPE, Run, config
 from txl import ModelConfig, TransformerXL
 from txl.runtime import signals
 from txl.runtime.distributed import Ranks
-from txl.runtime.signals import CLEAN, TERMINATE, StopRequest
+from txl.runtime.signals import HANGUP, TERMINATE, USER_1, StopRequest
 from txl.training import meter
 
 
@@ -29,9 +30,37 @@ def test_a_stronger_request_is_not_overridden_by_a_weaker_one() -> None:
     for order in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)):
         with StopRequest() as request:
             signal.raise_signal(order[0])
-            assert request.noted == {signal.SIGUSR1: CLEAN, signal.SIGTERM: TERMINATE}[order[0]]
+            assert request.noted == {signal.SIGUSR1: USER_1, signal.SIGTERM: TERMINATE}[order[0]]
             signal.raise_signal(order[1])
             assert request.noted == TERMINATE
+
+
+def test_a_hangup_is_no_request_under_nohup(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as request:
+            signal.raise_signal(signal.SIGHUP)
+            assert request.noted == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequest() as request:
+            signal.raise_signal(signal.SIGHUP)
+            assert request.noted == HANGUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_after_a_hangup_a_run_writes_to_no_terminal_that_is_gone() -> None:
+    """Else its next line would end it before it is saved."""
+    terminal, ours = os.openpty()
+    with StopRequest() as request:
+        request._terminals = [ours]
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(ours, b"a line")
+        signal.raise_signal(signal.SIGHUP)
+        os.write(ours, b"a line")
+    os.close(ours)
 
 
 class TwoAlike(Ranks):

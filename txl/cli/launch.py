@@ -51,8 +51,8 @@ down many times over; if not at all, the threads of one program wait for each ot
 def launch(name: str) -> None:
     """Import one of `PROGRAMS` and run it with the arguments of the command line; never returns."""
     if name == "train":
-        # SIGUSR1 asks a run to save and stop: blocked until the training handles it, or it would kill the process
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        # they ask a run to save and stop: blocked until the training handles them, or they would kill the process
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     _use_own_environment()
     if not _WAITING & os.environ.keys():  # read by OpenMP when torch is imported
         os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}

@@ -12,20 +12,34 @@ from txl.runtime.distributed import Ranks, Vote
 
 T = TypeVar("T")
 
-TIME_UP, CLEAN, INTERRUPT, TERMINATE, ORPHANED = 1, 2, 3, 4, 5
-"""The time limit, SIGUSR1, Ctrl-C, SIGTERM, the end of torchrun, in order of priority."""
-STATUS = {TIME_UP: 0, CLEAN: 0, INTERRUPT: 130, TERMINATE: 143, ORPHANED: 143}
+TIME_UP, USER_1, USER_2, INTERRUPT, HANGUP, TERMINATE, ORPHANED = range(1, 8)
+"""The time limit, SIGUSR1, SIGUSR2, Ctrl-C, SIGHUP, SIGTERM, the end of torchrun, in order of priority."""
+STATUS = {TIME_UP: 0, USER_1: 0, USER_2: 0, INTERRUPT: 130, HANGUP: 129, TERMINATE: 143, ORPHANED: 143}
 """Exit statuses."""
 WORDS = {
     TIME_UP: "stopped by --max_hours",
-    CLEAN: "stopped by SIGUSR1",
+    USER_1: "stopped by SIGUSR1",
+    USER_2: "stopped by SIGUSR2",
     INTERRUPT: "interrupted",
+    HANGUP: "stopped by SIGHUP",
     TERMINATE: "stopped by SIGTERM",
     ORPHANED: "torchrun has ended, so this run has too,",
 }
 _PARENT = os.getppid()
 """Of the process that has started, as this module is imported."""
-_SIGNALS = {signal.SIGUSR1: CLEAN, signal.SIGINT: INTERRUPT, signal.SIGTERM: TERMINATE}
+_SIGNALS = {
+    signal.SIGUSR1: USER_1,  # what Slurm scripts send before a time limit
+    signal.SIGUSR2: USER_2,  # what submitit sends, because NCCL takes SIGUSR1
+    signal.SIGINT: INTERRUPT,
+    signal.SIGHUP: HANGUP,  # the terminal or the connection is gone
+    signal.SIGTERM: TERMINATE,
+}
+
+
+def _handled() -> list[signal.Signals]:
+    """The signals that are requests. nohup has SIGHUP ignored, and it stays so."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
 
 
 class StopNow(Exception):
@@ -33,8 +47,8 @@ class StopNow(Exception):
 
 
 class StopRequest:
-    """Records SIGTERM, SIGUSR1, Ctrl-C, the end of the time limit and that of torchrun, which the training checks
-    after each step. What torchrun has started would train on without it, and nobody could stop or restart it.
+    """Records SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, Ctrl-C, the end of the time limit and that of torchrun, which the
+    training checks after each step. What torchrun has started would train on without it, and nobody could stop or restart it.
 
     A context manager that restores the previous signal handlers.
 
@@ -47,6 +61,7 @@ class StopRequest:
         self._agent = _PARENT if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
         self._before: dict[signal.Signals, object] = {}
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.at_once = False
         """Raise `StopNow` as soon as a signal arrives. Only for code that can be interrupted anywhere."""
 
@@ -61,8 +76,8 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         try:
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py blocks SIGUSR1 until now
+            self._before = {number: signal.signal(number, self._note) for number in _handled()}
+            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py blocks some until now
         except ValueError:  # not in the main thread, which alone can handle signals
             self._before = {}
         return self
@@ -75,8 +90,19 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = max(self._noted, _SIGNALS[signal.Signals(number)])
+        if number == signal.SIGHUP:
+            self._leave_terminals()
         if self.at_once:
             self.stop_now(self._noted)
+
+    def _leave_terminals(self) -> None:
+        """Send to /dev/null what a terminal that is gone would have shown: writing to it fails, and the run is yet to
+        be saved."""
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
     def stop_now(self, request: int) -> NoReturn:
         """Raise `StopNow`, once: its handler must not be interrupted."""
