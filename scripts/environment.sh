@@ -1,6 +1,6 @@
 # Sourced by run_wt103.sh and run_tests.sh: sets `python` to an interpreter with the packages of a requirements file.
 # .venv is created, or updated if stale, from the newest python3, or from PYTHON if set.
-# A PYTHON that already has PyTorch is used as is.
+# A PYTHON that already has PyTorch is used as is. The package txl is installed in .venv, from this folder.
 
 
 txl_python() {
@@ -15,7 +15,7 @@ txl_python() {
     fi
     python=$venv/bin/python
     local base candidate wanted stamp=$venv/installed-$requirements
-    wanted=$(cat "$here/requirements.txt" "$here/$requirements")
+    wanted=$(cat "$here/requirements.txt" "$here/$requirements" "$here/pyproject.toml")
     if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         return
     fi
@@ -31,5 +31,7 @@ txl_python() {
     echo "installing the packages of $requirements into $venv (PyTorch is large: this takes minutes)" >&2
     "$base" -m venv "$venv"
     "$python" -m pip install --quiet --disable-pip-version-check -r "$here/$requirements" >&2
+    # the package itself, from this folder, so that scripts elsewhere can import txl
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$here" >&2
     echo "$wanted" >"$stamp"
 }

@@ -1,6 +1,8 @@
-"""A model for lm-evaluation-harness (`pip install "txl[lm-eval]"`), whose command knows no models but its own:
+"""A model for lm-evaluation-harness, whose command knows no models but its own:
 
 python -m txl.lm_eval --model txl --model_args path=runs/mine --tasks wikitext
+
+An extra: pip install -e ".[lm-eval]" in a clone of the project.
 """
 
 import logging
@@ -23,7 +25,9 @@ try:
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] (an extra)
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 except ImportError:
-    raise ImportError('txl.lm_eval needs lm-evaluation-harness: pip install "txl[lm-eval]"') from None
+    raise ImportError(
+        'txl.lm_eval needs lm-evaluation-harness: pip install -e ".[lm-eval]" in a clone of the project'
+    ) from None
 
 T = TypeVar("T")
 _OF_THE_HARNESS = ("batch_size", "max_batch_size", "trust_remote_code")

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -56,7 +57,7 @@ def read(entry: str, *argv: str) -> dict[str, Any]:
 
 def arrived(entry: str, line: str) -> dict[str, Any]:
     """The values of a command line after they went through the dataclasses, by field."""
-    typed = read(entry, *line.split())
+    typed = read(entry, *shlex.split(line))
     sizes = {"n_token": 267_735, "cutoffs": (20_000, 40_000, 200_000)}
     configs = [build(cls, typed, **(sizes if cls is ModelConfig else {})) for cls in CLASSES[entry]]
     return {name: getattr(config, name) for config in configs for name in typed if hasattr(config, name)}
@@ -100,7 +101,9 @@ def test_the_scripts_of_ours_have_flags_that_there_are(tmp_path: Path, dataset: 
 def script_line(folder: Path, script: str, *words: str) -> str:
     """The flags that a script hands to a program."""
     _, _, (call,) = started(folder, " ".join(words), script=script)
-    return call.partition(".py ")[2]
+    words = shlex.split(call)
+    program = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return shlex.join(words[program + 1 :])
 
 
 def refusal(entry: str, *argv: str) -> str:
@@ -174,7 +177,7 @@ SPELT: list[tuple[str, str, dict[str, Any]]] = [
 
 def test_a_line_has_these_values() -> None:
     for entry, line, values in SPELT:
-        assert read(entry, *line.split()) == values, line
+        assert read(entry, *shlex.split(line)) == values, line
 
 
 # which value wins

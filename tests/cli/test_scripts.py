@@ -1,6 +1,7 @@
 """run_wt103.sh beside a stand-in for Python that notes what it is asked to run."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -24,16 +25,22 @@ BAD: list[tuple[dict[str, str], str]] = [
 
 
 def run(folder: Path, line: str, *, script: str = "run_wt103.sh", **environment: str) -> Ran:
-    """Exit status, what was said, and the programs that were run, by their words."""
+    """Exit status, what was said, and the programs that were run, each a line as one would type it."""
     python, calls = folder / "python", folder / "calls"
-    stand_in = f'[[ $2 != *count* ]] || echo 0\n[[ $1 != -c ]] || exit 0\necho "$*" >>{calls}\n'
-    python.write_text(f"#!/usr/bin/env bash\n{stand_in}")
+    python.write_text(
+        f"""#!/usr/bin/env bash
+[[ $2 != *count* ]] || echo 0
+[[ $1 != -c ]] || exit 0
+{{ printf "%q " "$@"; echo; }} >>{shlex.quote(str(calls))}
+"""
+    )
     python.chmod(0o755)
     calls.write_text("")
     known = {name: value for name, value in os.environ.items() if name not in HOSTS}
     environment = known | {"PYTHON": str(python)} | environment
     done = subprocess.run(["bash", ROOT / script, *line.split()], capture_output=True, text=True, env=environment)
-    return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
+    lines = calls.read_text().splitlines()
+    return done.returncode, done.stdout + done.stderr, [shlex.join(shlex.split(line)) for line in lines]
 
 
 @pytest.mark.parametrize(("environment", "said"), BAD)
@@ -83,4 +90,4 @@ def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are
     names = {"run_wt103.sh": ("wt103", "wikitext-103"), "scripts/run_lm1b.sh": ("lm1b", "one-billion-words")}
     for script, (name, folder) in names.items():
         _, _, calls = run(tmp_path, "data --mirror m", script=script)
-        assert calls == [f"-m data_utils.download {name} --out {ROOT}/data/{folder} --mirror m"]
+        assert calls == [f"-m data_utils.download {name} --out {shlex.quote(f'{ROOT}/data/{folder}')} --mirror m"]

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import typing
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_every_registered_part_is_named_by_the_configuration() -> None:
     hints = typing.get_type_hints(ModelConfig)
     assert ModelConfig.position in POSITION_ENCODINGS
     assert set(typing.get_args(hints["attention"])) == set(ATTENTION_RULES)
+
+
+def test_nothing_says_to_install_the_package_of_another_project() -> None:
+    """On the package index the name txl is taken; a clone is what one installs."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    pages = [ROOT / name for name in tracked if name.endswith((".py", ".md", ".sh", ".toml", ".txt"))]
+    wrong = re.compile(r"pip install (-\S+ )*[\"'`]?txl\b")
+    assert [page.name for page in pages if wrong.search(page.read_text(encoding="utf-8"))] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] != "txl"
+    assert project["urls"]
 
 
 def test_scripts_are_valid_bash() -> None:

@@ -176,9 +176,14 @@ def test_the_command_of_the_harness(here: Here, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "library", "there", "message"),
     [
-        ("txl.hf", "transformers", None, r'needs transformers 5.4 or newer: pip install "txl\[hf\]"'),
+        ("txl.hf", "transformers", None, r'needs transformers 5.4 or newer: pip install -e "\.\[hf\]" in a clone'),
         ("txl.hf", "transformers", SimpleNamespace(__version__="4.57.6"), r"needs .* 5.4 or newer, this is 4.57.6"),
-        ("txl.lm_eval", "lm_eval.api.model", None, r'needs lm-evaluation-harness: pip install "txl\[lm-eval\]"'),
+        (
+            "txl.lm_eval",
+            "lm_eval.api.model",
+            None,
+            r'needs lm-evaluation-harness: pip install -e "\.\[lm-eval\]" in a clone',
+        ),
     ],
 )
 def test_a_missing_or_old_library_is_named(

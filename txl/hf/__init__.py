@@ -1,11 +1,13 @@
 """TransfoXL in transformers 5, which removed it: after `import txl.hf`, AutoModelForCausalLM, AutoTokenizer and others
-load folders of model_type transfo-xl. An extra: pip install "txl[hf]".
+load folders of model_type transfo-xl. An extra: pip install -e ".[hf]" in a clone of the project.
 """
 
 try:
     import transformers  # pyright: ignore[reportMissingImports] (an extra)
 except ImportError:
-    raise ImportError('txl.hf needs transformers 5.4 or newer: pip install "txl[hf]"') from None
+    raise ImportError(
+        'txl.hf needs transformers 5.4 or newer: pip install -e ".[hf]" in a clone of the project'
+    ) from None
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):  # older 5 unties weights that a .bin holds twice
     raise ImportError(f"txl.hf needs transformers 5.4 or newer, this is {transformers.__version__}; upgrade it")
 

@@ -48,7 +48,8 @@ class StopNow(Exception):
 
 class StopRequest:
     """Records SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, Ctrl-C, the end of the time limit and that of torchrun, which the
-    training checks after each step. What torchrun has started would train on without it, and nobody could stop or restart it.
+    training checks after each step. What torchrun has started would train on without it, and nobody could stop or
+    restart it.
 
     A context manager that restores the previous signal handlers.
 
