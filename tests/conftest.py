@@ -47,11 +47,11 @@ def seeded() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_test_leaves_a_file_in_the_temporary_folder() -> Iterator[None]:
-    """Caches of torch.compile and logs of torchrun are PyTorch's."""
+    """Caches of torch.compile and logs of torchrun are PyTorch's, those of users without a home matplotlib's."""
     yield
     ranks.close()
     left = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
-    assert {name for name in left if not name.startswith(("torchinductor_", "torchelastic_"))} == set()
+    assert {name for name in left if not name.startswith(("torchinductor_", "torchelastic_", "matplotlib-"))} == set()
 
 
 def pytest_unconfigure() -> None:

@@ -56,8 +56,8 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tm
     _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
     assert train.endswith(flags)
     assert "--overwrite" not in train
-    assert "eval.py --work_dir mine " in evaluation
-    assert "generate.py --work_dir mine " in generation
+    assert " --work_dir mine --split test " in evaluation
+    assert " --work_dir mine --prompt " in generation
     _, _, (train, *_) = run(tmp_path, "demo")
     assert "--overwrite" in train
 
