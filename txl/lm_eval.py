@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from txl.config import require
+from txl.inference.reader import Reader
 from txl.language.model import LanguageModel
 
 try:
@@ -120,11 +121,11 @@ class TransformerXLForHarness(LM):
     @torch.no_grad()
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Log-probabilities (N, V) of each segment's tokens from `first` on, and these tokens (N,)."""
-        model, context = self.lm.model, self.lm.context
-        memory = model.fresh_memory(1)
+        model, context = self.lm.model, self.lm.reading_context(len(ids))
+        reader = Reader(model, context, 1)
         for begin in range(0, len(ids) - 1, context.tgt_len):
             end = min(begin + context.tgt_len, len(ids) - 1)
-            hidden_1TD, memory = model(torch.tensor([ids[begin:end]]), memory, context)
+            hidden_1TD = reader.read(torch.tensor([ids[begin:end]]))
             n_scored = min(end - begin, end + 1 - first)
             if n_scored > 0:
                 target_N = torch.tensor(ids[end + 1 - n_scored : end + 1])

@@ -11,6 +11,7 @@ from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.generation.rule import Rule
 from txl.generation.sampling import Rows, drawn, generate, side_by_side
+from txl.inference.reader import reading_context
 
 LOGPROB = torch.tensor([0.1, 0.4, 0.2, 0.3]).double().log()
 CONTEXT = Context(tgt_len=5, mem_len=100)
@@ -79,18 +80,21 @@ def alone(model: TransformerXL, row: int, context: Context, rule: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("shape", "rule"),
+    ("shape", "rule", "mem_len"),
     [
-        ("plain", "greedy"),
-        ("pre_lnorm_adaptive", "nucleus"),
-        ("pre_lnorm_adaptive", "filtered"),
-        ("learned_absolute", "plain"),
+        ("plain", "greedy", 12),
+        ("plain", "greedy", 0),
+        ("pre_lnorm_adaptive", "nucleus", 12),
+        ("pre_lnorm_adaptive", "filtered", 12),
+        ("learned_absolute", "plain", 12),
+        ("same", "greedy", 12),
     ],
 )
-def test_each_row_is_what_it_would_be_alone(shape: str, rule: str) -> None:
+def test_each_row_is_what_it_would_be_alone(shape: str, rule: str, mem_len: int) -> None:
     """With prompts shorter and longer than a segment and than the memory."""
-    model, context = build(shape, n_layer=2), Context(tgt_len=4, mem_len=12)
-    groups = side_by_side(model, [*map(len, PROMPTS)], context.mem_len, batch_size=3)
+    model = build(shape, n_layer=2)
+    context = reading_context(model.config, Context(tgt_len=4, mem_len=mem_len))
+    groups = side_by_side([*map(len, PROMPTS)], batch_size=3)
     assert sorted(row for group in groups for row in group) == [*range(7)]
     assert max(map(len, groups)) == 3
     for group in groups:
@@ -104,11 +108,8 @@ def test_each_row_is_what_it_would_be_alone(shape: str, rule: str) -> None:
         assert texts == [alone(model, row, context, SETTINGS[rule]) for row in group]
 
 
-def test_where_segments_matter_only_prompts_of_the_same_length_are_together() -> None:
-    same, below = build("plain", recurrence="same"), build("plain")
-    assert side_by_side(same, [3, 2, 3, 2], 9, batch_size=9) == [[1, 3], [0, 2]]
-    assert side_by_side(below, [3, 2, 3, 12, 12, 13], 9, batch_size=9) == [[1, 0, 2], [3, 4], [5]]
-    assert side_by_side(below, [3, 2, 3], 0, batch_size=9) == [[1], [0, 2]]
+def test_prompts_of_similar_length_are_together() -> None:
+    assert side_by_side([3, 2, 30, 12, 3], batch_size=2) == [[1, 0], [4, 3], [2]]
 
 
 def test_a_text_that_is_continued_in_turns_is_one_text() -> None:

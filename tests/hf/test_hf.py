@@ -18,6 +18,7 @@ from torch import Tensor
 from txl.commands.convert import main as convert_main
 from txl.convert import convert
 from txl.evaluation.conventions import ZeroMemory
+from txl.generation import beams
 from txl.generation.beams import beam_search
 
 transformers = pytest.importorskip(
@@ -55,6 +56,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, **settings: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+
+class Sliding:
+    """In place of our reader: memory slides after the prompt and after each token, as that of transformers does."""
+
+    def __init__(self, model: Any, context: Any, batch_size: int) -> None:
+        self.model, self.context = model, context
+        self.memory = ZeroMemory(model, context.mem_len).fresh_memory(batch_size)
+
+    @torch.no_grad()
+    def read(self, token_BT: Tensor) -> Tensor:
+        hidden_BTD, self.memory = self.model(token_BT, self.memory, self.context)
+        return hidden_BTD
+
+    def take_rows(self, index_B: Tensor) -> None:
+        self.memory = self.memory.rows(index_B)
 
 
 def ours_greedy(folder: Path, prompt_BT: Tensor, length: int, memory: Any = None) -> tuple[Tensor, Any]:
@@ -150,8 +167,11 @@ def test_gradients_with_and_without_checkpointing_are_alike() -> None:
     ("num_beams", "length_penalty", "ngram"),
     [(n, penalty, 0) for n in (2, 5) for penalty in (1.0, 0.0, 2.0, -1.0)] + [(5, 1.0, 2), (5, 0.0, 1), (2, 2.0, 3)],
 )
-def test_our_beams_are_those_of_transformers(num_beams: int, length_penalty: float, ngram: int) -> None:
+def test_our_beams_are_those_of_transformers(
+    num_beams: int, length_penalty: float, ngram: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with a token that ends a text, and where the search stops early."""
+    monkeypatch.setattr(beams, "Reader", Sliding)
     model, ours = load(GOLDEN / "hf_div2", dtype="float64"), convert(GOLDEN / "hf_div2")
     prompt = [3, 150, 5, 9]
     common = {"num_beams": num_beams, "length_penalty": length_penalty, "no_repeat_ngram_size": ngram}
@@ -163,8 +183,8 @@ def test_our_beams_are_those_of_transformers(num_beams: int, length_penalty: flo
             num_return_sequences=num_beams, return_dict_in_generate=True, output_scores=True, **common,
         )  # fmt: skip
         found = beam_search(
-            ours.model.double(), prompt, ours.context, length=14, has_ended=lambda ids, end=end: ids[-1] == end,
-            memory=ZeroMemory(ours.model, ours.context.mem_len).fresh_memory(1), **common,
+            ours.model.double(), prompt, ours.context, length=14,
+            has_ended=lambda ids, end=end: ids[-1] == end, **common,
         )  # fmt: skip
         n_early += len(found[0].ids) < 14
         theirs = [row[len(prompt) :].tolist() for row in out.sequences]

@@ -16,7 +16,7 @@ ROOMS = [
     {"positions"},
     {"attention_rules"},
     {"model"},
-    {"checkpoint", "convert"},
+    {"checkpoint", "convert", "inference"},
     {"evaluation", "generation"},
     {"training"},
     {"language"},

@@ -83,7 +83,7 @@ ALONE = {
     "untied": {"cutoffs": (10, 30), "div_val": 2, "not_tied": True},
 }
 """One thing at a time, for tests outside this folder; the laws have them together."""
-FAR = Context(mem_len=100)
+FAR = Context(tgt_len=12, mem_len=100)
 
 
 def config_of(name: str, **changes: object) -> ModelConfig:

@@ -22,6 +22,7 @@ from txl.evaluation.reading import Predictor, Reading, within
 from txl.evaluation.report import Token, as_tsv, print_table, require_outputs, write_results, write_tokens
 from txl.evaluation.rows import row_of_text
 from txl.evaluation.test_time import Additions, prepared
+from txl.inference.reader import reading_context
 from txl.language.model import LanguageModel
 from txl.runtime.distributed import Ranks, process_group
 
@@ -68,7 +69,8 @@ def score_file(
     ids = np.array(before + text.ids)
     rows, nats = [], []
     with lm.used_as(config) as model:
-        for context in config.look_backs(lm.context):
+        for asked in config.look_backs(lm.context):
+            context = asked if config.ext_len is not None else reading_context(lm.model_config, asked)
             predictors: list[tuple[str, Predictor]] = [("", model)]
             if additions.name:
                 added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)

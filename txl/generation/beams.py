@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.config import Context
 from txl.generation.ngrams import NGrams, ban
+from txl.inference.reader import Reader
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 
@@ -33,7 +33,6 @@ def beam_search(
     banned: Sequence[int] = (),
     no_repeat_ngram_size: int = 0,
     has_ended: Callable[[Sequence[int]], bool] = lambda ids: False,
-    memory: Any = None,
 ) -> list[Hypothesis]:
     """The best finished continuations that beam search finds, at most `num_beams`, best first.
 
@@ -47,14 +46,13 @@ def beam_search(
         length_penalty: above 0 longer continuations gain, below 0 they lose; 0: compare log-probabilities.
         banned: ids that never occur.
         no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see `NGrams`.
-        memory: of one row; None: an empty one.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
         UsageError: see `require_in_range`.
     """
     if not prompt:
         raise ValueError("the prompt is empty: the model needs at least one token to continue")
-    beams = _Beams(model, context, prompt, model.fresh_memory(1) if memory is None else memory, no_repeat_ngram_size)
+    beams = _Beams(model, context, prompt, no_repeat_ngram_size)
     finished: list[Hypothesis] = []
     for n_token in range(1, length + 1):
         going: list[tuple[int, int, float]] = []
@@ -77,19 +75,16 @@ class _Beams:
     """Unfinished continuations of one prompt: their ids, log-probabilities and memories, a row each."""
 
     def __init__(
-        self, model: TransformerXL, context: Context, prompt: Sequence[int], memory: Any, no_repeat_ngram_size: int
+        self, model: TransformerXL, context: Context, prompt: Sequence[int], no_repeat_ngram_size: int
     ) -> None:
-        self._model, self._context, self._memory = model, context, memory
+        self._model, self._reader = model, Reader(model, context, 1)
         self._prompt, self._ngram_size = prompt, no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
-        for segment_1T in torch.tensor([list(prompt)]).split(context.tgt_len, dim=1):
-            self._read(segment_1T)
+        self._read(torch.tensor([list(prompt)]))
 
-    @torch.inference_mode()
     def _read(self, token_KT: Tensor) -> None:
-        hidden_KTD, self._memory = self._model(token_KT, self._memory, self._context)
-        self._hidden_KD = hidden_KTD[:, -1]
+        self._hidden_KD = self._reader.read(token_KT)[:, -1]
 
     @torch.inference_mode()
     def extensions(self, n_best: int, banned: Sequence[int]) -> list[tuple[int, int, float]]:
@@ -106,6 +101,6 @@ class _Beams:
         """Go on with these of `extensions`."""
         rows, tokens, self._logprobs = zip(*chosen, strict=True)
         if rows != tuple(range(len(self.ids))):
-            self._memory = self._memory.rows(torch.tensor(rows, device=self._model.device))
+            self._reader.take_rows(torch.tensor(rows, device=self._model.device))
         self.ids = [(*self.ids[row], token) for row, token in zip(rows, tokens, strict=True)]
         self._read(torch.tensor(tokens)[:, None])

@@ -11,21 +11,18 @@ from txl.config import Context
 from txl.generation.next_word import NextWord
 from txl.generation.ngrams import NGrams, ban
 from txl.generation.rule import Rule
-from txl.memory import is_bounded
+from txl.inference.reader import Reader
 from txl.model.autocast import require_in_range
-from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import TransformerXL
 
 
 class Rows:
     """Rows of text that a model continues side by side, each as it would be alone.
 
-    A row reads its prompt in segments of `context.tgt_len` and continues it token by token. All rows read the same
-    number of tokens at a time, from an empty memory on, so a row with a shorter prompt continues it while others still
-    read theirs. The memory stays: tokens that are added later are read after all others, and nothing is read again.
-
-    Side by side, a longer prompt is read in other segments than alone, which makes no difference as long as it fits
-    into the memory; see `side_by_side`.
+    A row reads its prompt and continues it token by token. All rows read the same number of tokens at a time, from an
+    empty memory on, so a row with a shorter prompt continues it while others still read theirs. The memory stays:
+    tokens that are added later are read after all others. Where segments end is counted in tokens of the text, so it
+    is the same side by side and alone; see `Reader`.
 
     Args:
         banned: ids that are never sampled.
@@ -44,12 +41,11 @@ class Rows:
         no_repeat_ngram_size: int = 0,
         seeds: Sequence[int | None],
     ) -> None:
-        self._model, self._context, self._rule, self._banned = model, context, rule, list(banned)
+        self._model, self._rule, self._banned = model, rule, list(banned)
         self._generators = [seed if seed is None else torch.Generator(model.device).manual_seed(seed) for seed in seeds]
         self._unread: list[list[int]] = [[] for _ in seeds]
         self._ngrams = [NGrams(no_repeat_ngram_size) for _ in seeds]
-        self._reader: Callable[..., tuple[Tensor, Any]] = with_cuda_graphs(model)
-        self._memory: Any = model.fresh_memory(len(seeds))
+        self._reader, self._at_once = Reader(model, context, len(seeds)), context.tgt_len
         self._seen_BV: Tensor | None = None
         if rule.repetition_penalty != 1:
             self._seen_BV = torch.zeros(len(seeds), model.config.n_token, dtype=torch.bool, device=model.device)
@@ -72,13 +68,13 @@ class Rows:
             UsageError: see `require_in_range`.
         """
         going = [row for row, is_finished in enumerate(self.is_finished) if not is_finished]
-        n_new = min(self._context.tgt_len, *(len(self._unread[row]) for row in going))
+        n_new = min(self._at_once, *(len(self._unread[row]) for row in going))
         if not n_new:
             raise ValueError("the prompt is empty: the model needs at least one token to continue")
         segments = [[0] * n_new if done else self._unread[row][:n_new] for row, done in enumerate(self.is_finished)]
         for row in going:
             del self._unread[row][:n_new]
-        hidden_BTD, self._memory = self._reader(torch.tensor(segments), self._memory, self._context)
+        hidden_BTD = self._reader.read(torch.tensor(segments))
         drawing = [row for row in going if not self._unread[row]]
         sampled: list[int | None] = [None] * len(segments)
         for row, token in zip(drawing, self._draw(hidden_BTD[:, -1], drawing), strict=True):
@@ -153,19 +149,7 @@ def generate(
     yield from islice((token for token in iter(lambda: rows.step()[0], ...) if token is not None), length)
 
 
-def side_by_side(model: TransformerXL, lengths: Sequence[int], mem_len: int, *, batch_size: int) -> list[list[int]]:
-    """Which prompts of these lengths are continued side by side with the same result as alone, as lists of indices.
-
-    Prompts of similar length are together. Those that do not fit into the memory, and all whose memory is not
-    bounded, where the segments matter, only with others of the same length.
-    """
+def side_by_side(lengths: Sequence[int], *, batch_size: int) -> list[list[int]]:
+    """Which prompts of these lengths are continued side by side, as lists of indices: those of similar length."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    groups: list[list[int]] = []
-    for index in order:
-        fits = lengths[index] <= max(1, mem_len) and is_bounded(model.config)
-        last = groups[-1] if groups else []
-        if last and len(last) < batch_size and (fits or lengths[last[0]] == lengths[index]):
-            last.append(index)
-        else:
-            groups.append([index])
-    return groups
+    return [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]

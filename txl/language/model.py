@@ -22,10 +22,10 @@ from txl.config import Context, Dtype, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
-from txl.evaluation.reading import within
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.inference.reader import Reader, reading_context, within_text
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
@@ -234,7 +234,9 @@ class LanguageModel(TrainedModel):
         before = [self.tokenizer.eos_id, *self._prompt_ids(context)]
         ids = self.encode(text)
         with self.computing():
-            nll_N = score_text(self.model, np.array(before + ids), self._within(len(before + ids)), first=len(before))
+            nll_N = score_text(
+                self.model, np.array(before + ids), self.reading_context(len(before + ids)), first=len(before)
+            )
         return TextScore([self.tokenizer.words[i] for i in ids], nll_N.tolist())
 
     def loglikelihood(self, context: str, continuation: str) -> float:
@@ -245,15 +247,13 @@ class LanguageModel(TrainedModel):
     def hidden_states(self, text: str) -> Tensor:
         """The last layer's output for each token of a text that begins a line, (N, d_model), on the CPU."""
         ids_1N = torch.tensor([[self.tokenizer.eos_id, *self.encode(text)]])
-        context, memory, parts = self._within(ids_1N.shape[1]), self.model.fresh_memory(1), []
         with self.computing():
-            for segment_1T in ids_1N.split(context.tgt_len, dim=1):
-                hidden_1TD, memory = self.model(segment_1T, memory, context)
-                parts.append(hidden_1TD[0].cpu())
-        return torch.cat(parts)[1:]
+            hidden_1ND = Reader(self.model, self.reading_context(ids_1N.shape[1]), 1).read(ids_1N)
+        return hidden_1ND[0, 1:].clone().cpu()
 
-    def _within(self, n_token: int) -> Context:
-        return within(self.context.overlaid(ext_len=0), n_token)
+    def reading_context(self, n_token: int) -> Context:
+        """How a text of so many tokens is read by itself, see `txl.inference.reader`."""
+        return within_text(reading_context(self.model_config, self.context), n_token)
 
 
 load = LanguageModel.open

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from txl.config import Context
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.tokenizers.base import UNK, Tokenizer
-from txl.evaluation.reading import within
 from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
 from txl.generation.sampling import Rows, side_by_side
+from txl.inference.reader import reading_context, within_text
 from txl.model.transformer import TransformerXL
 
 
@@ -63,7 +63,7 @@ class TextGenerator:
             return
         texts, done, n_yielded = [""] * len(prompts), [False] * len(prompts), 0
         lengths = [1 + len(prompt) for prompt in prompts]
-        for group in side_by_side(self.model, lengths, self.context.mem_len, batch_size=batch_size):
+        for group in side_by_side(lengths, batch_size=batch_size):
             for row, piece in self._pieces([prompts[index] for index in group], group):
                 texts[group[row]] += piece
             for index in group:
@@ -73,7 +73,8 @@ class TextGenerator:
                 n_yielded += 1
 
     def _context_for(self, prompts: Sequence[Sequence[int]]) -> Context:
-        return within(self.context.overlaid(ext_len=0), max(map(len, prompts)) + 1 + 2 * self.ending.length)
+        context = reading_context(self.model.config, self.context)
+        return within_text(context, max(map(len, prompts)) + 1 + 2 * self.ending.length)
 
     def _most_likely(self, prompt: Sequence[int]) -> str:
         def written(ids: Sequence[int]) -> tuple[str, bool]:
@@ -117,7 +118,7 @@ class Session:
         self._is_empty = [True] * len(seeds)
         self._rows = Rows(
             how.model,
-            how.context.overlaid(ext_len=0),
+            how.context,
             rule=how.rule,
             banned=how.banned,
             no_repeat_ngram_size=how.no_repeat_ngram_size,

@@ -73,6 +73,8 @@ class MemoryRule(nn.Module):
     """As much stands before the segment in every row. Encodings that count positions from its beginning need that."""
     weighs_keys: ClassVar[bool] = False
     """It gives attention factors, which its plain form takes, and where `takes_factors` says so its form in blocks."""
+    is_queue: ClassVar[bool] = False
+    """What is kept of a token does not depend on where segments end, which only says how many tokens are kept."""
     projected: ClassVar[Any] = None
     """Remembers the same where weights are fixed, as projected keys and values in place of hidden states; see
     `txl.memory.key_values`."""
@@ -114,6 +116,11 @@ class MemoryRule(nn.Module):
     def length(cls, context: Context, config: ModelConfig) -> int:
         """How much can stand before a segment and after it at most, in positions."""
         return context.mem_len
+
+    @classmethod
+    def remembers(cls, context: Context) -> bool:
+        """True if anything of a segment is there in the next."""
+        return True
 
     def entered(self, h_BTD: Tensor, state: Any) -> Tensor:
         """What the layers read in place of a segment of vectors; asked of the first layer's rule."""
@@ -246,6 +253,10 @@ class Memory:
         """The memory of the streams of several, in their order."""
         named = [part.named() for part in parts]
         return cls.of_named({name: rows_joined([one[name] for one in named]) for name in named[0]})
+
+    def between(self, begin: int, end: int) -> "Memory":
+        """Of a queue: the tokens from `begin` to `end`, exclusive, relative to the first one here."""
+        return Memory(tuple(hidden_BMD[:, begin:end] for hidden_BMD in self.layers))
 
     def chunks(self, n: int) -> list["Memory"]:
         """The memories of n equal parts of the streams."""

@@ -21,7 +21,12 @@ class Fifo(MemoryRule):
     than ext_len keeps tokens that the next segment reads again.
     """
 
+    is_queue = True
     projected = KeyValues()
+
+    @classmethod
+    def remembers(cls, context: Context) -> bool:
+        return context.mem_len > 0
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         return State(kept_tokens(state.hidden_BMD, new_BTD, mem_len=context.mem_len, ext_len=context.ext_len))

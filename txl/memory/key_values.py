@@ -99,6 +99,10 @@ class KeyValueMemory:
         """See `Memory.rule`: a `KeyValues`."""
         return layer.memory.projected
 
+    def between(self, begin: int, end: int) -> "KeyValueMemory":
+        """See `Memory.between`."""
+        return self.of([layer.between(begin, end) for layer in self.layers])
+
     def rows(self, index_B: Tensor) -> "KeyValueMemory":
         """See `Memory.rows`."""
         return self.of([layer.rows(index_B) for layer in self.layers])

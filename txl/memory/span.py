@@ -23,6 +23,8 @@ class Span:
         window: a query sees distances below it; -1: all.
         since_BT: how many tokens before each query belong to the same document; it sees none before them. None: no
             document ends in the span.
+        n_full: keys that stand together once the segment has been read to its end; 0: it has. Tables
+            of positions that are shorter than that give their rows to the last of them.
         log_weight_BTS: logarithms of factors of the attention probabilities, which then sum to 1 again; None: all 1.
     """
 
@@ -32,13 +34,15 @@ class Span:
     window: int = -1
     since_BT: Tensor | None = field(default=None, compare=False)
     log_weight_BTS: Tensor | None = field(default=None, compare=False)
+    n_full: int = 0
     _masks: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of(cls, context: Context, *, n_mem: int, n_new: int, since_BT: Tensor | None = None) -> "Span":
         """The span of a forward pass with `context`. `same_length` is a sliding window of mem_len keys."""
         window = context.mem_len if context.same_length else -1
-        return cls(n_mem, n_new, clamp_len=context.clamp_len, window=window, since_BT=since_BT)
+        n_full = n_mem + max(n_new, context.tgt_len + context.ext_len)
+        return cls(n_mem, n_new, clamp_len=context.clamp_len, window=window, since_BT=since_BT, n_full=n_full)
 
     @property
     def n_key(self) -> int:

@@ -1,6 +1,7 @@
 """The layers of Transformer-XL and their memory. Independent of the position encoding and the attention rule in use."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,18 @@ class Output(NamedTuple):
 
     hidden_BTD: Tensor
     memory: AnyMemory
+
+
+class Part(NamedTuple):
+    """A part of a segment, read after other parts of it, which stand at the end of the memory.
+
+    Attributes:
+        n_kept: how many tokens the memory may hold meanwhile, in place of mem_len.
+        n_full: tokens that stand together once the segment has been read, remembered ones included.
+    """
+
+    n_kept: int
+    n_full: int
 
 
 class Body(nn.Module):
@@ -56,7 +69,7 @@ class Body(nn.Module):
         """The device of the weights."""
         return next(self.parameters()).device
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
+    def hidden_matrices(self) -> list[Tensor]:
         """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
         updates (Jordan et al. 2024)."""
         layers: list[nn.Linear] = []
@@ -67,12 +80,21 @@ class Body(nn.Module):
                 layers += [module for module in products if module not in of_positions]
         return [module.weight for module in layers]
 
-    def read(self, h_BTD: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None) -> Output:
+    def read(
+        self,
+        h_BTD: Tensor,
+        memory: AnyMemory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        part: Part | None = None,
+    ) -> Output:
         """Read a segment of vectors (B, T, D): embedded tokens.
 
         Args:
             since_BT: how many tokens before each one, at least 0, belong to the same document; none before them is
                 seen. Each row has its own borders. None: the text is one document.
+            part: these are a part of a segment, see `txl.inference.reader`; None: a segment.
         Raises:
             ValueError: if the memory has another batch size or takes no gradient.
             UsageError: if the position encoding does not support the context, or the attention rule no documents.
@@ -95,6 +117,9 @@ class Body(nn.Module):
             memory = self.empty_memory(memory.batch_size, like=h_BTD)
         if memory.batch_size != batch_size:
             raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
+        window = context
+        if part is not None:
+            context = replace(context, mem_len=part.n_kept, ext_len=0)
         if (
             since_BT is None
             and isinstance(memory, KeyValueMemory)
@@ -103,7 +128,9 @@ class Body(nn.Module):
             return Output(*one_token.read(self.layers, h_BTD, memory, context))
         rule = memory.rule(self.layers[0])
         h_BTD = rule.entered(h_BTD, memory.states[0])
-        span = rule.span(memory.states[0], context, n_new=h_BTD.shape[1], since_BT=since_BT)
+        span = rule.span(memory.states[0], window, n_new=h_BTD.shape[1], since_BT=since_BT)
+        if part is not None:
+            span = replace(span, n_full=part.n_full)
         if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
         states: list[Any]

@@ -172,9 +172,11 @@ def rows_of_table(config: ModelConfig) -> int:
 def rows_of_positions_S(span: Span, n_row: int, device: torch.device) -> Tensor:
     """The row of each key in a table by position, counted from the first remembered token.
 
-    In a span longer than the table, the last `n_row` tokens have a row each and all earlier ones share the first.
+    If a segment of full length and what is remembered are longer than the table, the last `n_row` tokens have a row
+    each and all earlier ones share the first.
     """
-    return (span.key_positions_S(device) - max(0, span.n_key - n_row)).clamp(min=0)
+    n_shared = max(0, max(span.n_full, span.n_key) - n_row)
+    return (span.key_positions_S(device) - n_shared).clamp(min=0)
 
 
 def draw_like_sinusoids(table: Tensor) -> None:

@@ -33,7 +33,7 @@ class Optimizers:
         self,
         named: Iterable[tuple[str, nn.Parameter]],
         config: TrainConfig,
-        matrices: Iterable[nn.Parameter] = (),
+        matrices: Iterable[Tensor] = (),
     ) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._config = config

@@ -1,0 +1,195 @@
+"""Rows of text that a model reads in step, any number of tokens at a time, as if in whole segments."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl.config import Context, ModelConfig
+from txl.memory import MEMORIES, KeyValueMemory
+from txl.model.body import Part
+from txl.model.cuda_graph import with_cuda_graphs
+from txl.model.transformer import AnyMemory, TransformerXL
+
+
+def reading_context(config: ModelConfig, context: Context) -> Context:
+    """How a text is read that is generated, or scored by itself.
+
+    Where nothing is remembered, a text would forget everything at the end of each segment. Instead the
+    last half of a segment is read again with the next one, so that no more tokens stand together than
+    in training.
+    """
+    if MEMORIES[config.memory].remembers(context):
+        return replace(context, ext_len=0)
+    n_again = context.tgt_len // 2
+    return replace(context, tgt_len=context.tgt_len - n_again, ext_len=n_again)
+
+
+def within_text(context: Context, n_token: int) -> Context:
+    """The context with what is kept of earlier segments limited to a text of n_token tokens; results are the same.
+
+    Segments stay as long as they are: tables of positions count from their ends.
+    """
+    lengths = {name: min(getattr(context, name), n_token) for name in ("mem_len", "compressed_len", "lookup_len")}
+    return replace(context, **lengths)
+
+
+class Reader:
+    """Reads rows of text, token by token or many tokens at once.
+
+    A segment that is read token by token gives the hidden states that it gives when it is read at once:
+    memory is cut where a segment of `context.tgt_len` tokens ends, and nowhere else. So what is
+    generated has the probabilities with which `txl.evaluation.score.score_text` scores it. The exception
+    is an encoding that counts positions back from the end of a segment (`ModelConfig.count_back`):
+    there a token's state depends on where the text ends.
+
+    All rows read the same number of tokens, so their segments end together.
+
+    Args:
+        model: in evaluation mode; its weights must not change.
+        context: `ext_len` tokens at the end of a segment are read again with the next one.
+        batch_size: rows.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
+        memory = model.fresh_memory(batch_size)
+        if _slides(model.config, context, memory):
+            self._segments: _Segments = _Sliding(model, context, memory)
+        elif _grows(model.config):
+            self._segments = _Growing(model, context, memory)
+        else:
+            self._segments = _ReadAgain(model, context, memory)
+
+    @torch.inference_mode()
+    def read(self, token_BT: Tensor) -> Tensor:
+        """The last layer's hidden states of the next tokens of each row, (B, T, D).
+
+        Args:
+            token_BT: ids, on the CPU; at least one a row.
+        Raises:
+            ValueError: if an id is outside the vocabulary, or there are not as many rows as before.
+        """
+        parts = []
+        while token_BT.shape[1]:
+            n_token = min(token_BT.shape[1], self._segments.n_left)
+            parts.append(self._segments.read(token_BT[:, :n_token]))
+            token_BT = token_BT[:, n_token:]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, dim=1)
+
+    @torch.inference_mode()
+    def take_rows(self, index_B: Tensor) -> None:
+        """Go on with the rows of these indices, which may repeat, in their order."""
+        self._segments.take_rows(index_B)
+
+
+class _Segments:
+    """What a reader holds between two calls: the memory, and of the segment that has begun so many tokens.
+
+    Attributes:
+        n_left: tokens up to the end of the segment.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        self._model, self._context, self._memory = model, context, memory
+        self.n_left = context.tgt_len
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        """The hidden states of at most `n_left` tokens more, (B, T, D)."""
+        raise NotImplementedError
+
+    def take_rows(self, index_B: Tensor) -> None:
+        """See `Reader.take_rows`."""
+        self._memory = self._memory.rows(index_B)
+
+
+class _Sliding(_Segments):
+    """With `same_length` every token sees the same number of tokens, wherever a segment ends."""
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        super().__init__(model, context, memory)
+        self._read: Any = with_cuda_graphs(model)
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        hidden_BTD, self._memory = self._read(token_BT, self._memory, self._context)
+        return hidden_BTD
+
+    def take_rows(self, index_B: Tensor) -> None:
+        current = getattr(self._memory, "current", None)  # of a CUDA graph
+        memory = self._memory if current is None else current()
+        self._memory = memory.rows(index_B)
+
+
+class _ReadOn(_Segments):
+    """Segments whose end is read again with the next one.
+
+    Attributes:
+        again_BL: what is read again before the first token of a segment.
+    """
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        super().__init__(model, context, memory)
+        self._again_BL = torch.empty(memory.batch_size, 0, dtype=torch.int64)
+
+    def take_rows(self, index_B: Tensor) -> None:
+        super().take_rows(index_B)
+        self._again_BL = self._again_BL.index_select(0, index_B.cpu())
+
+
+class _Growing(_ReadOn):
+    """The memory is a queue: it grows by what is read of a segment, and is cut where the segment ends."""
+
+    def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
+        super().__init__(model, context, memory)
+        self._n_open = context.ext_len + context.tgt_len
+        """Tokens of a whole segment."""
+        self._n_full = self._n_open
+        """Tokens that stand together at its end, remembered ones included."""
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        n_token, input_BL = token_BT.shape[1], token_BT
+        if self.n_left == self._context.tgt_len:
+            input_BL = torch.cat([self._again_BL, token_BT], dim=1)
+            self._n_full = self._memory.length + self._n_open
+        h_BLD = self._model.word_emb(input_BL)
+        part = Part(n_kept=self._context.mem_len + self._n_open, n_full=self._n_full)
+        hidden_BLD, self._memory = self._model.read(h_BLD, self._memory, self._context, part=part)
+        self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
+        self._again_BL = self._again_BL[:, max(0, self._again_BL.shape[1] - self._context.ext_len) :]
+        self.n_left -= n_token
+        if not self.n_left:
+            self._end_segment()
+        return hidden_BLD[:, -n_token:]
+
+    def _end_segment(self) -> None:
+        end = max(0, self._memory.length - self._context.ext_len)
+        self._memory = self._memory.between(max(0, end - self._context.mem_len), end)
+        self.n_left = self._context.tgt_len
+
+
+class _ReadAgain(_ReadOn):
+    """For any memory: the segment that has begun is read again from its first token for each one more."""
+
+    def read(self, token_BT: Tensor) -> Tensor:
+        n_token = token_BT.shape[1]
+        self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
+        hidden_BLD, memory = self._model(self._again_BL, self._memory, self._context)
+        self.n_left -= n_token
+        if not self.n_left:
+            self._memory, self.n_left = memory, self._context.tgt_len
+            self._again_BL = self._again_BL[:, max(0, self._again_BL.shape[1] - self._context.ext_len) :]
+        return hidden_BLD[:, -n_token:]
+
+
+def _slides(config: ModelConfig, context: Context, memory: AnyMemory) -> bool:
+    """Each token sees the last mem_len tokens, and only distances count."""
+    is_window = context.same_length and context.mem_len > 0 and not context.ext_len
+    by_distance = isinstance(memory, KeyValueMemory) and config.attention == "softmax"
+    return is_window and by_distance and _grows(config)
+
+
+def _grows(config: ModelConfig) -> bool:
+    """What is remembered of a token does not depend on where a segment ends."""
+    return MEMORIES[config.memory].is_queue and config.recurrence == "below" and not config.count_back
