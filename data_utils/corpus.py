@@ -37,6 +37,8 @@ class Corpus:
         here = with_copies(config)
         self._home = home_of(here.data)
         self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
+        if config.cache_dir is None and self.cache.is_symlink():
+            raise DataError(f"{self.cache}: a link; name the folder that it leads to with --cache_dir")
         self._checks = Checks(self.cache)
         self._stores: dict[str, Store] = {}
         self._noticed: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.files import flush, lock, sha256, sigterm_raises
+from txl.files import discard, flush, lock, sha256, sigterm_raises
 
 from .checks import Checks
 from .raw_text import read_record
@@ -86,7 +86,7 @@ def keep(draft: Path, folder: Path, record: dict[str, Any]) -> None:
     (draft / RECORD).write_text(json.dumps({**record, "digest": _digest(record)}), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         flush(path)
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     draft.replace(folder)
     flush(folder.parent)
 

@@ -8,7 +8,6 @@ Where the model is sharded each rank writes its rows of weights and optimizer st
 import json
 import math
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
 from txl.checkpoint.shards import write_shards
 from txl.config import Context, as_dict
-from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
+from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
@@ -150,7 +149,7 @@ class CheckpointWriter:
         temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main
         try:
             if is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
+                discard(temporary)
                 temporary.mkdir(parents=True)
             self.ranks.barrier()
             mine = _write_streams(temporary, snapshot, self.columns)
@@ -174,7 +173,7 @@ class CheckpointWriter:
             self._point(folder, best=config["best"])
         except BaseException:
             if is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
+                discard(temporary)
             raise
 
 
@@ -183,7 +182,9 @@ def _json(values: Mapping[str, Any]) -> str:
 
 
 def _is_of_step(folder: Path, step: int) -> bool:
-    """True if a folder, or what a link of its name leads to, holds a checkpoint of this step."""
+    """True if a folder holds a checkpoint of this step. A link is none: what it leads to is not written to."""
+    if folder.is_symlink():
+        return False
     try:
         read_digests(folder)
         return read_json(folder / RECORD).get("step") == step
