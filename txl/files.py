@@ -54,6 +54,14 @@ def _is_link(path: Path) -> OSError:
     return OSError(errno.ELOOP, "is a link, and nothing is written through one", str(path))
 
 
+def place_below(folder: Path, name: str) -> Path:
+    """Where a file that an archive or another list names has its place in a folder. Raises `ValueError` if the name
+    leads out of it."""
+    if os.path.isabs(name) or ".." in Path(name).parts or "\0" in name:
+        raise ValueError(f"the name {name!r} leads out of its folder")
+    return folder / name
+
+
 def discard(folder: Path) -> None:
     """Remove a folder with all that it holds, as far as that may be; of a link the link only."""
     if folder.is_symlink():
