@@ -38,14 +38,13 @@ def name_address(run: str, address: object = ADDRESS) -> None:
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
-@pytest.mark.parametrize("address", [ADDRESS, ["text", "zip://::" + ADDRESS], "hf://datasets/a/b", "file:///etc"])
+@pytest.mark.parametrize("address", [[ADDRESS], ["text", "zip://::" + ADDRESS], ["hf://datasets/a/b"], ["file:///a"]])
 def test_an_address_that_a_checkpoint_names_is_not_asked(
-    here: Here, asked: list[str], line: list[str], address: object
+    here: Here, asked: list[str], line: list[str], address: list[str]
 ) -> None:
     name_address("run", address)
     (complaint,) = here.call(*line).complaints
-    name = address if isinstance(address, str) else address[1]
-    assert f"{name}: the address of the text, which run/step_00000004/config.json names" in complaint
+    assert f"{address[-1]}: the address of the text, which run/step_00000004/config.json names" in complaint
     assert complaint.endswith("give it with --data")
     assert asked == []
     assert not Path("data").exists()

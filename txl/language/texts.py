@@ -17,8 +17,8 @@ from txl.runtime.records import require_fields
 
 def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
     """The fields of `DataConfig` that a record says a model was trained with, without the cache folder. Raises
-    `UsageError` if the record does not hold them, or, unless `data` is `asked` for, if the folder of the text is gone, or
-    it is elsewhere at an address that this user has never typed; else what is elsewhere is copied again.
+    `UsageError` if the record does not hold them, or, unless `data` is `asked` for, if the folder of the text is gone,
+    or the text is at an address that this user has never typed; from one that was typed it is copied again.
 
     Args:
         folder: of the checkpoint.
