@@ -97,7 +97,7 @@ def _is_ascending(border_D: np.ndarray, end: int) -> bool:
     if not len(border_D):
         return True
     steps = (block[1:] >= block[:-1] for block in _blocks(border_D, overlap=1))
-    return 0 <= border_D[0] and border_D[-1] <= end and all(step.all() for step in steps)
+    return border_D[0] >= 0 and border_D[-1] <= end and all(step.all() for step in steps)
 
 
 def _blocks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:

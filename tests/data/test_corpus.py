@@ -144,7 +144,7 @@ FORGED = {
     "files": [[0, 5, 2], [-1], [10**30], [10**9], ["0"], 0, {"0": 1}],
     "sha256": [5, [], {}, {"ids.bin": 5}, {"../train.txt": "x"}],
     "text": [5, None],
-    **dict.fromkeys(("n_unknown", "n_eos", "n_document"), ["1", -1, 1.5, True, None]),
+    **dict.fromkeys(("n_unknown", "n_eos", "n_document"), ("1", -1, 1.5, True, None)),
     "more": [1],
 }
 
