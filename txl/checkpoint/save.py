@@ -7,6 +7,7 @@ Where the model is sharded each rank writes its rows of weights and optimizer st
 
 import json
 import math
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from txl.checkpoint.background import Background, copied
 from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
 from txl.checkpoint.shards import write_shards
-from txl.config import Context, as_dict
+from txl.config import Context, UsageError, as_dict
 from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
@@ -75,6 +76,11 @@ class CheckpointWriter:
     attachments: Mapping[str, str] = field(default_factory=dict)
     keep_last: int = 1
     background: Background | None = None
+    _place: os.stat_result | None = field(init=False, repr=False)
+    """What the run directory was at the beginning; None: it was not there."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_place", self.run.stat() if self.run.is_dir() else None)
 
     @contextmanager
     def finished(self) -> Iterator[None]:
@@ -103,6 +109,8 @@ class CheckpointWriter:
             valid_nats: the validation loss, nats per token.
         Returns:
             The checkpoint's folder.
+        Raises:
+            UsageError: if the run directory was renamed or removed since the beginning.
         """
         self.wait()
         folder = self.run / name_of(step)
@@ -117,6 +125,7 @@ class CheckpointWriter:
             **self.record,
             "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
         }
+        self.ranks.by_main(self._require_place)
         if self.ranks.by_main(lambda: _is_of_step(folder, step)):
             if self.ranks.is_main:
                 _rewrite(folder, config, snapshot.progress)
@@ -128,6 +137,12 @@ class CheckpointWriter:
             sharded = model.is_sharded
             self.background.start(lambda: self._write(folder, weights, sharded, config, snapshot))
         return folder
+
+    def _require_place(self) -> None:
+        if self._place is None or (self.run.is_dir() and os.path.samestat(self._place, self.run.stat())):
+            return
+        do = "give it this name again and continue with --resume, from its last checkpoint"
+        raise UsageError(f"--work_dir {self.run}: was renamed or removed while it was trained in; {do}")
 
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         optimizer, memory = copied(snapshot.optimizer, self.ranks), snapshot.memory
@@ -150,7 +165,7 @@ class CheckpointWriter:
         try:
             if is_main:
                 discard(temporary)
-                temporary.mkdir(parents=True)
+                temporary.mkdir(parents=self._place is None)
             self.ranks.barrier()
             mine = _write_streams(temporary, snapshot, self.columns)
             if sharded:

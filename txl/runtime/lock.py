@@ -49,8 +49,10 @@ class Lock:
         return self._file
 
     def remove(self) -> None:
-        """Release the lock and remove the file."""
-        self.path.unlink(missing_ok=True)
+        """Release the lock and remove the file, unless its folder was renamed and another has the name now."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file), self.path.lstat()):
+                self.path.unlink()
         self.close()
 
     def close(self) -> None:
