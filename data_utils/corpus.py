@@ -37,6 +37,8 @@ class Corpus:
         here = with_copies(config)
         self._home = home_of(here.data)
         self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
+        if config.cache_dir is None and self.cache.is_symlink():
+            raise DataError(f"{self.cache}: a link; name the folder that it leads to with --cache_dir")
         self._checks = Checks(self.cache)
         self._stores: dict[str, Store] = {}
         self._noticed: list[str] = []
@@ -135,7 +137,8 @@ class Corpus:
         """Open the store of a split; False if it is absent."""
         if name in self._stores:
             return True
-        store = self.texts.ready(name, len(self.vocab)) or open_store(self._folder(name, self.vocab), self._checks)
+        n_token = len(self.vocab)
+        store = self.texts.ready(name, n_token) or open_store(self._folder(name, self.vocab), self._checks, n_token)
         if store is None:
             return False
         self._stores[name] = store
@@ -186,7 +189,10 @@ class Corpus:
         folder = self._vocabulary_folder()
         if open_record(folder, self._checks) is None:
             return None
-        return self.kind.tokenizer.from_files(lambda name: (folder / name).read_bytes().decode())
+        try:
+            return self.kind.tokenizer.from_files(lambda name: (folder / name).read_bytes().decode())
+        except (ValueError, OSError):  # changed on purpose, or not all of it is there
+            return None
 
     def _new_vocabulary(self) -> Tokenizer:
         """The tokenizer of the counted splits. What is counted is written too, as its text is read only once."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txl.config import UsageError
-from txl.files import written_whole
+from txl.files import place_below, written_whole
 
 from .hub import from_hub
 from .raw_text import DataError, one_at_a_time
@@ -174,11 +174,16 @@ def _unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]
         is_zip = isinstance(opened, zipfile.ZipFile)
         for name in opened.namelist() if is_zip else opened.getnames():
             for place in named(name):
-                if (folder / place).is_file():
+                try:
+                    target = place_below(folder, place)
+                except ValueError as error:
+                    raise DataError(f"{archive}: {error}; bring the archive again") from None
+                if target.is_file():
                     continue
                 source = opened.open(name) if is_zip else opened.extractfile(name)
-                assert source is not None
-                with source, written_whole(folder / place) as temporary, temporary.open("wb") as file:
+                if source is None:
+                    raise DataError(f"{archive}: {name!r} is no file; bring the archive again")
+                with source, written_whole(target) as temporary, temporary.open("wb") as file:
                     shutil.copyfileobj(source, file, 1 << 20)
 
 

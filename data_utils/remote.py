@@ -4,13 +4,15 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
+from typing import Any
 
-from txl.files import written_whole
+from txl.files import place_below, written_whole
 
 from .config import DataConfig
 from .file_formats import kind_of
@@ -36,6 +38,17 @@ def with_copies(config: DataConfig) -> DataConfig:
 def is_remote(name: str) -> bool:
     """True for names such as hf://datasets/owner/name."""
     return "://" in name
+
+
+def is_copied(name: str) -> bool:
+    """True if the copy of what is elsewhere is here, so that nothing is asked for."""
+    if _is_web(name):
+        return place_of(name).is_file()
+    place = place_of("/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/"))))
+    known = read_record(place / _COPIED).get(name)
+    if not isinstance(known, list) or not known:
+        return place.is_file()
+    return all(isinstance(file, str) and (place / file).is_file() for file in known)
 
 
 def place_of(name: str) -> Path:
@@ -86,20 +99,20 @@ def _copy_below(name: str) -> None:
     """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
     fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
     place = place_of(fixed)
-    known = read_record(place / _COPIED).get(name)
-    if place.is_file() or (known and all((place / file).is_file() for file in known)):
+    if is_copied(name):
         return
     from fsspec.callbacks import TqdmCallback
     from fsspec.core import url_to_fs
 
     with _asking(name):
         system, top = url_to_fs(fixed)
-        found = system.find(top) if fixed == name else sorted(system.glob(url_to_fs(name)[1]))
-    files = {file: os.path.relpath(file, top) for file in found if file == top or kind_of(Path(file))}
-    if not files:
+        is_folder = fixed == name
+        found = system.find(top, detail=True) if is_folder else system.glob(url_to_fs(name)[1], detail=True)
+    texts = {file: found[file] for file in sorted(found) if file == top or kind_of(Path(file))}
+    if not texts:
         raise DataError(f"--data {name}: no files of text there; give a folder, a file or a glob")
-    for file, below in files.items():
-        target = place / below
+    targets = {file: _place_of_member(name, place, file, top, about) for file, about in texts.items()}
+    for file, target in targets.items():
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             with one_at_a_time(target.parent), written_whole(target) as temporary, _asking(name):
@@ -107,7 +120,25 @@ def _copy_below(name: str) -> None:
                 system.get_file(file, str(temporary), callback=TqdmCallback(tqdm_kwargs=shown))
     if place.is_dir():
         with suppress(OSError), one_at_a_time(place):  # of a folder that may only be read
-            write_record(place / _COPIED, {**read_record(place / _COPIED), name: list(files.values())})
+            files = [str(target.relative_to(place)) for target in targets.values()]
+            write_record(place / _COPIED, {**read_record(place / _COPIED), name: files})
+
+
+def _place_of_member(name: str, place: Path, file: str, top: str, about: Mapping[str, Any]) -> Path:
+    """Where the copy of a file has its place, in the folder of the copies of `top`. Raises `DataError` if it would be
+    elsewhere, or the file is a link in an archive, which may lead anywhere.
+
+    Args:
+        about: what fsspec says of the file.
+    """
+    try:
+        if os.path.isabs(file) != os.path.isabs(top) or ".." in Path(file).parts:
+            raise ValueError(f"the name {file!r} leads out of its folder")
+        if about.get("linkname") or stat.S_ISLNK((about.get("external_attr") or 0) >> 16):  # of tar, of zip
+            raise ValueError(f"{file!r} is a link")
+        return place_below(place, os.path.relpath(file, top))
+    except ValueError as error:
+        raise DataError(f"--data {name}: {error}; unpack it yourself, and give the files that are text") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from txl.files import flush, lock, sha256, sigterm_raises
+from txl.files import discard, flush, lock, sha256, sigterm_raises
 
 from .checks import Checks
 from .raw_text import read_record
@@ -25,6 +25,10 @@ RECORD = "store.json"
 _DRAFT = ".txl-draft."
 """Begins the name of a folder that may be removed unless it is locked; nothing else may begin so."""
 _TYPES = {"ids.bin": None, "documents.bin": np.int64, "places.bin": np.uint64, "sizes.bin": np.uint32}
+_COUNTS = ("n_unknown", "n_eos", "n_document")
+_FIELDS = {"dtype", "files", "text", "sha256", *_COUNTS}
+"""Of the record of a store."""
+_BLOCK = 1 << 20
 
 
 class Store(NamedTuple):
@@ -52,29 +56,67 @@ def name_of(kind: str, made_from: object) -> str:
     return f"{kind}-{hashlib.sha256(json.dumps([VERSION, made_from]).encode()).hexdigest()[:20]}"
 
 
-def open_store(folder: Path, checks: Checks) -> Store | None:
-    """The store in a folder; None if it is absent or damaged."""
+def open_store(folder: Path, checks: Checks, n_token: int) -> Store | None:
+    """The store in a folder, of ids below `n_token`; None if it is absent or damaged, also on purpose."""
     record = open_record(folder, checks)
-    if record is None:
+    if record is None or not _is_of_store(record) or record["dtype"] != _dtype_of(n_token).name:
         return None
-    held = {name: mapped(folder / name, kind or record["dtype"]) for name, kind in _TYPES.items()}
-    return Store(
-        held["ids.bin"],
-        held["documents.bin"],
-        record["files"],
-        held["places.bin"],
-        held["sizes.bin"].reshape(-1, len(MEASURES)),
-        record,
+    try:
+        held = {name: mapped(folder / name, kind or record["dtype"]) for name, kind in _TYPES.items()}
+        sizes = held["sizes.bin"].reshape(-1, len(MEASURES))
+    except ValueError:  # not so many bytes as numbers of this size have
+        return None
+    store = Store(held["ids.bin"], held["documents.bin"], record["files"], held["places.bin"], sizes, record)
+    return store if _is_consistent(store, n_token) else None
+
+
+def _is_of_store(record: dict[str, Any]) -> bool:
+    """True if a record has the fields of a store's, of their types."""
+    return (
+        record.keys() == _FIELDS
+        and record["sha256"].keys() == _TYPES.keys()
+        and isinstance(record["text"], str)
+        and isinstance(record["files"], list)
+        and all(type(n) is int and 0 <= n < 2**63 for n in (*record["files"], *(record[name] for name in _COUNTS)))
     )
 
 
+def _is_consistent(store: Store, n_token: int) -> bool:
+    """True if the ids are of the vocabulary, and what is known of them is of so many."""
+    n_id = len(store.ids)
+    borders = (np.asarray(store.starts), np.array(store.files, dtype=np.int64))
+    return (
+        len(store.sizes) in (0, n_id)
+        and all(block.max() < n_token for block in _blocks(store.ids))
+        and all(_is_ascending(border_D, n_id) for border_D in borders)
+    )
+
+
+def _is_ascending(border_D: np.ndarray, end: int) -> bool:
+    """True for ascending indices from 0 to `end`."""
+    if not len(border_D):
+        return True
+    steps = (block[1:] >= block[:-1] for block in _blocks(border_D, overlap=1))
+    return border_D[0] >= 0 and border_D[-1] <= end and all(step.all() for step in steps)
+
+
+def _blocks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:
+    """Parts of an array that are small enough for the memory; each with the first `overlap` numbers of the next."""
+    return (array[begin : begin + _BLOCK + overlap] for begin in range(0, len(array), _BLOCK))
+
+
 def open_record(folder: Path, checks: Checks) -> dict[str, Any] | None:
-    """The record of a folder that `keep` wrote; None if it is absent, or a file is damaged."""
+    """The record of a folder that `keep` wrote; None if it is absent, or a file is damaged. Whoever changes a record
+    can renew its digest, so each field is checked too."""
     record = read_record(folder / RECORD)
     if record.pop("digest", None) != _digest(record):
         return None
+    if not isinstance(record.get("sha256"), dict):
+        return None
     for name, digest in record["sha256"].items():
         path = folder / name
+        if path.name != name:
+            return None
         if not path.is_file() or checks.result(path, "sha256", lambda path=path: sha256(path)) != digest:
             return None
     return record
@@ -86,7 +128,7 @@ def keep(draft: Path, folder: Path, record: dict[str, Any]) -> None:
     (draft / RECORD).write_text(json.dumps({**record, "digest": _digest(record)}), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         flush(path)
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     draft.replace(folder)
     flush(folder.parent)
 
@@ -130,7 +172,7 @@ class Writer(ExitStack):
         super().__init__()
         folder.mkdir()
         self.folder = folder
-        self._dtype = np.dtype(np.uint32 if n_token is None or n_token > 2**16 else np.uint16)
+        self._dtype = _dtype_of(n_token)
         self._files = {name: self.enter_context((folder / name).open("wb")) for name in _TYPES}
         self._n_token = self._n_before = self.n_unknown = self.n_eos = 0
         self._begins: list[int] = []
@@ -162,7 +204,7 @@ class Writer(ExitStack):
         """Turn numbers into the ids of a vocabulary of `n_token`."""
         self._files["ids.bin"].close()
         numbers = (self.folder / "ids.bin").rename(self.folder / "numbers")
-        self._dtype = np.dtype(np.uint32 if n_token > 2**16 else np.uint16)
+        self._dtype = _dtype_of(n_token)
         with numbers.open("rb") as source, (self.folder / "ids.bin").open("wb") as target:
             while len(number_N := np.fromfile(source, dtype=np.uint32, count=1 << 20)):
                 target.write(id_V[number_N].astype(self._dtype).tobytes())
@@ -188,6 +230,11 @@ class Writer(ExitStack):
         with (self.folder / "ids.bin").open("rb") as file:
             while len(ids := np.fromfile(file, dtype=self._dtype, count=1 << 20)):
                 yield ids
+
+
+def _dtype_of(n_token: int | None) -> np.dtype:
+    """Of the ids of a vocabulary; None: of a number that is not known."""
+    return np.dtype(np.uint32 if n_token is None or n_token > 2**16 else np.uint16)
 
 
 def _digest(record: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from txl.files import not_through_a_link
+
 from .raw_text import DataError
 
 TIMEOUT_S = 30.0
@@ -136,7 +138,7 @@ def _go_on(url: str, part: Path, mark: Path | None) -> None:
         n_done = before if appends else 0
         total = n_done + int(length) if length else None
         with (
-            part.open("ab" if appends else "wb") as file,
+            open(part, "ab" if appends else "wb", opener=not_through_a_link) as file,
             tqdm(total=total, initial=n_done, desc=part.stem, unit="B", unit_scale=True, disable=None) as bar,
         ):
             while block := answer.read1(_BLOCK):
@@ -162,6 +164,7 @@ def _keep_mark(mark: Path, known: str, new: str, part: Path) -> None:
             raise OSError("the file has changed meanwhile")
         return
     mark.unlink(missing_ok=True)
-    part.write_bytes(b"")  # never an old beginning beside a new mark
+    part.unlink(missing_ok=True)  # never an old beginning beside a new mark
     if new:
-        mark.write_text(new, encoding="utf-8")
+        with open(mark, "x", encoding="utf-8", opener=not_through_a_link) as file:
+            file.write(new)

@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for devices; processes that tests start inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start share the cores with other tests
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"  # no bfloat16 in programs that are started anew
+os.environ["XDG_STATE_HOME"] = os.devnull  # no test adds to the user's list of addresses
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, whenever it is first imported
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps its own
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="txl-tests-")  # of processes that tests start too

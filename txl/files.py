@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,21 +29,61 @@ def errors_naming(path: Path) -> Iterator[None]:
         raise OSError(None, str(error), str(path)) from error
 
 
+def not_through_a_link(name: str, flags: int) -> int:
+    """An `opener` for `open`. Raises `OSError` if a link stands in the file's place, which in an unpacked folder may
+    lead to any file of the user, or a pipe or device, which may block."""
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_link(Path(name)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, "is no regular file", name)
+    return descriptor
+
+
+def require_no_link(path: Path) -> None:
+    """Raise `OSError` if a link stands in the place of a file or folder that is written to."""
+    if path.is_symlink():
+        raise _is_link(path)
+
+
+def _is_link(path: Path) -> OSError:
+    return OSError(errno.ELOOP, "is a link, and nothing is written through one", str(path))
+
+
+def place_below(folder: Path, name: str) -> Path:
+    """Where a file that an archive or another list names has its place in a folder. Raises `ValueError` if the name
+    leads out of it."""
+    if os.path.isabs(name) or ".." in Path(name).parts or "\0" in name:
+        raise ValueError(f"the name {name!r} leads out of its folder")
+    return folder / name
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder with all that it holds, as far as that may be; of a link the link only."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path` to write to; flushed and renamed at the end, removed on errors and SIGTERM.
 
-    Temporary files that killed processes left for `path` are removed first.
+    Temporary files that killed processes left for `path` are removed first. A link in the place of `path` is replaced,
+    and what it leads to stays as it is.
     """
     with errors_naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".tmp.*.{path.name}"):
-            with suppress(OSError), left.open("rb") as file:
-                if lock(file.fileno(), wait=False):  # a living writer holds the lock of its file
-                    left.unlink()
+            _remove_left(left)
         temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # the suffix tells writers the format
         try:
-            with sigterm_raises(), temporary.open("wb") as held:
+            with sigterm_raises(), open(temporary, "xb", opener=not_through_a_link) as held:
                 lock(held.fileno(), wait=False)
                 yield temporary
                 _fsync(temporary)
@@ -50,6 +91,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a temporary file unless a living writer holds its lock."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        path.unlink()
+        return
+    with suppress(OSError), open(path, "rb", opener=not_through_a_link) as file:
+        if lock(file.fileno(), wait=False):
+            path.unlink()
 
 
 @contextmanager
@@ -101,11 +152,16 @@ def require_writable(path: Path) -> None:
     """Raise `OSError` unless a file can be written there. Devices and pipes are not tried."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not path.exists() or path.is_file():
-        probe = path.resolve().with_name(f".{path.name}.writable")
+    if not is_stream(path):
+        probe = path.with_name(f".{path.name}.writable")
         with written_whole(probe):
             pass
         probe.unlink()
+
+
+def is_stream(path: Path) -> bool:
+    """True for what is written to as it is, and not replaced: devices, pipes, /dev/stdout also where it is a file."""
+    return (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",))
 
 
 def require_readable(path: Path) -> None:

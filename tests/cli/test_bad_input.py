@@ -261,6 +261,10 @@ MODELS: dict[str, tuple[Change, str]] = {
     "attachments": (lambda record: record.update(attachments=3), "attachments is '3'"),
     "digests": (lambda record: record.update(files=[]), "files is '[]'"),
     "format": (lambda record: record.update(format=3), "of format 3, this txl reads 1 to 2"),
+    "reading": (lambda record: record.update(reading="x"), "reading is 'x'"),
+    "rates": (lambda record: record.update(rates=["x"]), "rates is "),
+    "origin": (lambda record: record.update(converted_from=5), "converted_from is '5'"),
+    "loss": (lambda record: record.update(valid_nats_per_token="x"), "valid_nats_per_token is 'x'"),
 }
 RUNS: dict[str, tuple[Change, str]] = {
     "train": (put("train", lr="0.1"), "lr is '0.1'"),
@@ -275,6 +279,8 @@ PROGRESS: dict[str, tuple[Change, str]] = {
     "float step": (lambda progress: progress.update(batch=1.5), "batch is '1.5'"),
     "other step": (lambda progress: progress.update(step=3), "another step"),
     "newer": (lambda progress: progress.update(hyper=1), "newer version"),
+    "before the beginning": (lambda progress: progress.update(batch=-1), "batch is -1, which counts nothing"),
+    "beyond all": (lambda progress: progress.update(batch=10**30), "which counts nothing"),
 }
 
 
@@ -304,6 +310,16 @@ def test_what_a_run_goes_on_with_is_checked_too(here: Here) -> None:
         shutil.rmtree(folder)
     require_refused(here, "train --work_dir run --resume", last, "config.json", RUNS)
     require_refused(here, "train --work_dir run --resume", last, "progress.json", PROGRESS)
+
+
+@pytest.mark.parametrize("state", [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056), None])
+def test_a_random_state_that_is_none_is_refused(here: Here, state: torch.Tensor | None) -> None:
+    for path in Path("run/step_00000004").glob("streams_*"):
+        tensors = {name: tensor for name, tensor in load_file(path).items() if name != "rng.cpu"}
+        save_file(tensors | ({"rng.other": torch.zeros(1)} if state is None else {"rng.cpu": state}), path)
+        sign(path.parent)
+    said = here.refused("train --work_dir run --resume --max_step 5 --max_step_scheduler 5")
+    assert "step_00000004/streams_*.safetensors: no random state" in said
 
 
 def test_a_damaged_checkpoint_of_another_program_and_a_file_of_one_are_named(here: Here) -> None:

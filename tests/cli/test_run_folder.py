@@ -1,5 +1,6 @@
 """A run's folder loses nothing, lets nothing in, and can be gone on with."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, Trained, config_of, contents, pointed, records, train_here
+from txl.language import sources
+from txl.language.model import LanguageModel
 from txl.runtime.lock import Lock
 from txl.training.metrics import Metrics
 from txl.training.step import TrainState
@@ -87,6 +90,36 @@ def test_token_files_go_where_this_user_says(here: Here) -> None:
 # two at once
 
 
+@pytest.mark.parametrize("late", ["load_model", "tokenizer_in"])
+def test_a_reader_looks_again_where_a_training_has_replaced_the_checkpoint(
+    here: Here, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    old = pointed(Path("run"))
+    original, calls = getattr(sources, late), []
+
+    def replaced_meanwhile(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if old.exists():
+            new = shutil.copytree(old, old.with_name("step_00000008"))
+            change_record(new, lambda record: record.update(step=8))
+            shutil.rmtree(old)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(sources, late, replaced_meanwhile)
+    assert here.result("eval --split valid")["checkpoint"] == "run/step_00000008"
+    assert len(calls) == 2
+    (Path("run") / "step_00000008" / "vocab.txt").unlink()
+    assert "step_00000008/vocab.txt: missing, truncated or damaged" in here.refused("eval --split valid")
+
+
+def test_a_model_is_known_by_its_weights_after_they_were_removed(here: Here) -> None:
+    model = LanguageModel.open("run")
+    weights = pointed(Path("run")) / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    shutil.rmtree("run")
+    assert model.fingerprint() == digest
+
+
 def test_a_folder_in_which_somebody_trains_is_refused(here: Here) -> None:
     lock = Lock(Path("run/.accepted"))
     before = contents(Path("run"))
@@ -98,6 +131,46 @@ def test_a_folder_in_which_somebody_trains_is_refused(here: Here) -> None:
     lock.close()
     here("train --work_dir run --resume")
     assert not Path("run/.accepted").exists()
+
+
+def renamed(at_step: int, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rename the folder new after a step of the training."""
+    step = TrainState.step
+
+    def and_rename(state: TrainState, *args: Any) -> Any:
+        result = step(state, *args)
+        if state.progress.step == at_step:
+            NEW.rename(to)
+        return result
+
+    monkeypatch.setattr(TrainState, "step", and_rename)
+
+
+@pytest.mark.parametrize("flags", ["", "--async_save"])
+def test_a_folder_that_is_renamed_while_it_is_trained_in_is_missed(
+    here: Here, monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    with monkeypatch.context() as patch:
+        renamed(2, "moved", patch)
+        complaints = here(f"train {flags}", status=2).complaints
+    assert "--work_dir new: was renamed or removed while it was trained in; give it this name again" in complaints[-1]
+    assert not NEW.exists()
+    Path("moved").rename(NEW)
+    here("train --resume")
+    assert [record["step"] for record in records(NEW, "valid")] == [1, 2, 3, 4]
+
+
+def test_a_lock_that_has_the_name_of_one_that_was_moved_stays(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    mine = Lock(tmp_path / "new" / "lock")
+    (tmp_path / "new").rename(tmp_path / "moved")
+    mine.remove()
+    (tmp_path / "new").mkdir()
+    mine = Lock(tmp_path / "new" / "lock")
+    (tmp_path / "new" / "lock").rename(tmp_path / "moved" / "other")
+    theirs = Lock(tmp_path / "new" / "lock")
+    mine.remove()
+    assert theirs.path.is_file()
 
 
 def test_a_lock_ends_with_its_process_and_tells_that_it_was_cut_short(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import signal
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +137,68 @@ def test_what_is_damaged_is_made_anew(folder: Path, file: str) -> None:
         assert words(corpus, "valid") == before
         assert corpus.sizes("valid")["bytes"].tolist() == sizes
         assert path.read_bytes() == whole
+
+
+FORGED = {
+    "dtype": ["O", "float32", "uint32", "nonsense", 5, None, ["uint16"]],
+    "files": [[0, 5, 2], [-1], [10**30], [10**9], ["0"], 0, {"0": 1}],
+    "sha256": [5, [], {}, {"ids.bin": 5}, {"../train.txt": "x"}],
+    "text": [5, None],
+    **dict.fromkeys(("n_unknown", "n_eos", "n_document"), ("1", -1, 1.5, True, None)),
+    "more": [1],
+}
+
+
+def sign(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the record of a store, which keeps its digests."""
+    record = json.loads((store / "store.json").read_text())
+    record.pop("digest")
+    record["sha256"] = {name: hashlib.sha256((store / name).read_bytes()).hexdigest() for name in record["sha256"]}
+    change(record)
+    digest = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    (store / "store.json").write_text(json.dumps({**record, "digest": digest}))
+
+
+def test_a_record_that_was_changed_on_purpose_is_not_believed(folder: Path) -> None:
+    before = words(open_text(folder), "valid")
+    (store,) = stores(folder)
+    for name, values in FORGED.items():
+        for value in values:
+            sign(store, lambda record, name=name, value=value: record.update({name: value}))
+            assert words(open_text(folder), "valid") == before, (name, value)
+    for name in FORGED:
+        sign(store, lambda record, name=name: record.pop(name, None))
+        assert words(open_text(folder), "valid") == before, name
+
+
+NUMBERS = {
+    "ids.bin": [np.array([60000, 1], np.uint16).tobytes(), b"123"],
+    "documents.bin": [np.array([0, 10**12]).tobytes(), np.array([5, 2]).tobytes(), np.array([-1]).tobytes(), b"123"],
+    "places.bin": [b"123"],
+    "sizes.bin": [bytes(16), b"123"],
+}
+
+
+def test_numbers_that_were_changed_on_purpose_are_not_believed(folder: Path) -> None:
+    before = words(open_text(folder), "valid")
+    (store,) = stores(folder)
+    for name, contents in NUMBERS.items():
+        for content in contents:
+            (store / name).write_bytes(content)
+            sign(store, lambda _: None)
+            assert words(open_text(folder), "valid") == before, (name, content)
+
+
+def test_a_vocabulary_that_was_changed_on_purpose_is_not_believed(folder: Path) -> None:
+    before = words(open_text(folder), "valid")
+    (store,) = stores(folder, "vocabulary")
+    for content in (b"", b"\xff\n", b"a\na\n"):
+        (store / "vocab.txt").write_bytes(content)
+        sign(store, lambda _: None)
+        assert words(open_text(folder), "valid") == before, content
+    sign(store, lambda record: record.update(sha256={}))
+    (store / "vocab.txt").unlink()
+    assert words(open_text(folder), "valid") == before
 
 
 def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

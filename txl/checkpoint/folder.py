@@ -10,8 +10,8 @@
     run/latest, run/best                           text files with the name of a checkpoint
     run/step_00004000.aside                        damaged, or left behind by --resume STEP; never read
 
-Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: the link is
-removed then, never what it leads to.
+Only files and folders with these names are ever removed. A checkpoint may be a link to a folder elsewhere: it is read
+through the link, and only the link is ever renamed or removed.
 """
 
 import logging
@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import written_whole
+from txl.files import discard, written_whole
 
 RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
 STREAMS = "streams_{:05d}_{:05d}.safetensors"
@@ -112,10 +112,12 @@ def _remove(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
     else:
-        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
+        half_removed = folder.with_name(f".{folder.name}.tmp")
+        discard(half_removed)
+        shutil.rmtree(folder.rename(half_removed))
 
 
 def _remove_half_written(run: Path) -> None:
     for left in run.glob(".step_*.tmp"):
         if _NAME.match(left.name.removeprefix(".")):
-            shutil.rmtree(left, ignore_errors=True)
+            discard(left)

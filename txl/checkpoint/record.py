@@ -18,6 +18,8 @@ _FIELDS = {
     **{"format": int, "step": int, "best": bool, "parameters": int, "versions": dict[str, str]},
     **{"model": dict[str, Any], "context": dict[str, Any], "train": dict[str, Any], "data": dict[str, Any]},
     **{"attachments": dict[str, str], "files": dict[str, str], "texts": dict[str, str]},
+    **{"reading": dict[str, str | bool], "rates": dict[str, float], "valid_nats_per_token": float | None},
+    **{"converted_from": dict[str, str | list[str]]},
 }
 """The fields of config.json that are checked; there may be others."""
 
@@ -49,9 +51,16 @@ class Checkpoint:
         raise damaged(self.folder / name)
 
     def fingerprint(self) -> str:
-        """Hex digest of the weights; of shards, with the optimizer state beside them."""
-        shards = shards_in(self.folder)
-        return digest_of("".join(map(sha256, shards)).encode()) if shards else sha256(self.folder / WEIGHTS)
+        """Hex digest of the weights, whose digests were compared before; of shards, with the optimizer state beside
+        them. A training may have removed the files meanwhile."""
+        shards = sorted(fnmatch.filter(self.digests, SHARDS)) or [path.name for path in shards_in(self.folder)]
+        if shards:
+            return digest_of("".join(map(self._digest, shards)).encode())
+        return self._digest(WEIGHTS)
+
+    def _digest(self, name: str) -> str:
+        known = list(self.digests.get(name, ()))
+        return known[0] if len(known) == 1 else sha256(self.folder / name)
 
     def require_shards(self) -> None:
         """Raise `UsageError` unless all files of the ranks are there and have their digests."""

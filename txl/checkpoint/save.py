@@ -7,8 +7,8 @@ Where the model is sharded each rank writes its rows of weights and optimizer st
 
 import json
 import math
+import os
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,8 +23,8 @@ from txl.checkpoint.background import Background, copied
 from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
 from txl.checkpoint.shards import write_shards
-from txl.config import Context, as_dict
-from txl.files import errors_naming, flush, sha256, sigterm_raises, written_whole
+from txl.config import Context, UsageError, as_dict
+from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, written_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
@@ -76,6 +76,11 @@ class CheckpointWriter:
     attachments: Mapping[str, str] = field(default_factory=dict)
     keep_last: int = 1
     background: Background | None = None
+    _place: os.stat_result | None = field(init=False, repr=False)
+    """What the run directory was at the beginning; None: it was not there."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_place", self.run.stat() if self.run.is_dir() else None)
 
     @contextmanager
     def finished(self) -> Iterator[None]:
@@ -104,6 +109,8 @@ class CheckpointWriter:
             valid_nats: the validation loss, nats per token.
         Returns:
             The checkpoint's folder.
+        Raises:
+            UsageError: if the run directory was renamed or removed since the beginning.
         """
         self.wait()
         folder = self.run / name_of(step)
@@ -118,6 +125,7 @@ class CheckpointWriter:
             **self.record,
             "valid_nats_per_token": valid_nats if valid_nats is not None and math.isfinite(valid_nats) else None,
         }
+        self.ranks.by_main(self._require_place)
         if self.ranks.by_main(lambda: _is_of_step(folder, step)):
             if self.ranks.is_main:
                 _rewrite(folder, config, snapshot.progress)
@@ -129,6 +137,12 @@ class CheckpointWriter:
             sharded = model.is_sharded
             self.background.start(lambda: self._write(folder, weights, sharded, config, snapshot))
         return folder
+
+    def _require_place(self) -> None:
+        if self._place is None or (self.run.is_dir() and os.path.samestat(self._place, self.run.stat())):
+            return
+        do = "give it this name again and continue with --resume, from its last checkpoint"
+        raise UsageError(f"--work_dir {self.run}: was renamed or removed while it was trained in; {do}")
 
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         optimizer, memory = copied(snapshot.optimizer, self.ranks), snapshot.memory
@@ -150,8 +164,8 @@ class CheckpointWriter:
         temporary, is_main = folder.with_name(f".{folder.name}.tmp"), self.ranks.is_main
         try:
             if is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True)
+                discard(temporary)
+                temporary.mkdir(parents=self._place is None)
             self.ranks.barrier()
             mine = _write_streams(temporary, snapshot, self.columns)
             if sharded:
@@ -174,7 +188,7 @@ class CheckpointWriter:
             self._point(folder, best=config["best"])
         except BaseException:
             if is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
+                discard(temporary)
             raise
 
 
@@ -183,7 +197,9 @@ def _json(values: Mapping[str, Any]) -> str:
 
 
 def _is_of_step(folder: Path, step: int) -> bool:
-    """True if a folder, or what a link of its name leads to, holds a checkpoint of this step."""
+    """True if a folder holds a checkpoint of this step. A link is none: what it leads to is not written to."""
+    if folder.is_symlink():
+        return False
     try:
         read_digests(folder)
         return read_json(folder / RECORD).get("step") == step

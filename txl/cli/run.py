@@ -20,6 +20,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"),
     errno.ENOTEMPTY: "another program has written to it meanwhile; name another",
     errno.EIO: "the disk fails; use another",
+    errno.ELOOP: "remove the link, or name another place",
 }
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|ALLOC_FAILED|overflow", re.I)
 

@@ -9,6 +9,7 @@ from txl.checkpoint import Checkpoint
 from txl.cli.flags import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
+from txl.data_utils.addresses import remember_typed
 from txl.data_utils.corpus import DataConfig
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
@@ -40,6 +41,7 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     """The settings of a training in a folder, see `open_run`. Raises `UsageError` if flags contradict each other, or
     the model or run that is gone on from."""
     typed = with_batch_size(typed, ranks)
+    remember_typed(typed.get("data"))
     # what asks for clusters contradicts no model's cutoffs, where these were to be found
     free = {"cutoffs", "adaptive"} if typed.get("cutoffs") == AUTO else set()
     fixed = {name: value for name, value in typed.items() if name not in free}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.evaluation.rows import Row
-from txl.files import errors_naming, require_writable, written_whole
+from txl.files import errors_naming, is_stream, require_writable, written_whole
 from txl.runtime.log import perplexity, print_line
 
 
@@ -155,10 +155,10 @@ def finite(content: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write atomically; a path that is not a regular file, such as /dev/stdout, is written to directly."""
-    if path.exists() and not path.is_file():
-        with errors_naming(path):
-            path.write_text(text, encoding="utf-8")
+    """Write atomically; what is no regular file, such as /dev/stdout, is written to directly. A link is replaced."""
+    if is_stream(path):
+        with errors_naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(text)
         return
-    with written_whole(path.resolve()) as temporary:
+    with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -76,6 +76,17 @@ def read_source(
         dataset: kind of the text that such a checkpoint was trained on, where it does not say so itself.
         dtype: see `load_model`.
     """
+    while True:
+        before = checkpoints(path)
+        try:
+            return _read(path, vocabulary, dataset, dtype)
+        except (UsageError, OSError):
+            if checkpoints(path) == before:
+                raise
+        # a training has replaced the checkpoint meanwhile: the newer one is read
+
+
+def _read(path: Path, vocabulary: Path | None, dataset: str | None, dtype: torch.dtype) -> TrainedModel:
     if is_ours(path):
         require(vocabulary is None, f"{vocabulary}: {path} is a run of txl and has its own vocabulary; leave it out")
         checkpoint = open_checkpoint(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from txl.checkpoint import damaged
 from txl.config import build, require
+from txl.data_utils.addresses import remember_typed, require_typed
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.named_files import home_of
 from txl.data_utils.remote import is_remote
@@ -16,8 +17,8 @@ from txl.runtime.records import require_fields
 
 def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str]) -> dict[str, Any]:
     """The fields of `DataConfig` that a record says a model was trained with, without the cache folder. Raises
-    `UsageError` if the record does not hold them, or the folder of the text is gone and `data` is not `asked` for; what
-    is elsewhere is copied again.
+    `UsageError` if the record does not hold them, or, unless `data` is `asked` for, if the folder of the text is gone,
+    or the text is at an address that this user has never typed; from one that was typed it is copied again.
 
     Args:
         folder: of the checkpoint.
@@ -28,6 +29,8 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None
     names = (config.data,) if isinstance(config.data, str) else config.data
+    if "data" not in asked:
+        require_typed(config.data, folder / "config.json")
     there = "data" in asked or any(map(is_remote, names)) or home_of(config.data).is_dir()
     require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
     return saved
@@ -36,6 +39,7 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
 def resolved_data(record: Mapping[str, Any], folder: Path, asked: Mapping[str, Any], *, n_word: int) -> DataConfig:
     """The settings of the training, over which those that are `asked` for win. Raises `UsageError` as `data_settings`,
     or if they limit the vocabulary or name another tokenizer."""
+    remember_typed(asked.get("data"))
     max_size = asked.get("max_size")
     require(
         (max_size or n_word) >= n_word - 2,  # <eos> and <unk> do not count

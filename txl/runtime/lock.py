@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import errors_naming
+from txl.files import errors_naming, not_through_a_link
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -22,8 +22,8 @@ class Lock:
     Args:
         wait_s: seconds to wait for the lock; may be infinite.
     Raises:
-        UsageError: if another process holds it.
-        OSError: if the file cannot be written.
+        UsageError: if another process holds it, or the file holds something else, which stays.
+        OSError: if the file cannot be written, or a link stands in its place.
     """
 
     def __init__(self, path: Path, *, wait_s: float = 0.0) -> None:
@@ -38,6 +38,7 @@ class Lock:
         with errors_naming(path):
             self.before = os.read(self._file, 4096).decode(errors="replace")
             """The content that a killed process has left; else empty."""
+            self._require_own()
             os.ftruncate(self._file, 0)
             me = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             os.pwrite(self._file, json.dumps(me).encode() + b"\n", 0)
@@ -48,8 +49,10 @@ class Lock:
         return self._file
 
     def remove(self) -> None:
-        """Release the lock and remove the file."""
-        self.path.unlink(missing_ok=True)
+        """Release the lock and remove the file, unless its folder was renamed and another has the name now."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file), self.path.lstat()):
+                self.path.unlink()
         self.close()
 
     def close(self) -> None:
@@ -59,7 +62,7 @@ class Lock:
 
     def _taken(self) -> bool:
         with errors_naming(self.path):
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._file = not_through_a_link(str(self.path), os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -73,6 +76,17 @@ class Lock:
                 return True
         self.close()  # the file was removed between the two calls
         return self._taken()
+
+    def _require_own(self) -> None:
+        """Raise `UsageError` unless the file is new, or holds what a lock holds: who had it, and lines of one word."""
+        first, *rest = self.before.split("\n")
+        try:
+            holder = json.loads(first) if self.before else {"pid": None}
+        except (ValueError, RecursionError):
+            holder = None
+        if not isinstance(holder, dict) or "pid" not in holder or any(len(line.split()) > 1 for line in rest):
+            self.close()
+            raise UsageError(f"{self.path}: no lock of txl, which belongs there; move the file, or name another folder")
 
     def _holder(self) -> str:
         try:

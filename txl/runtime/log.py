@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,9 +43,9 @@ def print_error(line: str) -> None:
 
 
 def in_one_line(message: str) -> str:
-    """A message without line breaks, and without its middle where it is longer than `LONGEST`: it begins with the name
-    of the thing and ends with what to do."""
-    line = " ".join(message.split())
+    """A message without line breaks and other control characters, which could come from a file, and without its middle
+    where it is longer than `LONGEST`: it begins with the name of the thing and ends with what to do."""
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(message.split()))
     if len(line) <= LONGEST:
         return line
     cut, end = " [...] ", LONGEST // 3

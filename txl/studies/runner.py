@@ -18,6 +18,7 @@ from txl.config import Context, ModelConfig, UsageError, build
 from txl.data_utils.config import DataConfig
 from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.report import write_json
+from txl.files import not_through_a_link, require_no_link
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json
@@ -82,6 +83,7 @@ def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
 def _do(study: Study, task: Task, n_thread: int) -> bool:
     """Do what is left of a task; False if nothing was."""
     task.folder.mkdir(parents=True, exist_ok=True)
+    require_no_link(task.folder)
     lock = Lock(task.folder / ".lock", wait_s=math.inf)  # another runner's work is then found done
     try:
         done = finished(task)
@@ -126,7 +128,7 @@ def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:
     """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
-    with log.open("ab") as out:
+    with open(log, "ab", opener=not_through_a_link) as out:
         # the program holds the lock too: if the runner is killed, the next one waits for it
         status = subprocess.run(
             [sys.executable, "-m", "txl", *line],

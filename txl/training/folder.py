@@ -20,6 +20,7 @@ from txl.checkpoint import (
     set_aside,
 )
 from txl.config import UsageError, require
+from txl.files import not_through_a_link
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.lock import Lock
 from txl.runtime.records import require_fields
@@ -150,7 +151,7 @@ def prepare_resume(folder: Path, checkpoint: Checkpoint, progress: Progress, ran
 
 
 def _note_begun(folder: Path) -> None:
-    with (folder / LOCK).open("a") as file:
+    with open(folder / LOCK, "a", opener=not_through_a_link) as file:
         file.write(_BEGUN + "\n")
 
 

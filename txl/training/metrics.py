@@ -14,7 +14,7 @@ from typing import Any
 
 from txl.config import UsageError, require
 from txl.evaluation.report import finite
-from txl.files import errors_naming, written_whole
+from txl.files import errors_naming, not_through_a_link, require_no_link, written_whole
 from txl.ops import processor
 
 _CURVES = {
@@ -74,9 +74,10 @@ class Metrics:
             if resumed_from is not None:
                 _cut(work_dir / RECORDS, resumed_from, owes_evaluation=owes_evaluation)
             # unbuffered: nothing is lost when the process is killed
-            self._records = (work_dir / RECORDS).open("ab", buffering=0)
+            self._records = open(work_dir / RECORDS, "ab", buffering=0, opener=not_through_a_link)  # noqa: SIM115
             (work_dir / CURVES).mkdir(exist_ok=True)
-            self._curves = (work_dir / CURVES / _event_file()).open("ab", buffering=0)
+            events = work_dir / CURVES / _event_file()
+            self._curves = open(events, "ab", buffering=0, opener=not_through_a_link)  # noqa: SIM115
             self._add_event(file_version=_VERSION)
             if resumed_from is not None:  # TensorBoard then drops later points of older files
                 self._add_event(step=resumed_from + 1, session_log={"status": 1})
@@ -132,11 +133,11 @@ class Metrics:
 def show_pictures(work_dir: Path, pictures: Iterable[Path]) -> None:
     """Add PNG files of an evaluation to the TensorBoard of a run, if it has one that can be written to."""
     folder = work_dir / CURVES
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    if folder.is_symlink() or not folder.is_dir() or not os.access(folder, os.W_OK):
         return
     images = [{"tag": f"pictures/{path.stem}", "image": _image(path)} for path in pictures if path.suffix == ".png"]
     if images:
-        with (folder / _event_file(".pictures")).open("ab") as file:
+        with open(folder / _event_file(".pictures"), "ab", opener=not_through_a_link) as file:
             file.write(_event(file_version=_VERSION) + _event(summary={"value": images}))
 
 
@@ -182,8 +183,11 @@ def curve_of(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
 
 
 def require_own_records(work_dir: Path) -> None:
-    """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written."""
+    """Raise `UsageError` if the folder has a metrics.jsonl that txl has not written, `OSError` if records or curves
+    would be written through a link."""
     path = work_dir / RECORDS
+    require_no_link(path)
+    require_no_link(work_dir / CURVES)
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             ours = file.readline(2**20).startswith(b'{"kind": "start", ')

@@ -192,15 +192,24 @@ class TrainState:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
             self.memories = [*snapshot.memory.to(where).chunks(self.config.batch_chunk)]
         if snapshot.rng:
+            self._restore_rng(snapshot)
+        else:  # another number of processes: dropout cannot continue exactly, but must differ between ranks
+            torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+
+    def _restore_rng(self, snapshot: Snapshot) -> None:
+        try:
             torch.set_rng_state(snapshot.rng["cpu"])
             if self.ranks.device.type == "cuda" and "cuda" in snapshot.rng:
                 torch.cuda.set_rng_state(snapshot.rng["cuda"], self.ranks.device)
-        else:  # another number of processes: dropout cannot continue exactly, but must differ between ranks
-            torch.manual_seed(self.config.seed + 7919 * self.progress.step + self.ranks.rank)
+        except (RuntimeError, TypeError, KeyError) as error:  # of the library: not so many bytes as a state has
+            raise damaged(snapshot.folder / "streams_*.safetensors", f"no random state ({error})") from None
 
     def _restore_progress(self, saved: dict[str, Any]) -> None:
         own = {"best_nats": float | None, "plateau": dict[str, float | None], "scaler": dict[str, float]}
         saved = dict(require_fields(saved, get_type_hints(Progress) | own))
+        for name, value in saved.items():
+            if isinstance(value, int) and not 0 <= value < 2**53:
+                raise ValueError(f"{name} is {value}, which counts nothing")
         self.plateau.load(saved.pop("plateau"))
         scaler = saved.pop("scaler", None)
         if self.scaler is not None and scaler is not None:

@@ -1,0 +1,86 @@
+"""An address is asked where this user has typed it, not because a file names it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import change_record
+from tests.cli.conftest import TINY, Here
+from txl.data_utils import addresses, remote
+from txl.data_utils.transfer import Remote
+
+ADDRESS = "https://host/more/text.txt"
+EVAL = ["eval", "--work_dir", "run", "--split", "valid"]
+RESUME = ["train", "--work_dir", "run", "--resume", "--max_step", "5", "--max_step_scheduler", "5"]
+TYPED = ["train", "--data", ADDRESS, "--work_dir", "new", *TINY, "--max_step", "1"]
+
+
+@pytest.fixture
+def asked(here: Here, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The addresses that were asked; each holds the text of train."""
+    asked: list[str] = []
+
+    def load(wanted: Remote, folder: Path) -> bool:
+        asked.extend(wanted.urls)
+        shutil.copy(text / "train.txt", folder / wanted.name)
+        return True
+
+    monkeypatch.setattr(remote, "load", load)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return asked
+
+
+def name_address(run: str, address: object = ADDRESS) -> None:
+    for checkpoint in Path(run).glob("step_*"):
+        change_record(checkpoint, lambda record: record["data"].update(data=address))
+
+
+@pytest.mark.parametrize("line", [EVAL, RESUME])
+@pytest.mark.parametrize("address", [[ADDRESS], ["text", "zip://::" + ADDRESS], ["hf://datasets/a/b"], ["file:///a"]])
+def test_an_address_that_a_checkpoint_names_is_not_asked(
+    here: Here, asked: list[str], line: list[str], address: list[str]
+) -> None:
+    name_address("run", address)
+    (complaint,) = here.call(*line).complaints
+    assert f"{address[-1]}: the address of the text, which run/step_00000004/config.json names" in complaint
+    assert complaint.endswith("give it with --data")
+    assert asked == []
+    assert not Path("data").exists()
+
+
+def test_an_address_that_was_typed_is_asked_again(here: Here, asked: list[str]) -> None:
+    name_address("run")
+    assert here.call(*TYPED).status == 0
+    shutil.rmtree("data")
+    assert here.call("eval", "--work_dir", "new", "--split", "valid").status == 0
+    assert asked == [ADDRESS] * 2
+    assert addresses.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
+
+
+@pytest.mark.parametrize("line", [EVAL, RESUME])
+def test_an_address_is_typed_where_it_is_asked_for(here: Here, asked: list[str], line: list[str]) -> None:
+    here.call(*line, "--data", ADDRESS)
+    assert asked == [ADDRESS]
+
+
+def test_where_the_list_cannot_be_kept_addresses_are_typed_each_time(
+    here: Here, asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    assert here.call(*TYPED).status == 0
+    evaluate = ["eval", "--work_dir", "new", "--split", "valid"]
+    assert here.call(*evaluate).status == 0  # its copy is here
+    shutil.rmtree("data")
+    assert here.call(*evaluate).status == 2
+
+
+def test_a_list_that_is_damaged_allows_nothing(here: Here, asked: list[str]) -> None:
+    name_address("run")
+    addresses.place_of_list().parent.mkdir(parents=True)
+    addresses.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
+    assert here.call(*EVAL).status == 2
+    addresses.place_of_list().write_bytes(b"\xff\n")
+    assert here.call(*EVAL).status == 2
+    assert asked == []
