@@ -209,12 +209,12 @@ def test_a_text_without_tokens_is_empty(text: str) -> None:
 
 BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
-    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
+    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds the id -1, first at index 1"),
     "-1 as uint32": ({"valid": np.array([3, 2**32 - 1], np.uint32)}, {}, r"holds the id 4294967295 \(-1 as an"),
     "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
     "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
-    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: no array of numpy"),
+    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: holds Python objects"),
     "documents": ({"valid.documents": np.array([5, 2])}, {}, r"valid\.documents\.npy: holds no ascending indices"),
 }
 
