@@ -35,15 +35,22 @@ class FreeText(NamedTuple):
     sizes: dict[str, np.ndarray]
 
 
-def read_text(name: str) -> str:
+def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises `DataError` if it is missing
-    or not UTF-8, or standard input is closed."""
+    or not UTF-8, or standard input is closed.
+
+    Args:
+        vocab: what it is to be encoded with; unless that keeps line ends, lines end with \\n.
+    """
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        return _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
+        text = _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
+    if vocab is None or vocab.keeps_line_ends:
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_turns() -> Iterator[str]:

@@ -69,6 +69,7 @@ class Tokenizer(ABC):
         is_of_words: tokens are words between white space, and line ends; else any text comes back as it was.
         takes_words: made of the list of its tokens alone.
         by_file: each batch is of one file.
+        keeps_line_ends: lines of a file end as they end there; else with \\n.
         batch_bytes: bytes of text to encode at a time.
     """
 
@@ -76,6 +77,7 @@ class Tokenizer(ABC):
     is_of_words: ClassVar[bool] = False
     takes_words: ClassVar[bool] = False
     by_file: ClassVar[bool] = False
+    keeps_line_ends: ClassVar[bool] = False
     batch_bytes: ClassVar[int] = 1 << 20
 
     def __init__(self, words: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from txl.config import UsageError
 from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.free_text import encode_text
+from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
 from txl.data_utils.tokenizers.base import Batch
@@ -74,14 +74,17 @@ def test_any_text_comes_back_and_its_tokens_stand_for_all_of_it(vocab: RunningTo
 @pytest.mark.parametrize("dataset", KINDS)
 def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(folder: Path, dataset: str) -> None:
     words, corpus = (open_text(folder, kind) for kind in ("text", dataset))
-    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == TEXT  # type: ignore[attr-defined]
+    as_read = TEXT if dataset == "bytes" else TEXT.replace("\r\n", "\n")
+    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == as_read  # type: ignore[attr-defined]
     starts = corpus.document_starts("valid")
     assert len(starts) == 10
     if dataset == "bpe":  # what ends a document stands before the next
         assert {corpus.vocab.words[i] for i in corpus.split("valid")[starts[1:] - 1]} == {"<eos>"}
     expected, sizes = words.sizes("valid"), corpus.sizes("valid")
     assert all(len(size_N) == len(corpus.split("valid")) for size_N in sizes.values())
-    assert all(sizes[what].sum() == expected[what].sum() for what in MEASURES)
+    n_return = len(TEXT) - len(as_read.replace("\r\n", "\n")) if dataset == "bytes" else 0
+    more = {"characters": n_return, "bytes": n_return}
+    assert all(sizes[what].sum() == expected[what].sum() + more.get(what, 0) for what in MEASURES)
 
 
 def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) -> None:
@@ -95,6 +98,12 @@ def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) ->
 def test_characters_without_a_line_break_or_unk_are_damaged(content: str, missing: str) -> None:
     with pytest.raises(ValueError, match=f"has no {missing}"):
         tokenizer_of("characters", lambda name: content)
+
+
+def test_a_file_is_read_with_one_line_end_unless_its_bytes_are_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
+    assert read_text(str(tmp_path / "a.txt"), Characters(["\n", "<unk>"])) == "a\nb\nc\n"
+    assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\r\nb\rc\n"
 
 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
@@ -144,7 +153,7 @@ def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
     corpus = open_text(folder, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
     assert corpus.vocab.words == ["[UNK]", "the", "word"]
     assert corpus.split("valid")[-5:].tolist() == [2, 1, 2, 1, 0]
-    assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.encode())
+    assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.replace("\r\n", "\n").encode())
 
 
 def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
