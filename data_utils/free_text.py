@@ -116,6 +116,13 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
     )
 
 
+def has_tokens(text: str, vocab: Tokenizer) -> bool:
+    """True if `encode_text` finds any; among words a line break is a token, other white space is none."""
+    if vocab.is_of_words:
+        return bool(text.strip()) or "\n" in text or "\r" in text
+    return len(vocab.encode(text).ids) > 0
+
+
 def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     tokens = vocab.encode(text)
     if not len(tokens.ids):
