@@ -12,7 +12,7 @@ import numpy as np
 from .raw_text import DataError
 from .sizes import MEASURES, sizes_of
 from .spelling import places
-from .tokenizers.base import EOS, UNK, Tokenizer
+from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
 from .tokenizers.words import Vocab
 from .wikitext import tokenise
 
@@ -134,6 +134,8 @@ def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     if n_unknown := int(sizes["unknown"].sum()):
         notice = "%s: %d of %d tokens are not in the vocabulary and are read as %s"
         _LOG.warning(notice, name, n_unknown, len(tokens.ids), UNK)
+    if special := vocab.special_in(text):
+        _LOG.warning("%s: %s", name, read_as_text(special))
     ends = tokens.ends.tolist()
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]

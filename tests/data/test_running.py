@@ -156,6 +156,32 @@ def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
     assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.replace("\r\n", "\n").encode())
 
 
+def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    theirs.add_special_tokens(["<s>", "<s>2"])
+    theirs.add_tokens(["of"])  # not special: it is a token of the text
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    text = {"train": "the word of\n", "valid": "<s>2 the word\n\n<s> <s> of\n", "test": "the word\n"}
+    for split, content in text.items():
+        (tmp_path / f"{split}.txt").write_text(content)
+    corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+    said = "names special tokens of the tokenizer (3 in all: <s>2 <s>), which are read as text"
+    for _ in range(2):  # also of a store that is there
+        caplog.clear()
+        for split in text:
+            corpus.split(split)
+        assert [said in line and "valid.txt" in line for line in caplog.messages if "special" in line] == [True]
+        corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert not {corpus.vocab.index["<s>"], corpus.vocab.index["<s>2"]} & set(corpus.split("valid").tolist())
+    caplog.clear()
+    encode_text("the <s>", corpus.vocab, name="prompt")
+    assert caplog.messages[0].startswith("prompt: names special tokens of the tokenizer (1 in all: <s>)")
+
+
 def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = open_text(folder, "bpe").vocab
     assert isinstance(vocab, RunningTokenizer)
