@@ -1,5 +1,6 @@
 """Any files of text: their documents are found, and valid and test split off where no file names them."""
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,8 @@ from pathlib import Path
 from .checks import Checks
 from .config import DataConfig
 from .dealing import documents
-from .documents import pieces_in, rule_of
+from .documents import Piece, pieces_in, rule_of
+from .file_formats import has_returns, has_rows
 from .named_files import CACHE, sources_of
 from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
@@ -22,6 +24,9 @@ class AnyFiles(Texts):
     where no files name them: a document goes where the hash of its text and the seed says, so that neither shards nor
     their order matter, and equal documents stay together. A folder of train.txt and valid.txt, or of valid.txt and
     test.txt, is read as it is."""
+
+    one_line_end = False
+    """Lines of plain text end with \\n, however they end in the file."""
 
     def __init__(self, config: DataConfig, checks: Checks) -> None:
         super().__init__(config, checks)
@@ -70,10 +75,19 @@ class AnyFiles(Texts):
         config = self.config
         dealt = [config.held_out, self.dealt] if split == "train" or split in self.dealt else []
         names = [path.suffixes for path in self.files(split)]
-        return [self.rule, config.text_field, config.split_seed, names, *dealt]
+        changed = ["one line end"] if self._has_returns(split) else []  # other texts keep the stores that they had
+        return [self.rule, config.text_field, config.split_seed, names, *dealt, *changed]
 
     def fingerprint(self, split: str) -> str | None:
-        return super().fingerprint(split) if self.is_plain else None
+        digest = super().fingerprint(split) if self.is_plain else None
+        if digest is None or not self._has_returns(split):
+            return digest
+        return hashlib.sha256(f"{digest}, one line end".encode()).hexdigest()
+
+    def _has_returns(self, split: str) -> bool:
+        """True if lines of a split are read with another line end than they have."""
+        plain = [path for path in self.files(split) if self.one_line_end and not has_rows(path)]
+        return any(self.checks.result(p, "returns", lambda p=p: str(has_returns(p))) == "True" for p in plain)
 
     def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
         if self.dealt and self._chosen is None:
@@ -85,11 +99,14 @@ class AnyFiles(Texts):
                     _LOG.warning("%s: is empty, left out", path)
                 yield from self._pieces_of(path, given)
 
+    def _pieces_in(self, path: Path) -> Iterator[Piece]:
+        return pieces_in(path, self.rule, self.config.text_field, one_line_end=self.one_line_end)
+
     def _pieces_of(self, path: Path, given: str) -> Iterator[Tagged]:
         begins = True
         deals = given == "train" and bool(self.dealt)
         config = self.config
-        found = documents(pieces_in(path, self.rule, config.text_field), self.rule, config.split_seed, waits=deals)
+        found = documents(self._pieces_in(path), self.rule, config.split_seed, waits=deals)
         for place, pieces in found:
             for piece in pieces:
                 number = place() if deals or piece.ends else 0
@@ -106,8 +123,7 @@ class AnyFiles(Texts):
         least: list[int] = []
         missing = set(self.dealt)
         for path in self._files["train"]:
-            pieces = pieces_in(path, self.rule, self.config.text_field)
-            for place, parts in documents(pieces, self.rule, self.config.split_seed, waits=False):
+            for place, parts in documents(self._pieces_in(path), self.rule, self.config.split_seed, waits=False):
                 deque(parts, maxlen=0)  # the place is that of all of them
                 least = sorted({*least, place()})[: len(SPLITS)]
                 missing.discard(self._split_of(place()))
@@ -135,6 +151,13 @@ class AnyFiles(Texts):
             note += f"; {' and '.join(self.dealt)}: {self.config.held_out:g} each, seed {self.config.split_seed}"
         ours = [path for path in self._left_out if path.name != CACHE]
         self.note = note + (f"; left out, written by txl: {_first_of(ours)}" if ours else "")
+
+
+class AnyText(AnyFiles):
+    """Any files, whose line ends do not matter: those of plain text are \\n. Texts in jsonl and parquet stay as they
+    are."""
+
+    one_line_end = True
 
 
 def _first_of(paths: list[Path]) -> str:

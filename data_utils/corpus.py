@@ -19,7 +19,7 @@ from .remote import with_copies
 from .sizes import MEASURES
 from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
 from .texts import Tagged, batches
-from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError
+from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError, read_as_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class Corpus:
             _LOG.warning(notice, text, n_unknown, n_token, UNK)
         if n_eos := store.record["n_eos"]:
             _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
+        if special := store.record.get("special"):
+            _LOG.warning("%s: %s", text, read_as_text(special))
         for held in ("valid", "test"):
             if name in ("train", held) and {"train", held} <= set(self._noticed):
                 self._warn_of_copies(held)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .any_files import AnyFiles
+from .any_files import AnyFiles, AnyText
 from .byte_splits import Enwik8, Text8
 from .config import DataConfig
 from .foreign import Streams
@@ -69,10 +69,10 @@ DATA_SETS = {
     "enwik8": _BYTES(Enwik8, Symbols, numbering=partial(ByteNumbers, Symbols)),
     "text8": _BYTES(Text8, Text8Symbols, numbering=partial(ByteNumbers, Text8Symbols)),
     "lm1b": DataSet(Shards, SentenceVocab, known=lambda texts: read_vocabulary(texts.home), has_sentences=True),
-    "text": _WORDS(AnyFiles, counted=("train",), special=(EOS, UNK), is_tokenised=False),
+    "text": _WORDS(AnyText, counted=("train",), special=(EOS, UNK), is_tokenised=False),
     "pydoc": _WORDS(Pydoc, counted=("train",), special=(EOS, UNK)),
-    "characters": DataSet(AnyFiles, Characters, ("train",), CharacterNumbers),
-    "bpe": DataSet(AnyFiles, Subwords, ("train",), known=_given, trained=_trained),
+    "characters": DataSet(AnyText, Characters, ("train",), CharacterNumbers),
+    "bpe": DataSet(AnyText, Subwords, ("train",), known=_given, trained=_trained),
     "bytes": DataSet(AnyFiles, Symbols, known=lambda texts: Symbols(ALL_BYTES)),
     "ids": DataSet(Streams, Integers, ("train", "valid"), known=lambda texts: texts.vocabulary()),
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .file_formats import LONGEST, has_rows, lines_or_rows, parts_of
+from .file_formats import LONGEST, has_rows, lines_or_rows, parts_of, with_one_line_end
 from .raw_text import DataError
 
 MANY_FILES = 20
@@ -21,15 +21,18 @@ class Piece(NamedTuple):
     """It is the document's last."""
 
 
-def pieces_in(path: Path, rule: str, text_field: str) -> Iterator[Piece]:
+def pieces_in(path: Path, rule: str, text_field: str, *, one_line_end: bool = False) -> Iterator[Piece]:
     """The documents of a file in order. Each ends with a line end; where the file has none, one is added. Raises
     `DataError` if the file cannot be read.
 
     Args:
         rule: blank, heading, file or row; a row of plain text is a line.
         text_field: of jsonl and parquet.
+        one_line_end: lines of plain text end with \\n, as Python's text mode reads them; else as they are.
     """
     lines = lines_or_rows(path, text_field, task="reading")
+    if one_line_end and not has_rows(path):
+        lines = map(with_one_line_end, lines)
     if has_rows(path) and rule in ("blank", "heading"):
         lines = (line for row in lines for line in row.splitlines(keepends=True))
     return _pieces(_RULES[rule](lines))

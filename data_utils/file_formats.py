@@ -38,6 +38,22 @@ def lines_or_rows(path: Path, text_field: str, *, task: str) -> Iterator[bytes]:
     return rows_of(path, text_field, task=task) if has_rows(path) else lines_of(path, task=task)
 
 
+def has_returns(path: Path) -> bool:
+    """True if a line of a file of text ends with \\r or \\r\\n. Raises `DataError` if it cannot be read."""
+    with opened(path, "looking through") as (file, tick):
+        while content := file.read(_BLOCK):
+            tick()
+            if b"\r" in content:
+                return True
+    return False
+
+
+def with_one_line_end(line: bytes) -> bytes:
+    """A line, or a part of one, that ends with \\n where it ended with \\r or \\r\\n."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    return line if len(text) == len(line) else text + b"\n"
+
+
 def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
     """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without a byte-order mark.
     A line of more than `LONGEST` bytes comes in parts, see `parts_of`. Raises `DataError` if it cannot be read."""

@@ -12,7 +12,7 @@ import numpy as np
 from .raw_text import DataError
 from .sizes import MEASURES, sizes_of
 from .spelling import places
-from .tokenizers.base import EOS, UNK, Tokenizer
+from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
 from .tokenizers.words import Vocab
 from .wikitext import tokenise
 
@@ -35,15 +35,22 @@ class FreeText(NamedTuple):
     sizes: dict[str, np.ndarray]
 
 
-def read_text(name: str) -> str:
+def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises `DataError` if it is missing
-    or not UTF-8, or standard input is closed."""
+    or not UTF-8, or standard input is closed.
+
+    Args:
+        vocab: what it is to be encoded with; unless that keeps line ends, lines end with \\n.
+    """
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        return _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
+        text = _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
+    if vocab is None or vocab.keeps_line_ends:
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_turns() -> Iterator[str]:
@@ -109,6 +116,13 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
     )
 
 
+def has_tokens(text: str, vocab: Tokenizer) -> bool:
+    """True if `encode_text` finds any; among words a line break is a token, other white space is none."""
+    if vocab.is_of_words:
+        return bool(text.strip()) or "\n" in text or "\r" in text
+    return len(vocab.encode(text).ids) > 0
+
+
 def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     tokens = vocab.encode(text)
     if not len(tokens.ids):
@@ -120,6 +134,8 @@ def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     if n_unknown := int(sizes["unknown"].sum()):
         notice = "%s: %d of %d tokens are not in the vocabulary and are read as %s"
         _LOG.warning(notice, name, n_unknown, len(tokens.ids), UNK)
+    if special := vocab.special_in(text):
+        _LOG.warning("%s: %s", name, read_as_text(special))
     ends = tokens.ends.tolist()
     offsets = [0, *ends[:-1]]
     surfaces = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ class Store(NamedTuple):
         files: indices where files begin, if the tokenizer tells them apart.
         places: of the documents, see `txl.data_utils.dealing`, in ascending order; empty if they are not asked for.
         sizes: what each token stands for, see `txl.data_utils.sizes`, (N, 4); empty if it was not measured.
-        record: n_unknown, n_eos, and `text`, the digest of the text.
+        record: n_unknown, n_eos, `special` (see `Tokenizer.special_in`), and `text`, the digest of the text.
     """
 
     ids: np.ndarray
@@ -180,6 +181,7 @@ class Writer(ExitStack):
         self._text = hashlib.sha256()
         self._ends_line = True
         self.n_document = 0
+        self._special: Counter[str] = Counter()
 
     def add(self, batch: Batch, block: Block) -> None:
         """Write the tokens of a batch."""
@@ -199,6 +201,7 @@ class Writer(ExitStack):
             self._files["sizes.bin"].write(block.sizes.astype(np.uint32).tobytes())
         self.n_unknown += block.n_unknown
         self.n_eos += block.n_eos
+        self._special.update(block.special)
 
     def translate(self, id_V: np.ndarray, unknown_V: np.ndarray, n_token: int) -> None:
         """Turn numbers into the ids of a vocabulary of `n_token`."""
@@ -221,7 +224,8 @@ class Writer(ExitStack):
             sizes[-len(MEASURES) + MEASURES.index("lines")] += 1
             sizes.flush()
         counts = {"n_unknown": self.n_unknown, "n_eos": self.n_eos, "n_document": self.n_document}
-        return {"dtype": self._dtype.name, "files": self._begins, "text": self._text.hexdigest(), **counts}
+        found = {"text": self._text.hexdigest(), "special": dict(self._special), **counts}
+        return {"dtype": self._dtype.name, "files": self._begins, **found}
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The ids that were written."""

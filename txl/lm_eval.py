@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from txl.config import require
+from txl.data_utils.free_text import has_tokens
 from txl.inference.reader import Reader
 from txl.language.model import LanguageModel
 
@@ -106,7 +107,7 @@ class TransformerXLForHarness(LM):
         return logprob, is_greedy
 
     def _read(self, text: str) -> float:
-        return -self.lm.score(text).total_nats if text.strip() else 0.0
+        return -self.lm.score(text).total_nats if has_tokens(text, self.lm.tokenizer) else 0.0
 
     def _generated(self, context: str, settings: dict[str, Any]) -> str:
         names = ("num_beams", "length_penalty") if (settings.get("num_beams") or 1) > 1 else ("top_k", "top_p")
@@ -132,7 +133,7 @@ class TransformerXLForHarness(LM):
                 yield model.log_prob(hidden_1TD[0, -n_scored:]).cpu(), target_N
 
     def _ids(self, text: str) -> list[int]:
-        return self.lm.encode(text) if text.strip(" ") else []
+        return self.lm.encode(text) if has_tokens(text, self.lm.tokenizer) else []
 
 
 def main(argv: Sequence[str]) -> None:

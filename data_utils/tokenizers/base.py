@@ -2,12 +2,20 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 EOS, UNK = "<eos>", "<unk>"
+
+
+def read_as_text(special: Mapping[str, int]) -> str:
+    """The notice of what `Tokenizer.special_in` finds."""
+    shown = " ".join([*special][:4]) + (" ..." if len(special) > 4 else "")
+    what = f"names special tokens of the tokenizer ({sum(special.values())} in all: {shown})"
+    return f"{what}, which are read as text, not as these tokens; take them out"
 
 
 class Encoded(NamedTuple):
@@ -44,6 +52,7 @@ class Block(NamedTuple):
         n_unknown: ids that stand for unknown words.
         n_eos: words that are `<eos>` as written.
         sizes: what each token stands for, see `txl.data_utils.sizes`, (N, 4), if the batch is measured.
+        special: see `Tokenizer.special_in`.
     """
 
     ids: np.ndarray
@@ -51,6 +60,7 @@ class Block(NamedTuple):
     n_unknown: int = 0
     n_eos: int = 0
     sizes: np.ndarray | None = None
+    special: Mapping[str, int] = MappingProxyType({})
 
 
 class UnknownWordError(Exception):
@@ -69,6 +79,7 @@ class Tokenizer(ABC):
         is_of_words: tokens are words between white space, and line ends; else any text comes back as it was.
         takes_words: made of the list of its tokens alone.
         by_file: each batch is of one file.
+        keeps_line_ends: lines of a file end as they end there; else with \\n.
         batch_bytes: bytes of text to encode at a time.
     """
 
@@ -76,6 +87,7 @@ class Tokenizer(ABC):
     is_of_words: ClassVar[bool] = False
     takes_words: ClassVar[bool] = False
     by_file: ClassVar[bool] = False
+    keeps_line_ends: ClassVar[bool] = False
     batch_bytes: ClassVar[int] = 1 << 20
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -125,6 +137,10 @@ class Tokenizer(ABC):
     def to_text(self) -> str:
         """The tokens in the order of their ids, one per line."""
         return "".join(f"{word}\n" for word in self.words)
+
+    def special_in(self, text: str) -> dict[str, int]:
+        """The special tokens whose names stand in a text, and how often. They are read as text."""
+        return {}
 
     def prompt(self, text: str) -> str:
         """What a text to be continued says. Empty: nothing. White space is tokens too, unless they are words."""

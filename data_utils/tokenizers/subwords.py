@@ -3,6 +3,8 @@
 import hashlib
 import itertools
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +48,9 @@ class Subwords(RunningTokenizer):
         n_token = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         names = [self.tokenizer.id_to_token(i) for i in range(n_token)]
         super().__init__([f"<no token {i}>" if name is None else name for i, name in enumerate(names)])
+        special = [one.content for one in self.tokenizer.get_added_tokens_decoder().values() if one.special]
+        longest_first = sorted(filter(None, special), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self.end_id = next((self.index[name] for name in _ENDS if name in self.index), None)
 
     @classmethod
@@ -102,6 +107,9 @@ class Subwords(RunningTokenizer):
             begin += len(piece)
         return Encoded(np.array(ids, dtype=np.uint32), np.array(ends, dtype=np.int64))
 
+    def special_in(self, text: str) -> dict[str, int]:
+        return {} if self._special is None else dict(Counter(self._special.findall(text)))
+
     def text_of(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.end_id], skip_special_tokens=False)
 
@@ -110,7 +118,7 @@ class Subwords(RunningTokenizer):
             yield self._block(batch)
 
     def _block(self, batch: Batch) -> Block:
-        text_of(batch.content)  # its errors name a place in the whole
+        text = text_of(batch.content)  # its errors name a place in the whole
         borders = [0, *batch.ends, *([len(batch.content)] if len(batch.content) > max([0, *batch.ends]) else [])]
         documents = [batch.content[a:b] for a, b in itertools.pairwise(borders)]
         pieces = [(piece.decode(), i) for i, document in enumerate(documents) for piece in parts_of(document)]
@@ -132,4 +140,9 @@ class Subwords(RunningTokenizer):
                 measured = sizes_of(piece, np.array([b for _, b in one.offsets], dtype=np.int64))
                 sizes.append(np.pad(measured, ((0, len(of_piece) - len(measured)), (0, 0))))
         joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.uint32)
-        return Block(joined, np.array(ends, dtype=np.int64), sizes=np.concatenate(sizes) if sizes else None)
+        return Block(
+            joined,
+            np.array(ends, dtype=np.int64),
+            sizes=np.concatenate(sizes) if sizes else None,
+            special=self.special_in(text),
+        )

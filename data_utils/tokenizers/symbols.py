@@ -17,7 +17,7 @@ class Symbols(RunningTokenizer):
     """Bytes by their number, `32` is a space. A text begins after a line end or a space. What is not UTF-8 is shown as
     U+FFFD."""
 
-    takes_words = True
+    takes_words = keeps_line_ends = True
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)

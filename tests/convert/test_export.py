@@ -67,7 +67,7 @@ def test_a_run_written_for_others_has_the_same_figures(here: Here, to: str) -> N
     assert not list(Path().glob(".tmp*"))
     if to == "huggingface":
         names = {path.name for path in Path("there").iterdir()}
-        texts = {"config.json", "vocab.txt", "tokenizer_config.json", "README.md"}
+        texts = {"config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md"}
         assert names == {"model.safetensors", "curve.png", *texts}
         config = json.loads(Path("there/config.json").read_text())
         assert (config["model_type"], config["eos_token_id"], config["mem_len"]) == ("transfo-xl", 0, 8)
@@ -224,6 +224,30 @@ def test_an_export_in_subwords_is_converted_again_and_names_its_text(here: Here)
 
 
 # Hugging Face
+
+SPACED = (
+    "the cat, (Bab) 'it' \u6211\u4eec\u8d70\u3002 "
+    "a-b 1.5 $5.50 <unk>, x<eos>y <eos> <unk>\n\n\tthe\r\n the\x1ccat\u3000it\u2028a\x85b\r the "
+)
+
+
+@pytest.mark.parametrize("text", [SPACED, " ", "\n", "".join(map(chr, range(1, 0x3100)))])
+def test_words_between_white_space_are_exported_with_a_tokenizer_of_the_same_ids(text: str, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<eos>", "<unk>", *dict.fromkeys(word for word in SPACED.split() if word not in ("<eos>", "<unk>"))]
+    source = dataclasses.replace(pretrained("text"), tokenizer=Vocab(words))
+    source = dataclasses.replace(source, model=TransformerXL(ModelConfig(n_token=len(words), **SIZES)))
+    write_huggingface(source, tmp_path)
+    there = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    there.encode_special_tokens = settings["split_special_tokens"]
+    own = [] if text == " " else encode_text(text, source.tokenizer, name="").ids
+    assert there.encode(text).ids == own
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    (tmp_path / "vocab.txt").unlink()  # as where transformers saves the tokenizer
+    assert txl.load(tmp_path).tokenizer.words == words
+    write_huggingface(dataclasses.replace(source, record={}), tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "TransfoXLTokenizer"
 
 
 @pytest.mark.parametrize("name", ["hf_div2", "x_hf_div1_emb16_tie_r"])

@@ -1,6 +1,7 @@
 """Checkpoints of the 2019 code, of NVIDIA's and of Hugging Face's, as they lie on people's disks."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,23 @@ def test_pickled_vocabularies(hf: Path) -> None:
     with foreign("data_utils", "Corpus", base=object) as classes, foreign("vocabulary", "Vocab", base=object) as more:
         corpus = classes["Corpus"]()
         corpus.vocab = more["Vocab"]()
-        corpus.vocab.idx2sym = ["<eos>", "\xc3\xbc"]  # as Python 2 has pickled it
+        corpus.vocab.idx2sym = ["<eos>", "\u00fc"]
         torch.save(corpus, hf / "cache.pt")
     assert convert(hf, hf / "cache.pt").words == ["<eos>", "\u00fc"]
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_words_of_python_3_stay_and_byte_strings_of_python_2_are_utf_8(hf: Path, protocol: int) -> None:
+    words = ["<eos>", "caf\u00c3\u00a9", "\u00c2\u00a3", "caf\u00e9"]
+    (hf / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": words}, protocol=protocol))
+    assert convert(hf, hf / "vocab.pkl").words == words
+    torch.save({"idx2sym": words}, hf / "vocab.bin", pickle_protocol=max(protocol, 2))
+    assert convert(hf, hf / "vocab.bin").words == words
+    cafe = "caf\u00e9".encode()
+    listed = [b"U\x05<eos>", b"T\x05\0\0\0" + cafe, b"S'\\xc3\\xbc'\n", b"U\x01\xe9", b"X\x04\0\0\0\xc3\x83\xc2\xa9"]
+    pickled = b"}U\x07idx2sym](" + b"".join(listed) + b"es."
+    (hf / "vocab.pkl").write_bytes(pickled)  # as Python 2 writes str, and unicode
+    assert convert(hf, hf / "vocab.pkl").words == ["<eos>", "caf\u00e9", "\u00fc", "\u00e9", "\u00c3\u00a9"]
 
 
 ADDED = {

@@ -20,6 +20,7 @@ from txl.data_utils import documents as documents_module
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.documents import pieces_in, rule_of, signs_of
 from txl.data_utils.raw_text import DataError
+from txl.data_utils.store import name_of
 
 try:
     from backports import zstd as zstd_library
@@ -305,6 +306,64 @@ def test_lines_end_alike_however_they_are_written(tmp_path: Path, line_end: str)
         assert len(documents(open_any(tmp_path, documents=rule))) == n
 
 
+@pytest.mark.parametrize("dataset", ["text", "characters", "bpe"])
+def test_line_ends_of_one_split_alone_change_nothing(tmp_path: Path, dataset: str) -> None:
+    pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
+    size = {"vocab_size": 300} if dataset == "bpe" else {}
+    for end in ("\n", "\r\n", "\r"):
+        (tmp_path / end.encode().hex()).mkdir()
+        for name, line_end in {"train": "\n", "valid": end, "test": end}.items():
+            text = "".join(TEXTS).replace("\n", line_end)
+            (tmp_path / end.encode().hex() / f"{name}.txt").write_bytes(text.encode())
+    unix, *others = (open_any(folder, dataset=dataset, **size) for folder in sorted(tmp_path.iterdir()))
+    for corpus in others:
+        assert corpus.vocab.words == unix.vocab.words
+        assert "\r" not in corpus.vocab.words
+        for split in ("train", "valid"):
+            assert corpus.split(split).tolist() == unix.split(split).tolist()
+            sizes = [(name, of.tolist()) for name, of in corpus.sizes(split).items()]
+            assert sizes == [(name, of.tolist()) for name, of in unix.sizes(split).items()]
+        assert corpus.fingerprint("valid") != unix.fingerprint("valid")  # the file is another
+
+
+def test_line_ends_in_strings_and_bytes_stay(tmp_path: Path) -> None:
+    text = "a b\r\nc\rd\n"
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    corpus = open_any(tmp_path, dataset="characters")
+    assert "".join(corpus.vocab.words[i] for i in corpus.split("valid")) == text
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for split in ("train", "valid", "test"):
+        (plain / f"{split}.txt").write_bytes(text.encode())
+    assert bytes(open_any(plain, dataset="bytes").split("valid").astype("u1")) == text.encode()
+    assert bytes(documents_of(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
+
+
+def documents_of(corpus: Corpus) -> bytes:
+    return b"".join(corpus.documents("valid"))
+
+
+def test_stores_and_fingerprints_of_texts_with_one_line_end_are_those_of_before(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\nc d\n\n")
+    corpus = open_any(tmp_path, documents="blank")
+    corpus.split("valid")
+    assert corpus.fingerprint("valid") == hashlib.sha256(b"a b\nc d\n\n").hexdigest()
+    digest = name_of("text-valid", [[[corpus.fingerprint("valid")], STORED], corpus.vocab.fingerprint()])
+    assert (tmp_path / "txl-cache" / digest).is_dir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes(b"a b\nc d\r\n\n")
+    returns = open_any(tmp_path, documents="blank")
+    returns.split("valid")
+    digest = hashlib.sha256(b"a b\nc d\r\n\n").hexdigest()
+    assert returns.fingerprint("valid") != digest  # was read otherwise
+    old = name_of("text-valid", [[[digest], STORED], returns.vocab.fingerprint()])
+    assert not (tmp_path / "txl-cache" / old).is_dir()
+
+
+STORED = ["blank", "text", 0, [[".txt"]]]
+"""What the name of a store is made of besides its text and vocabulary."""
 LONG = "long words and more " * 40
 
 

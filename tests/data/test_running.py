@@ -16,7 +16,7 @@ from txl.config import UsageError
 from txl.data_utils import file_formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.free_text import encode_text
+from txl.data_utils.free_text import encode_text, read_text
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.sizes import MEASURES, sizes_of
 from txl.data_utils.tokenizers.base import Batch
@@ -74,14 +74,17 @@ def test_any_text_comes_back_and_its_tokens_stand_for_all_of_it(vocab: RunningTo
 @pytest.mark.parametrize("dataset", KINDS)
 def test_the_ids_of_a_split_are_its_text_and_count_what_words_count(folder: Path, dataset: str) -> None:
     words, corpus = (open_text(folder, kind) for kind in ("text", dataset))
-    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == TEXT  # type: ignore[attr-defined]
+    as_read = TEXT if dataset == "bytes" else TEXT.replace("\r\n", "\n")
+    assert corpus.vocab.text_of(corpus.split("valid").tolist()) == as_read  # type: ignore[attr-defined]
     starts = corpus.document_starts("valid")
     assert len(starts) == 10
     if dataset == "bpe":  # what ends a document stands before the next
         assert {corpus.vocab.words[i] for i in corpus.split("valid")[starts[1:] - 1]} == {"<eos>"}
     expected, sizes = words.sizes("valid"), corpus.sizes("valid")
     assert all(len(size_N) == len(corpus.split("valid")) for size_N in sizes.values())
-    assert all(sizes[what].sum() == expected[what].sum() for what in MEASURES)
+    n_return = len(TEXT) - len(as_read.replace("\r\n", "\n")) if dataset == "bytes" else 0
+    more = {"characters": n_return, "bytes": n_return}
+    assert all(sizes[what].sum() == expected[what].sum() + more.get(what, 0) for what in MEASURES)
 
 
 def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) -> None:
@@ -95,6 +98,12 @@ def test_the_vocabulary_comes_back_from_a_checkpoint(vocab: RunningTokenizer) ->
 def test_characters_without_a_line_break_or_unk_are_damaged(content: str, missing: str) -> None:
     with pytest.raises(ValueError, match=f"has no {missing}"):
         tokenizer_of("characters", lambda name: content)
+
+
+def test_a_file_is_read_with_one_line_end_unless_its_bytes_are_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
+    assert read_text(str(tmp_path / "a.txt"), Characters(["\n", "<unk>"])) == "a\nb\nc\n"
+    assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\r\nb\rc\n"
 
 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:
@@ -144,7 +153,33 @@ def test_any_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
     corpus = open_text(folder, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
     assert corpus.vocab.words == ["[UNK]", "the", "word"]
     assert corpus.split("valid")[-5:].tolist() == [2, 1, 2, 1, 0]
-    assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.encode())
+    assert corpus.sizes("valid")["bytes"].sum() == len(TEXT.replace("\r\n", "\n").encode())
+
+
+def test_special_tokens_that_a_text_names_are_noticed_and_read_as_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "word": 2}, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    theirs.add_special_tokens(["<s>", "<s>2"])
+    theirs.add_tokens(["of"])  # not special: it is a token of the text
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    text = {"train": "the word of\n", "valid": "<s>2 the word\n\n<s> <s> of\n", "test": "the word\n"}
+    for split, content in text.items():
+        (tmp_path / f"{split}.txt").write_text(content)
+    corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+    said = "names special tokens of the tokenizer (3 in all: <s>2 <s>), which are read as text"
+    for _ in range(2):  # also of a store that is there
+        caplog.clear()
+        for split in text:
+            corpus.split(split)
+        assert [said in line and "valid.txt" in line for line in caplog.messages if "special" in line] == [True]
+        corpus = open_text(tmp_path, "bpe", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert not {corpus.vocab.index["<s>"], corpus.vocab.index["<s>2"]} & set(corpus.split("valid").tolist())
+    caplog.clear()
+    encode_text("the <s>", corpus.vocab, name="prompt")
+    assert caplog.messages[0].startswith("prompt: names special tokens of the tokenizer (1 in all: <s>)")
 
 
 def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +244,12 @@ def test_a_text_without_tokens_is_empty(text: str) -> None:
 
 BAD_IDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too large": ({"valid": np.array([3, 12])}, {"vocab_size": 9}, r"valid\.npy: holds ids from 3 to 12, outside .* 9"),
-    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds ids from -1 to 3"),
+    "negative": ({"valid": np.array([3, -1])}, {"vocab_size": 9}, r"valid\.npy: holds the id -1, first at index 1"),
     "-1 as uint32": ({"valid": np.array([3, 2**32 - 1], np.uint32)}, {}, r"holds the id 4294967295 \(-1 as an"),
     "floats": ({"valid": np.ones(3)}, {}, r"valid\.npy: holds float64 of shape \(3,\); it needs integers"),
     "a table": ({"valid": np.ones((3, 2), int)}, {}, r"of shape \(3, 2\)"),
     "empty": ({"valid": np.ones(0, int)}, {}, r"of shape \(0,\)"),
-    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: no array of numpy"),
+    "objects": ({"valid": np.array([{}])}, {}, r"valid\.npy: holds Python objects"),
     "documents": ({"valid.documents": np.array([5, 2])}, {}, r"valid\.documents\.npy: holds no ascending indices"),
 }
 

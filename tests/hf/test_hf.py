@@ -16,14 +16,20 @@ import torch
 from torch import Tensor
 
 from txl.commands.convert import main as convert_main
+from txl.config import Context, ModelConfig
 from txl.convert import convert
+from txl.data_utils.tokenizers.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.generation import beams
 from txl.generation.beams import beam_search
+from txl.language.export import write_huggingface
+from txl.language.trained import TrainedModel
+from txl.model.transformer import TransformerXL
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"
 )
+import txl  # noqa: E402
 import txl.hf  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -360,6 +366,25 @@ def test_a_model_converted_to_hugging_faces_layout_is_read_by_both(made: Path, t
     assert tokenizer("w3 w7 nobody <eos>")["input_ids"] == [5, 9, 1, 0]
     there = json.loads((folder / "tokens.json").read_text())
     assert [tokenizer.tokenize(sentence) for sentence in SENTENCES] == there["words"]
+
+
+def test_words_between_white_space_are_read_alike_by_both(tmp_path: Path) -> None:
+    words = ["<eos>", "<unk>", "the", "cat,", "(sat).", "a-b", "\u6211\u4eec\u8d70\u3002"]
+    record = {"data": {"data": "x", "dataset": "text"}}
+    model = TransformerXL(ModelConfig(n_token=len(words), n_layer=2, n_head=2, d_head=8, d_model=16, d_inner=16))
+    write_huggingface(TrainedModel(model, Context(tgt_len=8, mem_len=8), Vocab(words), record), tmp_path)
+    lm, tokenizer = txl.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["the cat, (sat).\n\nthe a-b", "\u6211\u4eec\u8d70\u3002 the<unk>, <eos>\t<unk>\r\nthe ( sat )"]
+    assert [tokenizer(text)["input_ids"] for text in texts] == [lm.encode(text) for text in texts]
+    padded = tokenizer(["the", "the cat, (sat)."], padding=True)
+    assert (padded["input_ids"][0], padded["attention_mask"][0]) == ([0, 0, 2], [0, 0, 1])
+    write = transformers.pipeline("text-generation", model=str(tmp_path))
+    (said,) = write("the cat,", max_new_tokens=3, do_sample=False)
+    assert lm.encode(said["generated_text"])[:2] == [2, 3]
+    assert said["generated_text"].count(" ") == 4
+    transformers_4("read", tmp_path)
+    there = json.loads((tmp_path / "tokens.json").read_text())
+    assert there["ids"] == [tokenizer(sentence)["input_ids"] for sentence in SENTENCES]
 
 
 def test_without_sacremoses_text_is_split_as_wikitext_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

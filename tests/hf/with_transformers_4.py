@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     TransfoXLConfig,
     TransfoXLForSequenceClassification,
     TransfoXLLMHeadModel,
@@ -91,4 +92,4 @@ if __name__ == "__main__":
     else:
         figures(where)
         if (where / "tokenizer_config.json").is_file():
-            tokens(TransfoXLTokenizer.from_pretrained(where), where)
+            tokens(AutoTokenizer.from_pretrained(where), where)

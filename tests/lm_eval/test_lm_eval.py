@@ -26,7 +26,12 @@ import torch
 import txl
 from tests.cli.conftest import Here, Outcome, call, entry_points, here, run_folder, text, trained, write_text
 from tests.forks import ROOT
-from txl.config import UsageError
+from txl.config import Context, ModelConfig, UsageError
+from txl.data_utils.tokenizers.characters import Characters
+from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
+from txl.data_utils.tokenizers.words import Vocab
+from txl.language.model import LanguageModel
+from txl.model.transformer import TransformerXL
 
 __all__ = ["call", "entry_points", "here", "run_folder", "text", "trained", "write_text"]
 IS_INSTALLED = find_spec("lm_eval") is not None
@@ -114,6 +119,34 @@ def test_continuations(harness: Any, here: Here) -> None:
         assert isinstance(is_greedy, bool)
     assert found[1][1]
     assert not model.loglikelihood(requests((context, " <unk>")))[0][1]
+
+
+CHARACTERS = Characters(["\n", "<unk>", " ", "a", "b", "\t"])
+VOCABULARIES = {"text": Vocab(["<eos>", "<unk>", "a", "b"]), "characters": CHARACTERS, "bytes": Symbols(ALL_BYTES)}
+
+
+@pytest.mark.parametrize("dataset", VOCABULARIES)
+def test_white_space_is_scored_where_it_is_tokens(
+    harness: Any, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = VOCABULARIES[dataset]
+    model = TransformerXL(ModelConfig(n_token=len(vocab), n_layer=1, n_head=1, d_head=8, d_model=8, d_inner=8)).eval()
+    lm = LanguageModel(model, Context(tgt_len=8, mem_len=8), vocab, {"data": {"dataset": dataset}})
+    monkeypatch.setattr(LanguageModel, "open", lambda *_, **__: lm)
+    reader = harness("run")
+    nothing = ["", *([" ", "\t", "\u3000", "  \t "] if dataset == "text" else [])]
+    for blank in nothing:
+        assert reader.loglikelihood(requests(("a", blank))) == [(0.0, True)]
+        assert reader.loglikelihood_rolling(requests((blank,))) == [0.0]
+    tokens = ["\n", "\n\n", " \n\t"] if dataset == "text" else [" ", "\t", "\n\n", "\u3000", "  "]
+    for blank in tokens:
+        ((nats, _),) = reader.loglikelihood(requests(("a", blank)))
+        assert nats == pytest.approx(lm.loglikelihood("a", blank), rel=1e-5)
+        assert nats < -1
+        assert reader.loglikelihood_rolling(requests((blank,))) == pytest.approx([-lm.score(blank).total_nats])
+        ((after, _),) = reader.loglikelihood(requests((blank, "b")))
+        if dataset != "text":
+            assert after == pytest.approx(lm.loglikelihood(blank, "b"), rel=1e-5)
 
 
 def test_generation_ends_at_a_string(harness: Any, here: Here) -> None:

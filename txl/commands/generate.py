@@ -66,7 +66,7 @@ def prompts_of(config: GenerateConfig, vocab: Tokenizer) -> Iterator[tuple[str, 
         )
         yield "--prompt", text
         return
-    text = read_text(name)
+    text = read_text(name, vocab)
     if not vocab.prompt(text):
         flag = next(flag for flag in ("prompts", "prompt_file", "prompt") if getattr(config, flag) == name)
         what = "standard input" if name == "-" else "the file"

@@ -61,8 +61,8 @@ def score_file(
         how["advice"] = "; for running text there is --tokenise"
     before = [vocab.eos_id]
     if config.context is not None:
-        before += encode_text(read_text(config.context), vocab, name=config.context, **how).ids
-    text = encode_text(read_text(config.text), vocab, name=config.text, **how)
+        before += encode_text(read_text(config.context, vocab), vocab, name=config.context, **how).ids
+    text = encode_text(read_text(config.text, vocab), vocab, name=config.text, **how)
     require_outputs(config.json, config.per_token)
     training = training_text(lm, lm.corpus(data), ranks) if additions.read_training_text else None
     counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}

@@ -37,7 +37,7 @@ class Shape:
             return self.of_words(n_token, corpus.config.dataset)
         ids, plain = corpus.split("train"), replace(self.model, n_token=n_token)
         parts = (ids[i : i + _AT_A_TIME] for i in range(0, len(ids), _AT_A_TIME))
-        counts_V = sum(np.bincount(part, minlength=n_token) for part in parts)
+        counts_V = sum(np.bincount(part.astype(np.int64), minlength=n_token) for part in parts)
         assert isinstance(counts_V, np.ndarray)
         found = best_cutoffs(counts_V, plain)
         if ranks.is_main:

@@ -67,15 +67,7 @@ def words_of_pickle(path: Path) -> list[str]:
     words = fields.get("idx2sym")
     good = isinstance(words, list) and all(isinstance(word, str) for word in words)
     require(good and bool(words), f"{path}: holds no vocabulary (idx2sym); give cache.pt, vocab.bin or vocab.txt")
-    return [_text(word) for word in words or ()]
-
-
-def _text(word: str) -> str:
-    """Files of Python 2 hold UTF-8 bytes, which are read as Latin-1."""
-    try:
-        return word.encode("latin1").decode()
-    except UnicodeError:
-        return word
+    return list(words or ())
 
 
 def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, PickledTensor]]:

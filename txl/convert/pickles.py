@@ -6,12 +6,14 @@ with its attributes, a call of an unknown function an `Inert` with its arguments
 write such files may be named at all.
 """
 
+import codecs
 import io
 import math
 import pickle
 import pickletools
 import zipfile
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +29,9 @@ _NAMEABLE = (
     "transformers pytorch_transformers pytorch_pretrained_bert re sacremoses tokenizers"
 ).split()
 """Top-level modules that checkpoints of the programs we read may name; instances of their classes are inert."""
+_BYTE_STRINGS = "txl_byte_strings"
 _BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "bytearray", "complex", "slice", "range", "object")
+_OPCODES = {op.code: op for op in pickletools.opcodes}
 _DTYPES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -40,6 +44,22 @@ _DTYPES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
+
+
+def _of_byte_strings(name: str) -> codecs.CodecInfo | None:
+    """Byte strings, which only Python 2 pickles as strings: UTF-8 (a vocabulary's words), or else any bytes."""
+
+    def decode(encoded: Any, errors: str = "strict") -> tuple[str, int]:
+        content = bytes(encoded)
+        try:
+            return content.decode(), len(content)
+        except UnicodeDecodeError:
+            return content.decode("latin1"), len(content)
+
+    return codecs.CodecInfo(codecs.latin_1_encode, decode, name=name) if name == _BYTE_STRINGS else None
+
+
+codecs.register(_of_byte_strings)
 
 
 class Inert:
@@ -184,18 +204,30 @@ def _read_stream(file: BinaryIO) -> Any:
 def _load(file: BinaryIO, path: Path, storage: Any) -> Any:
     """One pickle. Its opcodes are looked at first: a memo index far beyond those used takes all memory there is."""
     start = file.tell()
-    for n_op, (op, argument, _) in enumerate(pickletools.genops(file)):
-        if "PUT" in op.name and isinstance(argument, int) and argument > n_op:
+    for n_op, (name, argument) in enumerate(_opcodes(file)):
+        if "PUT" in name and isinstance(argument, int) and argument > n_op:
             raise ValueError("a memo index beyond all that is memoized")
     file.seek(start)
     return _Unpickler(file, path, storage).load()
+
+
+def _opcodes(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """The opcodes of a pickle with their arguments. (`pickletools.genops` stops at a quoted byte string that is not
+    ASCII, as protocol 0 of Python 2 has them.)"""
+    while code := file.read(1):
+        op = _OPCODES[code.decode("latin1")]
+        if op.name == "STRING":
+            file.readline()
+        yield op.name, op.arg.reader(file) if op.arg is not None and op.name != "STRING" else None
+        if op.name == "STOP":
+            return
 
 
 class _Unpickler(pickle.Unpickler):
     """Imports nothing and calls nothing but what is written here."""
 
     def __init__(self, file: BinaryIO, path: Path, storage: Any) -> None:
-        super().__init__(file, encoding="latin1")
+        super().__init__(file, encoding=_BYTE_STRINGS)
         self._path, self._storage = path, storage
 
     def find_class(self, module: str, name: str) -> Any:

@@ -15,7 +15,7 @@ from txl.convert.pickles import read_pickle
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
 
-_VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "vocab.bin", "vocab.pkl", "cache.pt", "tokenizer.json")
 WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 _TENSORFLOW = (".index", ".meta", ".ckpt", ".h5")
 
@@ -120,6 +120,8 @@ def read_words(path: Path) -> list[str]:
         content = read_json(path)
     except (OSError, ValueError):
         raise wrong from None
+    if isinstance(content, dict) and isinstance(model := content.get("model"), dict):  # a tokenizer.json of words
+        content = model.get("vocab") if model.get("type") == "WordLevel" else None
     if isinstance(content, dict) and all(isinstance(i, int) for i in content.values()):
         by_id = {i: word for word, i in content.items()}
         content = [by_id.get(i) for i in range(len(content))]

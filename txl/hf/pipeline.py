@@ -11,19 +11,19 @@ from transformers.pipelines.text_generation import (  # pyright: ignore[reportMi
     TextGenerationPipeline,
 )
 
-from txl.hf.tokenizer import TransfoXLTokenizer
+from txl.hf.config import TransfoXLConfig
 
 TASK = "text-generation"
 
 
 class WordGenerationPipeline(TextGenerationPipeline):
-    """The pipeline of transformers; with a `TransfoXLTokenizer`, texts are joined as words are."""
+    """The pipeline of transformers; with a TransfoXL, texts are joined as words are."""
 
     def postprocess(self, model_outputs: Any, return_type: Any = ReturnType.FULL_TEXT, **settings: Any) -> Any:
         records = super().postprocess(model_outputs, return_type, **settings)
         prompt = model_outputs["prompt_text"]
         has_text = return_type != ReturnType.TENSORS and isinstance(prompt, str) and bool(prompt)
-        if not isinstance(self.tokenizer, TransfoXLTokenizer) or not has_text:
+        if not isinstance(self.model.config, TransfoXLConfig) or not has_text:
             return records
         skip = settings.get("skip_special_tokens")
         how = {"skip_special_tokens": True if skip is None else skip}

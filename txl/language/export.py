@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from txl.checkpoint import CheckpointWriter, Snapshot
 from txl.config import UsageError, require
 from txl.convert.huggingface import DATA, config_for_huggingface, second_names, to_huggingface
+from txl.convert.huggingface_words import SETTINGS_OF_MOSES, SETTINGS_OF_WORDS, tokenizer_of_words
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
 from txl.data_utils.tokenizers.base import EOS, UNK, Tokenizer
@@ -67,10 +68,13 @@ def write_huggingface(found: TrainedModel, folder: Path) -> None:
     config = config_for_huggingface(found.model, found.context) | {"eos_token_id": found.tokenizer.index[EOS]}
     _write_json(folder / "config.json", config | rates(found) | _data_of(found))
     (folder / "vocab.txt").write_text(found.tokenizer.files()["vocab.txt"], encoding="utf-8")
-    if UNK in found.tokenizer:  # its tokenizer works with no other vocabulary
-        formula = ["<formula>"] if "<formula>" in found.tokenizer else []
-        names = {"tokenizer_class": "TransfoXLTokenizer", "eos_token": EOS, "unk_token": UNK}
-        _write_json(folder / "tokenizer_config.json", names | {"additional_special_tokens": formula})
+    if UNK in found.tokenizer:  # its tokenizers work with no other vocabulary
+        if not found.is_tokenised:
+            _write_json(folder / "tokenizer.json", tokenizer_of_words(found.tokenizer.words))
+        settings = SETTINGS_OF_MOSES if found.is_tokenised else SETTINGS_OF_WORDS
+        formula = ["<formula>"] if "<formula>" in found.tokenizer and found.is_tokenised else []
+        special = {"eos_token": EOS, "unk_token": UNK, "additional_special_tokens": formula}
+        _write_json(folder / "tokenizer_config.json", special | settings)
 
 
 def write_original(found: TrainedModel, folder: Path) -> None:
