@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import txl
+from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
 from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
 
 B, T, D = 3, 17, 8
@@ -150,3 +151,63 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
         AgentMemory.stacked([memory, body(x_BTD[:, :2], None, CONTEXT)[1]])
     with pytest.raises(ValueError, match="n_token"):
         txl.TransformerXL(body.config)
+
+
+BAD = 2
+"""The step of row 0 that is not finite."""
+OF_MEMORY = {name: settings for name, settings in MEMORY_MODELS.items() if name not in ("toy", "recurrent_tokens")}
+
+
+def body_and_context(name: str) -> tuple[MemoryTransformer, Context]:
+    """Those of a line of `OF_MEMORY`."""
+    body = body_of(**shape_of(name))
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.normal_(std=0.4)
+    return body, context_of(name, tgt_len=4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", [*SHAPES, *OF_MEMORY])
+def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(name: str, bad: float, x_BTD: Tensor) -> None:
+    """Values and gradients, within a segment; its own episode is NaN from there on, and not before."""
+    body, context = (body_of(**SHAPES[name]), CONTEXT) if name in SHAPES else body_and_context(name)
+    reset_BT = torch.zeros(B, 8, dtype=torch.bool)
+    reset_BT[0, 4] = reset_BT[1, 6] = True
+    good_BTD = x_BTD[:, :8].detach()
+    bad_BTD = good_BTD.clone()
+    bad_BTD[0, BAD] = bad
+    outs, grads = [], []
+    for x in (good_BTD, bad_BTD):
+        h_BTD, _ = body(x, None, context, reset_BT)
+        loss = h_BTD[0, 4:].square().sum() + h_BTD[1:].square().sum()
+        grads.append(torch.autograd.grad(loss, [*body.parameters()], materialize_grads=True))
+        outs.append(h_BTD)
+    assert outs[1][0, BAD:4].isnan().all()
+    outs = [torch.cat([out[:, :BAD], out[:, 4:]], dim=1) for out in outs]
+    torch.testing.assert_close(outs[1], outs[0])
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("name", OF_MEMORY)
+def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(name: str, projected: bool) -> None:
+    body, context = body_and_context(name)
+    good_BTD = torch.randn(2, 32, D, dtype=torch.float64)
+    bad_BTD = good_BTD.clone()
+    bad_BTD[0, BAD] = torch.nan
+    for at in (4, 6, 9):  # with the next rollout, within it, within a later one
+        reset_BT = torch.zeros(2, 32, dtype=torch.bool)
+        reset_BT[0, at] = True
+        outs = []
+        for x_BTD in (good_BTD, bad_BTD):
+            memory, hidden = (body.projected(None, 2) if projected else None), []
+            for x, reset in zip(x_BTD.split(4, 1), reset_BT.split(4, 1), strict=True):
+                h, memory = body(x, memory, context, reset)
+                hidden.append(h)
+            outs.append(torch.cat(hidden, dim=1))
+        assert outs[1][0, BAD:4].isnan().all()
+        assert name == "no_memory" or outs[1][0, 4:at].isnan().all()
+        torch.testing.assert_close(outs[1][0, at:], outs[0][0, at:])
+        torch.testing.assert_close(outs[1][1], outs[0][1])

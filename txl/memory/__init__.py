@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.memory.base import Memory, MemoryRule, State, rows_joined
+from txl.memory.base import Memory, MemoryRule, State
 from txl.memory.key_value import KeyValue
 from txl.memory.key_values import KeyValueMemory
+from txl.memory.rows import rows_joined
 from txl.memory.span import Span
 
 __all__ = [

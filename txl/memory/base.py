@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
+from txl.memory.rows import not_finite_in, of_rows, rows_joined
 from txl.memory.span import Span
 
 BESIDE: dict[str, tuple[Any, ...]] = {
@@ -256,6 +256,13 @@ class Memory:
         """With all tensors changed in the same way."""
         return self.of_named({name: change(tensor) for name, tensor in self.named().items()})
 
+    def finite_in(self, row_B: Tensor) -> tuple["Memory", Tensor]:
+        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows that was."""
+        bad = {name: not_finite_in(tensor, row_B) for name, tensor in self.named().items()}
+        was_bad_B = torch.stack([of_rows(bad_BX).any(1) for bad_BX in bad.values()]).any(0)
+        tensors = {name: tensor.masked_fill(bad[name], 0) for name, tensor in self.named().items()}
+        return self.of_named(tensors), was_bad_B
+
     def rows(self, index_B: Tensor) -> "Memory":
         """The rows with these indices, which may repeat, in their order."""
         return self.map(lambda tensor: tensor.index_select(0, index_B))
@@ -277,9 +284,3 @@ class Memory:
             return host.copy_(tensor, non_blocking=True)
 
         return self.map(copied)
-
-
-def rows_joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of several tensors. Zeros stand first in those that are shorter along the second axis."""
-    longest = max(part.shape[1] if part.ndim > 1 else 0 for part in parts)
-    return torch.cat([F.pad(x, (0, 0) * (x.ndim - 2) + (longest - x.shape[1], 0)) if x.ndim > 1 else x for x in parts])
