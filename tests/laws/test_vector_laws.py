@@ -8,7 +8,7 @@ from torch import Tensor
 
 import txl
 from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
-from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
+from txl import AgentMemory, Context, Memory, MemoryTransformer, ModelConfig
 
 B, T, D = 3, 17, 8
 CONTEXT = Context(tgt_len=T, mem_len=5, same_length=True)
@@ -211,3 +211,37 @@ def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(name: str, p
         assert name == "no_memory" or outs[1][0, 4:at].isnan().all()
         torch.testing.assert_close(outs[1][0, at:], outs[0][0, at:])
         torch.testing.assert_close(outs[1][1], outs[0][1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OF_MEMORY)
+def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, seeded: None) -> None:
+    """Memories of texts of different lengths: as many hidden states may stand beside different numbers of others."""
+    body, context = body_and_context(name)
+    longer, shorter = (torch.randn(1, n, D, dtype=torch.float64) for n in (20, 8))
+    next_BTD = torch.randn(2, 4, D, dtype=torch.float64)
+    parts = []
+    for x_BTD in (longer, shorter):
+        memory = None
+        for x in x_BTD.split(4, dim=1):
+            _, memory = body(x, memory, context)
+        assert memory is not None
+        parts.append(memory)
+    if name in ("compressive", "knn"):
+        what = {"compressive": r"2 and 4 states \(compressed\)", "knn": r"5 and 7 states \(keys\)"}[name]
+        for join in (AgentMemory.stacked, lambda both: Memory.joined([part.hidden for part in both])):
+            with pytest.raises(ValueError, match=f"memories of {what}: give memories of one length"):
+                join(parts)
+        parts[1] = parts[0]
+    stacked, _ = body(next_BTD, AgentMemory.stacked(parts), context)
+    alone = [body(x, part, context)[0] for x, part in zip(next_BTD.split(1), parts, strict=True)]
+    torch.testing.assert_close(stacked, torch.cat(alone), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_memories_that_cannot_be_joined_are_refused(x_BTD: Tensor) -> None:
+    memories = [body_of(**settings)(x_BTD[:, :4], None, CONTEXT)[1] for settings in ({}, {"n_layer": 1})]
+    with pytest.raises(ValueError, match="memories of different models"):
+        AgentMemory.stacked(memories)
+    with pytest.raises(ValueError, match="no memories to join"):
+        AgentMemory.stacked([])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.rows import not_finite_in, of_rows, rows_joined
+from txl.memory.rows import not_finite_in, of_rows, require_joinable, rows_joined
 from txl.memory.span import Span
 
 BESIDE: dict[str, tuple[Any, ...]] = {
@@ -243,9 +243,14 @@ class Memory:
 
     @classmethod
     def joined(cls, parts: Sequence["Memory"]) -> "Memory":
-        """The memory of the streams of several, in their order."""
+        """The memory of the streams of several, in their order.
+
+        Raises:
+            ValueError: if they hold different numbers of states, and nothing says how many each row holds.
+        """
         named = [part.named() for part in parts]
-        return cls.of_named({name: rows_joined([one[name] for one in named]) for name in named[0]})
+        require_joinable(named)
+        return cls.of_named({name: rows_joined([tensors[name] for tensors in named]) for name in named[0]})
 
     def chunks(self, n: int) -> list["Memory"]:
         """The memories of n equal parts of the streams."""

@@ -61,14 +61,12 @@ class AgentMemory:
         """The rows of several memories of as many steps, in their order.
 
         Raises:
-            ValueError: if they remember different numbers of steps, or one is projected.
+            ValueError: if they remember different numbers of steps, see `Memory.joined`, or one is projected.
         """
-        lengths = sorted({part.memory.length for part in parts})
-        if len(lengths) != 1:
-            raise ValueError(f"memories of {' and '.join(map(str, lengths))} steps: give memories of one length")
+        memory = Memory.joined([part.hidden for part in parts])
         is_aged = any(part.age_B is not None for part in parts)
         ages_B = torch.cat([part.ages_B for part in parts]) if is_aged else None
-        return cls(Memory.joined([part.hidden for part in parts]), ages_B)
+        return cls(memory, ages_B)
 
     @property
     def ages_B(self) -> Tensor:
