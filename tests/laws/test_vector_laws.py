@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import txl
-from tests.laws.conftest import MEMORY_MODELS, context_of, shape_of
+from tests.laws.conftest import ENCODINGS, MEMORY_MODELS, context_of, shape_of
 from txl import AgentMemory, Context, Memory, MemoryTransformer, ModelConfig
+from txl.config import UsageError
 
 B, T, D = 3, 17, 8
 CONTEXT = Context(tgt_len=T, mem_len=5, same_length=True)
@@ -245,3 +246,30 @@ def test_memories_that_cannot_be_joined_are_refused(x_BTD: Tensor) -> None:
         AgentMemory.stacked(memories)
     with pytest.raises(ValueError, match="no memories to join"):
         AgentMemory.stacked([])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_where_the_length_of_segments_matters_a_change_of_it_is_refused(name: str, seeded: None) -> None:
+    """Elsewhere an actor's steps are what a learner computes, whatever the lengths."""
+    settings = {"position": name} | ENCODINGS[name]
+    if settings["position"] == "floater":
+        pytest.importorskip("torchdiffeq")
+    body = body_of(**{key: value for key, value in settings.items() if key not in ("n_head", "d_head")})
+    x_BTD = torch.randn(2, 8, D, dtype=torch.float64)
+    context = Context(tgt_len=8, mem_len=3, same_length=True)
+    memory = body(x_BTD[:, :2], None, context)[1]
+    again = body(x_BTD[:, 2:4], memory, context)[1]
+    if body.layers[0].attn.pos.places_hidden_states():
+        for n, kept in ((1, memory), (3, again), (1, AgentMemory.stacked([AgentMemory.of(memory.tensors())]))):
+            with pytest.raises(
+                UsageError, match=rf"--position {settings['position']}: a segment of {n} steps after.*2"
+            ):
+                body(x_BTD[:, :n], kept.rows(torch.tensor([1, 0])), context)
+        return
+    whole, _ = body(x_BTD, None, context)
+    memory, found = None, []
+    for x in x_BTD.split([2, 1, 1, 4], dim=1):
+        h_BTD, memory = body(x, memory, context)
+        found.append(h_BTD)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
