@@ -67,6 +67,9 @@ class MemoryRule(nn.Module):
     shards they are there only then."""
     entered_weights: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that `entered` reads, outside the layer's forward pass."""
+    learns_to_write: ClassVar[bool] = False
+    """What it keeps has a gradient from what the same step reads later, and from nothing else: a step in one part does
+    not teach it."""
     masks_documents: ClassVar[bool] = True
     """What is kept of one document is not read in another, in the same row."""
     keeps_places: ClassVar[bool] = True
@@ -109,6 +112,11 @@ class MemoryRule(nn.Module):
     def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
         """How long the tensors of a `State` grow that are empty at first and do not grow to mem_len."""
         return {}
+
+    @classmethod
+    def idle(cls, context: Context) -> str:
+        """By which flag it remembers nothing of what makes it more than others, and what to do; empty: it does."""
+        return ""
 
     @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:

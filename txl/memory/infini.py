@@ -30,6 +30,7 @@ class Infini(BesideAttention):
     """
 
     settings = ("infini_update",)
+    learns_to_write = True
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:

@@ -43,6 +43,7 @@ class Neural(BesideAttention):
     """
 
     settings = ("neural_layers",)
+    learns_to_write = True
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:
