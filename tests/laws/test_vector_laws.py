@@ -137,6 +137,10 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
     cases = [
         ((x_BTD[..., :5], None, None), r"vectors of shape \(3, 17, 5\): must be \(rows, steps, 8\)"),
         ((x_BTD, None, reset_BT[:, :4]), r"reset of shape \(3, 4\): must be \(3, 17\)"),
+        ((x_BTD, None, reset_BT.float()), r"reset of torch.float32: must be True .*; give reset.bool\(\)"),
+        ((x_BTD, None, reset_BT.long()), r"reset of torch.int64: must be True .*; give reset.bool\(\)"),
+        ((x_BTD[:, :0], None, None), r"vectors of shape \(3, 0, 8\): must have at least one step"),
+        ((x_BTD[:, :0], memory, reset_BT[:, :0]), "must have at least one step"),
         ((x_BTD[:2], memory, None), "memory of 3 rows, 2 layers of size 8: must have 2 rows, 2 of size 8"),
         ((x_BTD, wide, None), "memory of 3 rows, 2 layers of size 12: must have 3 rows, 2 of size 8"),
         ((x_BTD[:2], projected, None), "memory of 3 rows: must have 2"),
@@ -273,3 +277,15 @@ def test_where_the_length_of_segments_matters_a_change_of_it_is_refused(name: st
         h_BTD, memory = body(x, memory, context)
         found.append(h_BTD)
     torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["infini", "neural", "fifo"])
+def test_a_detached_memory_begins_a_backward_pass_of_its_own(name: str, x_BTD: Tensor) -> None:
+    body, context = body_and_context(name)
+    memory = None
+    for x in x_BTD[:, :16].split(4, dim=1):
+        memory = memory if memory is None else memory.detached()
+        h_BTD, memory = body(x, memory, context, torch.zeros(B, 4, dtype=torch.bool))
+        h_BTD.sum().backward()
+    assert memory is not None
+    assert not any(tensor.requires_grad for tensor in memory.detached().tensors().values())

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from txl.attention_rules.refusals import require_masks_documents
@@ -59,6 +60,9 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
 
 def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
     """Those of a new training. Raises `UsageError` if flags contradict each other."""
+    memory = initial.model_config.memory if initial else typed.get("memory", ModelConfig.memory)
+    of_context = SimpleNamespace(**{f.name: typed.get(f.name) for f in dataclasses.fields(Context)})
+    require_works(memory, of_context, can_change=initial is None)  # before its lengths are judged without it
     context = build(Context, typed, **(as_dict(initial.context) if initial else {}))
     train = build(TrainConfig, typed)
     length = train.eval_tgt_len or context.tgt_len
@@ -85,7 +89,7 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     remembers nothing; says what else is of no use."""
     train, context, found = settings.train, settings.context, settings.shape
     shape = found.model if isinstance(found, Shape) else found
-    require_works(shape.memory, context)
+    require_works(shape.memory, context, can_change=isinstance(found, Shape))
     rule = MEMORIES[shape.memory]
     why = rule.idle(context)
     require(not why, why)
@@ -124,8 +128,9 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
         require_masks_documents(shape)
         fused = f"--reset {config.reset}: --attn_impl fused does not mask the documents of a row; use auto"
         require(config.attn_impl != "fused", fused)
-    require_works(shape.memory, config)
-    require_works(shape.memory, context)
+    can_change = isinstance(found, Shape)
+    require_works(shape.memory, config, can_change=can_change)
+    require_works(shape.memory, context, can_change=can_change)
     parts, whole = f"--memory_parts {config.n_part}", f"--tgt_len {context.tgt_len}"
     require(config.n_part <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
     require(config.n_part == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")

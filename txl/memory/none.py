@@ -17,7 +17,11 @@ class NoMemory(MemoryRule):
     Differs from `fifo` with mem_len 0 in what it says: a longer memory is refused, in evaluation and generation too.
     """
 
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mem_len": (0,), "recurrence": ("below",)}
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "mem_len": (0,),
+        "recurrence": ("below",),
+        "same_length": (False,),
+    }
     projected = KeyValues()
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:

@@ -1,7 +1,7 @@
 """Transformer-XL for vectors in place of words: agents, time series, anything read segment by segment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,11 @@ class AgentMemory:
         """A copy on a device."""
         counts = {name: count_B.to(device) for name, count_B in self._counts().items()}
         return AgentMemory._of_counts(self.hidden.to(torch.device(device)), counts)
+
+    def detached(self) -> "AgentMemory":
+        """Without the graph of what it was computed from, before a step that has a backward pass of its own."""
+        memory = self.memory if isinstance(self.memory, KeyValueMemory) else self.memory.detached()
+        return replace(self, memory=memory)
 
     @property
     def hidden(self) -> Memory:
@@ -181,6 +186,10 @@ class MemoryTransformer(Body):
         shape, d_model = tuple(x_BTD.shape), self.config.d_model
         if len(shape) != 3 or shape[2] != d_model:
             raise ValueError(f"vectors of shape {shape}: must be (rows, steps, {d_model})")
+        if shape[1] == 0:
+            raise ValueError(f"vectors of shape {shape}: must have at least one step")
+        if reset_BT is not None and reset_BT.dtype != torch.bool:
+            raise ValueError(f"reset of {reset_BT.dtype}: must be True where a row starts anew; give reset.bool()")
         if reset_BT is not None and reset_BT.shape != x_BTD.shape[:2]:
             raise ValueError(f"reset of shape {tuple(reset_BT.shape)}: must be {shape[:2]}, as the vectors {shape}")
         if memory is None:
