@@ -259,7 +259,7 @@ class Context(Checked):
 
     tgt_len: int = option(70, "tokens predicted per segment", section="context", **SIZE)
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
-    compressed_len: int = option(0, COMPRESSED_LEN_HELP, **LENGTH)
+    compressed_len: int | None = option(None, f"{COMPRESSED_LEN_HELP} (not given: mem_len)", **LENGTH)
     lookup_len: int = option(4096, LOOKUP_LEN_HELP, **LOOKUP)
     lookup_faiss: bool = option(False, LOOKUP_FAISS_HELP)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
@@ -270,6 +270,11 @@ class Context(Checked):
         super().__post_init__()
         sees_keys = not self.same_length or self.mem_len > 0
         require(sees_keys, "--same_length needs --mem_len > 0 for a key to see; give a memory, or --no_same_length")
+
+    @property
+    def n_compressed(self) -> int:
+        """The largest number of compressed states."""
+        return self.mem_len if self.compressed_len is None else self.compressed_len
 
     def as_asked(self, reading: Any) -> "Context":
         """A copy with those of its fields that a configuration of a reading gives, and not as several to compare."""

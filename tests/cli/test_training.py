@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import txl
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
 from txl import TransformerXL
 from txl.commands.settings import with_batch_size
@@ -245,3 +246,37 @@ def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_arti
         losses.append(last_loss(Path("new"), "train"))
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[1] != pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "context", "parts", "note"),
+    [
+        ("--memory compressive", {"compressed_len": 8}, 1, ""),
+        ("--memory compressive --mem_len 3 --compressed_len 5", {"compressed_len": 5}, 1, ""),
+        ("--memory infini", {"mem_len": 8}, 4, ""),
+        ("--memory neural --tgt_len 3 --eval_tgt_len 3", {"tgt_len": 3}, 3, ""),
+        ("--memory recurrent_tokens --mem_len 0", {}, 4, ""),
+        ("--memory infini --memory_parts 1", {}, 1, "--memory_parts 1: nothing teaches --memory infini what to write"),
+        ("--memory infini --ext_len 2", {}, 1, "give 2 or more, without --ext_len"),
+        ("--memory none --mem_len 0 --memory_parts 4", {}, 4, "nothing is remembered, so a token sees 2 of 8 tokens"),
+        ("--mem_len 0 --memory_parts 2", {}, 2, "nothing is remembered, so a token sees 4 of 8 tokens"),
+        ("--memory_parts 2", {}, 2, ""),
+    ],
+)
+def test_a_memory_remembers_and_learns_to_unless_that_is_said(
+    here: Here, flags: str, context: dict[str, int], parts: int, note: str
+) -> None:
+    outcome = here(f"train {flags} --max_step 1 --sample_length 0")
+    found = config_of(Path("new"))
+    assert found["train"]["memory_parts"] == parts
+    assert found["context"] == found["context"] | context
+    assert [note in line for line in outcome.notes] == [True] * bool(note)
+
+
+def test_what_a_compressive_memory_holds_without_a_number_is_as_much_as_its_memory() -> None:
+    model = txl.TransformerXL(txl.ModelConfig(n_token=9, n_layer=1, memory="compressive", compress_rate=2))
+    memory, token_BT = None, torch.zeros(1, 4, dtype=torch.int64)
+    for _ in range(6):
+        _, memory = model.nll(token_BT, token_BT, memory, txl.Context(tgt_len=4, mem_len=3))
+    assert isinstance(memory, txl.Memory)
+    assert memory.named()["0.compressed"].shape[1] == 3

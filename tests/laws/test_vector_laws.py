@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 import txl
-from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
+from tests.laws.conftest import ENCODINGS, MEMORY_MODELS, context_of, shape_of
+from txl import AgentMemory, Context, Memory, MemoryTransformer, ModelConfig
+from txl.config import UsageError
 
 B, T, D = 3, 17, 8
 CONTEXT = Context(tgt_len=T, mem_len=5, same_length=True)
@@ -135,6 +137,10 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
     cases = [
         ((x_BTD[..., :5], None, None), r"vectors of shape \(3, 17, 5\): must be \(rows, steps, 8\)"),
         ((x_BTD, None, reset_BT[:, :4]), r"reset of shape \(3, 4\): must be \(3, 17\)"),
+        ((x_BTD, None, reset_BT.float()), r"reset of torch.float32: must be True .*; give reset.bool\(\)"),
+        ((x_BTD, None, reset_BT.long()), r"reset of torch.int64: must be True .*; give reset.bool\(\)"),
+        ((x_BTD[:, :0], None, None), r"vectors of shape \(3, 0, 8\): must have at least one step"),
+        ((x_BTD[:, :0], memory, reset_BT[:, :0]), "must have at least one step"),
         ((x_BTD[:2], memory, None), "memory of 3 rows, 2 layers of size 8: must have 2 rows, 2 of size 8"),
         ((x_BTD, wide, None), "memory of 3 rows, 2 layers of size 12: must have 3 rows, 2 of size 8"),
         ((x_BTD[:2], projected, None), "memory of 3 rows: must have 2"),
@@ -150,3 +156,136 @@ def test_what_does_not_fit_is_said_with_both_shapes(x_BTD: Tensor, reset_BT: Ten
         AgentMemory.stacked([memory, body(x_BTD[:, :2], None, CONTEXT)[1]])
     with pytest.raises(ValueError, match="n_token"):
         txl.TransformerXL(body.config)
+
+
+BAD = 2
+"""The step of row 0 that is not finite."""
+OF_MEMORY = {name: settings for name, settings in MEMORY_MODELS.items() if name not in ("toy", "recurrent_tokens")}
+
+
+def body_and_context(name: str) -> tuple[MemoryTransformer, Context]:
+    """Those of a line of `OF_MEMORY`."""
+    body = body_of(**shape_of(name))
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.normal_(std=0.4)
+    return body, context_of(name, tgt_len=4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", [*SHAPES, *OF_MEMORY])
+def test_what_is_not_finite_before_a_reset_changes_nothing_after_it(name: str, bad: float, x_BTD: Tensor) -> None:
+    """Values and gradients, within a segment; its own episode is NaN from there on, and not before."""
+    body, context = (body_of(**SHAPES[name]), CONTEXT) if name in SHAPES else body_and_context(name)
+    reset_BT = torch.zeros(B, 8, dtype=torch.bool)
+    reset_BT[0, 4] = reset_BT[1, 6] = True
+    good_BTD = x_BTD[:, :8].detach()
+    bad_BTD = good_BTD.clone()
+    bad_BTD[0, BAD] = bad
+    outs, grads = [], []
+    for x in (good_BTD, bad_BTD):
+        h_BTD, _ = body(x, None, context, reset_BT)
+        loss = h_BTD[0, 4:].square().sum() + h_BTD[1:].square().sum()
+        grads.append(torch.autograd.grad(loss, [*body.parameters()], materialize_grads=True))
+        outs.append(h_BTD)
+    assert outs[1][0, BAD:4].isnan().all()
+    outs = [torch.cat([out[:, :BAD], out[:, 4:]], dim=1) for out in outs]
+    torch.testing.assert_close(outs[1], outs[0])
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("name", OF_MEMORY)
+def test_what_is_not_finite_before_a_reset_reaches_no_later_rollout(name: str, projected: bool) -> None:
+    body, context = body_and_context(name)
+    good_BTD = torch.randn(2, 32, D, dtype=torch.float64)
+    bad_BTD = good_BTD.clone()
+    bad_BTD[0, BAD] = torch.nan
+    for at in (4, 6, 9):  # with the next rollout, within it, within a later one
+        reset_BT = torch.zeros(2, 32, dtype=torch.bool)
+        reset_BT[0, at] = True
+        outs = []
+        for x_BTD in (good_BTD, bad_BTD):
+            memory, hidden = (body.projected(None, 2) if projected else None), []
+            for x, reset in zip(x_BTD.split(4, 1), reset_BT.split(4, 1), strict=True):
+                h, memory = body(x, memory, context, reset)
+                hidden.append(h)
+            outs.append(torch.cat(hidden, dim=1))
+        assert outs[1][0, BAD:4].isnan().all()
+        assert name == "no_memory" or outs[1][0, 4:at].isnan().all()
+        torch.testing.assert_close(outs[1][0, at:], outs[0][0, at:])
+        torch.testing.assert_close(outs[1][1], outs[0][1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OF_MEMORY)
+def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, seeded: None) -> None:
+    """Memories of texts of different lengths: as many hidden states may stand beside different numbers of others."""
+    body, context = body_and_context(name)
+    longer, shorter = (torch.randn(1, n, D, dtype=torch.float64) for n in (20, 8))
+    next_BTD = torch.randn(2, 4, D, dtype=torch.float64)
+    parts = []
+    for x_BTD in (longer, shorter):
+        memory = None
+        for x in x_BTD.split(4, dim=1):
+            _, memory = body(x, memory, context)
+        assert memory is not None
+        parts.append(memory)
+    if name in ("compressive", "knn"):
+        what = {"compressive": r"2 and 4 states \(compressed\)", "knn": r"5 and 7 states \(keys\)"}[name]
+        for join in (AgentMemory.stacked, lambda both: Memory.joined([part.hidden for part in both])):
+            with pytest.raises(ValueError, match=f"memories of {what}: give memories of one length"):
+                join(parts)
+        parts[1] = parts[0]
+    stacked, _ = body(next_BTD, AgentMemory.stacked(parts), context)
+    alone = [body(x, part, context)[0] for x, part in zip(next_BTD.split(1), parts, strict=True)]
+    torch.testing.assert_close(stacked, torch.cat(alone), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_memories_that_cannot_be_joined_are_refused(x_BTD: Tensor) -> None:
+    memories = [body_of(**settings)(x_BTD[:, :4], None, CONTEXT)[1] for settings in ({}, {"n_layer": 1})]
+    with pytest.raises(ValueError, match="memories of different models"):
+        AgentMemory.stacked(memories)
+    with pytest.raises(ValueError, match="no memories to join"):
+        AgentMemory.stacked([])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_where_the_length_of_segments_matters_a_change_of_it_is_refused(name: str, seeded: None) -> None:
+    """Elsewhere an actor's steps are what a learner computes, whatever the lengths."""
+    settings = {"position": name} | ENCODINGS[name]
+    if settings["position"] == "floater":
+        pytest.importorskip("torchdiffeq")
+    body = body_of(**{key: value for key, value in settings.items() if key not in ("n_head", "d_head")})
+    x_BTD = torch.randn(2, 8, D, dtype=torch.float64)
+    context = Context(tgt_len=8, mem_len=3, same_length=True)
+    memory = body(x_BTD[:, :2], None, context)[1]
+    again = body(x_BTD[:, 2:4], memory, context)[1]
+    if body.layers[0].attn.pos.places_hidden_states():
+        for n, kept in ((1, memory), (3, again), (1, AgentMemory.stacked([AgentMemory.of(memory.tensors())]))):
+            with pytest.raises(
+                UsageError, match=rf"--position {settings['position']}: a segment of {n} steps after.*2"
+            ):
+                body(x_BTD[:, :n], kept.rows(torch.tensor([1, 0])), context)
+        return
+    whole, _ = body(x_BTD, None, context)
+    memory, found = None, []
+    for x in x_BTD.split([2, 1, 1, 4], dim=1):
+        h_BTD, memory = body(x, memory, context)
+        found.append(h_BTD)
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["infini", "neural", "fifo"])
+def test_a_detached_memory_begins_a_backward_pass_of_its_own(name: str, x_BTD: Tensor) -> None:
+    body, context = body_and_context(name)
+    memory = None
+    for x in x_BTD[:, :16].split(4, dim=1):
+        memory = memory if memory is None else memory.detached()
+        h_BTD, memory = body(x, memory, context, torch.zeros(B, 4, dtype=torch.bool))
+        h_BTD.sum().backward()
+    assert memory is not None
+    assert not any(tensor.requires_grad for tensor in memory.detached().tensors().values())

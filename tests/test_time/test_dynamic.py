@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.conftest import N_TOKEN, build
+from tests.laws.conftest import N_TOKEN, build, context_of
 from txl import Context, TransformerXL
 from txl.config import UsageError
 from txl.evaluation.config import CacheConfig, DynamicConfig
@@ -187,3 +187,25 @@ def test_what_it_cannot_do_is_said() -> None:
         DynamicEvaluation(model, RMS)
     with pytest.raises(ValueError, match="no segment was scored"):
         predictor.learn(predictor.fresh_memory(1), None)
+
+
+@pytest.mark.parametrize("name", ["infini", "neural", "recurrent_tokens"])
+@pytest.mark.parametrize("config", [SGD, RMS], ids=["sgd", "rms"])
+def test_memories_with_a_gradient_are_detached_between_segments(name: str, config: DynamicConfig, seeded: None) -> None:
+    """Each segment has a backward pass of its own, and the first is scored as without learning."""
+    model, context = build(name), context_of(name, tgt_len=5)
+    text_BL = text(1)
+    statistics = gradient_statistics(model, cut(text_BL), context)
+    predictor = DynamicEvaluation(model, config, statistics)
+    memory, nats = predictor.fresh_memory(1), []
+    for input_BT, target_BT, _ in cut(text_BL):
+        nll_BT, memory = predictor.nll(input_BT, target_BT, memory, context)
+        memory = predictor.learn(memory, None)
+        nats.append(nll_BT)
+    plain, remembered = [], None
+    with torch.no_grad():
+        for input_BT, target_BT, _ in cut(text_BL):
+            nll_BT, remembered = model.nll(input_BT, target_BT, remembered, context)
+            plain.append(nll_BT)
+    torch.testing.assert_close(nats[0], plain[0])
+    assert all(not torch.allclose(one, other) for one, other in zip(nats[1:], plain[1:], strict=True))

@@ -124,6 +124,19 @@ def other_ways(ranks: Ranks) -> dict[str, float]:
 
 
 @pytest.mark.slow
+def drawn(ranks: Ranks, name: str) -> bool:
+    """Whether a model drawn in shards has the weights of one that is drawn whole."""
+    shape, settings = ModelConfig(**SHAPE | ADAPTIVE | shape_of(name)), config(shard=True)
+    run = Run(config(), shape=SHAPE | ADAPTIVE | shape_of(name)).begin()
+    model = drawn_in_shards(shape, settings, ranks)
+    return all(torch.equal(whole(p.detach()), run.weights()[of]) for of, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["neural"])
+def test_weights_of_a_memory_are_drawn_in_shards_as_whole(name: str) -> None:
+    assert on_ranks(2, drawn, name) == [True, True]
+
+
 def test_other_ways_of_training_in_shards() -> None:
     for found in on_ranks(2, other_ways):
         assert {way: difference for way, difference in found.items() if not difference < 1e-5} == {}

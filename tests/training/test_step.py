@@ -8,8 +8,10 @@ import torch
 
 from tests.conftest import long_test
 from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
+from txl.memory import Memory
 from txl.model.autocast import _say_that_it_is_slow
 from txl.ops import linear_cross_entropy
+from txl.training.finite import without_bad_rows
 from txl.training.step import NonFiniteError, autocast_dtype
 
 
@@ -133,6 +135,14 @@ def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:
         assert torch.equal(layer[[0, 2, 3]], kept[[0, 2, 3]])
     assert run.state.step(ids, ids).isfinite().all()
     assert run.state.progress.n_skipped == 2
+
+
+def test_a_memory_with_one_number_a_stream_is_cleaned_too() -> None:
+    memory = Memory((torch.ones(2, 3, 4),), ({"n_own": torch.tensor([5, 6])},))
+    memory.layers[0][1, 0, 0] = torch.nan
+    cleaned = without_bad_rows(memory)
+    assert cleaned.more[0]["n_own"].tolist() == [5, 0]
+    assert cleaned.layers[0].sum((1, 2)).tolist() == [12, 0]
 
 
 def test_skipping_has_a_bound_and_so_has_the_scale_of_float16() -> None:

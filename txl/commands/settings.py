@@ -1,7 +1,9 @@
 """What a training is to be: flags over a checkpoint's settings over the defaults, resolved once."""
 
 import dataclasses
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from txl.attention_rules.refusals import require_masks_documents
@@ -13,11 +15,15 @@ from txl.data_utils.addresses import remember_typed
 from txl.data_utils.corpus import DataConfig
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.memory import require_works
+from txl.memory import MEMORIES, MemoryRule, require_works
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
 from txl.training.run import require_shares
+
+_LOG = logging.getLogger(__name__)
+_PARTS = 4
+"""Of a segment, where a memory learns from later ones what to write in earlier ones."""
 
 
 class Settings(NamedTuple):
@@ -56,13 +62,17 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
 
 def new_settings(typed: Typed, ranks: Ranks, initial: LanguageModel | None = None) -> Settings:
     """Those of a new training. Raises `UsageError` if flags contradict each other."""
+    memory = initial.model_config.memory if initial else typed.get("memory", ModelConfig.memory)
+    of_context = SimpleNamespace(**{f.name: typed.get(f.name) for f in dataclasses.fields(Context)})
+    require_works(memory, of_context, can_change=initial is None)  # before its lengths are judged without it
     context = build(Context, typed, **(as_dict(initial.context) if initial else {}))
     train = build(TrainConfig, typed)
     length = train.eval_tgt_len or context.tgt_len
     longer = f"--eval_tgt_len {length}: longer than --tgt_len {context.tgt_len}; lower it"
     require("eval_tgt_len" not in typed or length <= context.tgt_len, longer)
     shape = initial.model_config if initial else shape_of(typed, context)
-    return _checked(Settings(train, context, build(DataConfig, typed), shape, initial=initial), typed, ranks)
+    settings = Settings(train, context, build(DataConfig, typed), shape, initial=initial)
+    return _checked(_with_memory(settings, typed, ranks), typed, ranks)
 
 
 def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
@@ -74,6 +84,37 @@ def with_batch_size(typed: Typed, ranks: Ranks) -> Typed:
     both = f"--batch_size {asked} and --local_batch_size {typed['local_batch_size']}"
     require(asked == batch_size, f"{both}: over {ranks.world} process(es) they differ; drop one of them")
     return {**typed, "batch_size": batch_size}
+
+
+def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
+    """The same, with lengths and parts with which the memory remembers and learns to. Raises `UsageError` if it
+    remembers nothing; says what else is of no use."""
+    train, context, found = settings.train, settings.context, settings.shape
+    shape = found.model if isinstance(found, Shape) else found
+    require_works(shape.memory, context, can_change=isinstance(found, Shape))
+    rule = MEMORIES[shape.memory]
+    why = rule.idle(context)
+    require(not why, why)
+    if "compressed_len" in rule.settings:
+        context = context.overlaid(compressed_len=context.n_compressed)
+    if train.memory_parts is None:
+        in_parts = rule.learns_to_write and not context.ext_len
+        n_part = min(_PARTS, context.tgt_len) if in_parts else 1
+        train = dataclasses.replace(train, memory_parts=n_part)
+    note = _note_on_parts(rule, shape.memory, train.n_part, context)
+    if note and ranks.is_main:
+        _LOG.warning("%s", note)
+    return settings._replace(train=train, context=context)
+
+
+def _note_on_parts(rule: type[MemoryRule], name: str, n_part: int, context: Context) -> str:
+    """What is of no use in the parts that segments are read in; empty: nothing."""
+    if rule.learns_to_write and n_part == 1:
+        return f"--memory_parts 1: nothing teaches --memory {name} what to write; give 2 or more, without --ext_len"
+    if n_part > 1 and rule.is_bounded and not context.mem_len:
+        seen = f"nothing is remembered, so a token sees {-(-context.tgt_len // n_part)} of {context.tgt_len} tokens"
+        return f"--memory_parts {n_part}: {seen} at most; leave it out, or use another --memory"
+    return ""
 
 
 def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
@@ -89,11 +130,12 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
         require_masks_documents(shape)
         fused = f"--reset {config.reset}: --attn_impl fused does not mask the documents of a row; use auto"
         require(config.attn_impl != "fused", fused)
-    require_works(shape.memory, config)
-    require_works(shape.memory, context)
-    parts, whole = f"--memory_parts {config.memory_parts}", f"--tgt_len {context.tgt_len}"
-    require(config.memory_parts <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
-    require(config.memory_parts == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
+    can_change = isinstance(found, Shape)
+    require_works(shape.memory, config, can_change=can_change)
+    require_works(shape.memory, context, can_change=can_change)
+    parts, whole = f"--memory_parts {config.n_part}", f"--tgt_len {context.tgt_len}"
+    require(config.n_part <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
+    require(config.n_part == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
     return settings._replace(train=config)

@@ -71,7 +71,7 @@ def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
-    require_serves(model.layers[0].attn.pos, context)
+    require_serves(model.layers[0].attn.pos, context, can_change=checkpoint is None and start is None)
     model.to(ranks.device)
     model.use_attention(config.attn_impl, keep_mib=config.attn_keep_mib)
 

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.memory.base import Memory, MemoryRule, State, rows_joined
+from txl.memory.base import Memory, MemoryRule, State
 from txl.memory.key_value import KeyValue
 from txl.memory.key_values import KeyValueMemory
+from txl.memory.rows import rows_joined
 from txl.memory.span import Span
 
 __all__ = [
@@ -48,7 +49,7 @@ MEMORIES: dict[str, type[MemoryRule]] = {
 def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
     not work with the model."""
-    require_works(config.memory, config)
+    require_works(config.memory, config, can_change=True)
     return MEMORIES[config.memory].of_layer(config, layer)(config)
 
 
@@ -76,9 +77,13 @@ def unbounded(config: ModelConfig) -> str:
     return "" if MEMORIES[config.memory].is_bounded else f"--memory {config.memory}"
 
 
-def require_works(memory: str, settings: Any) -> None:
+def require_works(memory: str, settings: Any, *, can_change: bool = False) -> None:
     """Raise `UsageError` if there is no such memory, or it does not work with a field of these settings; the table is
-    `MemoryRule.only` of all memories."""
+    `MemoryRule.only` of all memories.
+
+    Args:
+        can_change: another memory can be chosen, as for a new model.
+    """
     require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
     for name, allowed in MEMORIES[memory].only.items():
         given = getattr(settings, name, None)
@@ -89,5 +94,5 @@ def require_works(memory: str, settings: Any) -> None:
         refused = f"--{name}" if value is True else f"--{name} {value}"
         others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
         works = "does not work with it" if value is True else f"works with {' or '.join(map(str, allowed))} only"
-        change = f"leave it out, or use --memory {' or '.join(others)}"
-        raise UsageError(f"{refused}: --memory {memory} {works}; {change}")
+        change = f", or use --memory {' or '.join(others)}" if can_change else ""
+        raise UsageError(f"{refused}: --memory {memory} {works}; leave it out{change}")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
+from txl.memory.rows import not_finite_in, of_rows, require_joinable, rows_joined
 from txl.memory.span import Span
 
 BESIDE: dict[str, tuple[Any, ...]] = {
@@ -67,6 +67,9 @@ class MemoryRule(nn.Module):
     shards they are there only then."""
     entered_weights: ClassVar[tuple[str, ...]] = ()
     """Names of the parameters that `entered` reads, outside the layer's forward pass."""
+    learns_to_write: ClassVar[bool] = False
+    """What it keeps has a gradient from what the same step reads later, and from nothing else: a step in one part does
+    not teach it."""
     masks_documents: ClassVar[bool] = True
     """What is kept of one document is not read in another, in the same row."""
     keeps_places: ClassVar[bool] = True
@@ -111,6 +114,11 @@ class MemoryRule(nn.Module):
     def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
         """How long the tensors of a `State` grow that are empty at first and do not grow to mem_len."""
         return {}
+
+    @classmethod
+    def idle(cls, context: Context) -> str:
+        """By which flag it remembers nothing of what makes it more than others, and what to do; empty: it does."""
+        return ""
 
     @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
@@ -250,9 +258,14 @@ class Memory:
 
     @classmethod
     def joined(cls, parts: Sequence["Memory"]) -> "Memory":
-        """The memory of the streams of several, in their order."""
+        """The memory of the streams of several, in their order.
+
+        Raises:
+            ValueError: if they hold different numbers of states, and nothing says how many each row holds.
+        """
         named = [part.named() for part in parts]
-        return cls.of_named({name: rows_joined([one[name] for one in named]) for name in named[0]})
+        require_joinable(named)
+        return cls.of_named({name: rows_joined([tensors[name] for tensors in named]) for name in named[0]})
 
     def between(self, begin: int, end: int) -> "Memory":
         """Of a queue: the tokens from `begin` to `end`, exclusive, relative to the first one here."""
@@ -266,6 +279,13 @@ class Memory:
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
         """With all tensors changed in the same way."""
         return self.of_named({name: change(tensor) for name, tensor in self.named().items()})
+
+    def finite_in(self, row_B: Tensor) -> tuple["Memory", Tensor]:
+        """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows that was."""
+        bad = {name: not_finite_in(tensor, row_B) for name, tensor in self.named().items()}
+        was_bad_B = torch.stack([of_rows(bad_BX).any(1) for bad_BX in bad.values()]).any(0)
+        tensors = {name: tensor.masked_fill(bad[name], 0) for name, tensor in self.named().items()}
+        return self.of_named(tensors), was_bad_B
 
     def rows(self, index_B: Tensor) -> "Memory":
         """The rows with these indices, which may repeat, in their order."""
@@ -288,9 +308,3 @@ class Memory:
             return host.copy_(tensor, non_blocking=True)
 
         return self.map(copied)
-
-
-def rows_joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of several tensors. Zeros stand first in those that are shorter along the second axis."""
-    longest = max(part.shape[1] if part.ndim > 1 else 0 for part in parts)
-    return torch.cat([F.pad(x, (0, 0) * (x.ndim - 2) + (longest - x.shape[1], 0)) if x.ndim > 1 else x for x in parts])

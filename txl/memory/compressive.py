@@ -55,7 +55,16 @@ class Compressive(MemoryRule):
     @classmethod
     def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
         plain = context.mem_len + config.compress_rate - 1  # before a block of them is compressed
-        return {"compressed": context.compressed_len, "hidden": plain, "used": plain}
+        return {"compressed": context.n_compressed, "hidden": plain, "used": plain}
+
+    @classmethod
+    def idle(cls, context: Context) -> str:
+        if context.n_compressed:
+            return ""
+        if context.compressed_len is None:
+            return "--memory compressive: --mem_len and --compressed_len are 0; give --mem_len, or both"
+        other = f"leave it out, or use --memory {ModelConfig.memory}"
+        return f"--compressed_len 0: --memory compressive keeps no compressed state; {other}"
 
     @classmethod
     def length(cls, context: Context, config: ModelConfig) -> int:
@@ -90,7 +99,7 @@ class Compressive(MemoryRule):
         if self.conv is not None and self.training and torch.is_grad_enabled():
             loss = self.loss(layer, new_BTD.detach(), plain_BMD[:, :n_old], compressed_BKD)
         older_BCD = torch.cat([state.more["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1)
-        begin = max(0, older_BCD.shape[1] - context.compressed_len)
+        begin = max(0, older_BCD.shape[1] - context.n_compressed)
         return State(plain_BMD[:, n_old:].clone(), more | {"compressed": older_BCD[:, begin:].clone()}, loss)
 
     def compressed(self, old_BLD: Tensor) -> Tensor:

@@ -93,6 +93,12 @@ class ExpireSpan(MemoryRule):
         none_B0D = like.new_empty(batch_size, 0, config.d_model)
         return State(none_B0D, {"age": none_B0D[..., 0].long()})
 
+    @classmethod
+    def idle(cls, context: Context) -> str:
+        if context.mem_len:
+            return ""
+        return "--mem_len 0: --memory expire_span keeps at most so many states; give --mem_len, such as 256"
+
     def spans(self, h_BSD: Tensor) -> Tensor:
         """e, (B, S), in float32 or wider: half precision does not tell long spans from each other."""
         e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()

@@ -30,6 +30,7 @@ class Infini(BesideAttention):
     """
 
     settings = ("infini_update",)
+    learns_to_write = True
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:
@@ -49,7 +50,7 @@ class Infini(BesideAttention):
     def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         read_BNTH = _read(more["matrix"], more["norm"], _feature(q_BNTH))
         if span.first_BT is not None:
-            read_BNTH = read_BNTH * (span.first_BT < 0)[:, None, :, None]
+            read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, 0)
         return self.joined(read_BNTH, local_BNTH)
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
@@ -59,8 +60,10 @@ class Infini(BesideAttention):
         matrix_BNHH, norm_BNH = state.more["matrix"], state.more["norm"]
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
-            matrix_BNHH, norm_BNH = matrix_BNHH * goes_on_B[:, None, None, None], norm_BNH * goes_on_B[:, None, None]
-            k_BNLH = k_BNLH * stays_BL[:, None, :, None]
+            matrix_BNHH = torch.where(goes_on_B[:, None, None, None], matrix_BNHH, 0)
+            norm_BNH = torch.where(goes_on_B[:, None, None], norm_BNH, 0)
+            stays_BNLH = stays_BL[:, None, :, None]
+            k_BNLH, v_BNLH = (torch.where(stays_BNLH, x, 0) for x in (k_BNLH, v_BNLH))
         if self.has_delta:
             v_BNLH = v_BNLH - _read(matrix_BNHH, norm_BNH, k_BNLH)
         more = {"matrix": matrix_BNHH + k_BNLH.mT @ v_BNLH, "norm": norm_BNH + k_BNLH.sum(2)}

@@ -107,6 +107,22 @@ class KeyValue:
         more = {name: x.index_select(0, index_B) for name, x in self.more.items()}
         return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], more)
 
+    def finite_in(self, row_B: Tensor) -> tuple["KeyValue", Tensor]:
+        """See `Memory.finite_in`. A copy with as much spare space, or the same one where all is finite."""
+        index_R, was_bad_B = row_B.nonzero()[:, 0], torch.zeros_like(row_B)
+        kv_2RNMH = self.kv_2BNMH.index_select(1, index_R)
+        more = {name: x.index_select(0, index_R) for name, x in self.more.items()}
+        everything = [kv_2RNMH.transpose(0, 1), *more.values()]
+        bad_R = torch.stack([~x_RX.isfinite().flatten(1).all(1) for x_RX in everything]).any(0)
+        if not bool(bad_R.any()):
+            return self, was_bad_B
+        was_bad_B[index_R] = bad_R
+        changed = self.rows(torch.arange(self.batch_size, device=row_B.device))
+        changed.kv_2BNMH[:, index_R] = kv_2RNMH.masked_fill(~kv_2RNMH.isfinite(), 0)
+        for name, x in more.items():
+            changed.more[name][index_R] = x.masked_fill(~x.isfinite(), 0)
+        return changed, was_bad_B
+
     def between(self, begin: int, end: int) -> "KeyValue":
         """The keys from `begin` to `end`, exclusive, relative to the first one here."""
         if self._home is not None:

@@ -103,6 +103,14 @@ class KeyValueMemory:
         """See `Memory.between`."""
         return self.of([layer.between(begin, end) for layer in self.layers])
 
+    def finite_in(self, row_B: Tensor) -> tuple["KeyValueMemory", Tensor]:
+        """See `Memory.finite_in`. Copies keys and values only where something is not finite."""
+        if not bool(row_B.any()):
+            return self, row_B
+        pairs = [layer.finite_in(row_B) for layer in self.layers]
+        layers, was_bad = zip(*pairs, strict=True)
+        return self.of(layers), torch.stack(was_bad).any(0)
+
     def rows(self, index_B: Tensor) -> "KeyValueMemory":
         """See `Memory.rows`."""
         return self.of([layer.rows(index_B) for layer in self.layers])

@@ -59,6 +59,12 @@ class Knn(BesideAttention):
     def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
         return {"keys": context.lookup_len, "values": context.lookup_len}
 
+    @classmethod
+    def idle(cls, context: Context) -> str:
+        if context.lookup_len:
+            return ""
+        return f"--lookup_len 0: --memory knn looks nothing up; leave it out, or use --memory {ModelConfig.memory}"
+
     def through(
         self,
         layer: Any,

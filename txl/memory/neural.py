@@ -43,6 +43,7 @@ class Neural(BesideAttention):
     """
 
     settings = ("neural_layers",)
+    learns_to_write = True
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
 
     def __init__(self, config: ModelConfig) -> None:
@@ -91,8 +92,8 @@ class Neural(BesideAttention):
         forget_BNL, momentum_BNL, rate_BNL = rates
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
-            more = {name: x * goes_on_B.view(-1, *[1] * (x.dim() - 1)) for name, x in more.items()}
-            forget_BNL, rate_BNL = (x * stays_BL[:, None] for x in (forget_BNL, rate_BNL))
+            more = {name: torch.where(goes_on_B.view(-1, *[1] * (x.dim() - 1)), x, 0) for name, x in more.items()}
+            forget_BNL, rate_BNL = (torch.where(stays_BL[:, None], x, 0) for x in (forget_BNL, rate_BNL))
         k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
         of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
         last_BN1 = momentum_BNL[..., -1:]

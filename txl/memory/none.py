@@ -12,4 +12,8 @@ class NoMemory(Fifo):
     Differs from `fifo` with mem_len 0 in what it says: a longer memory is refused, in evaluation and generation too.
     """
 
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mem_len": (0,), "recurrence": ("below",)}
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "mem_len": (0,),
+        "recurrence": ("below",),
+        "same_length": (False,),
+    }

@@ -26,6 +26,7 @@ class RecurrentTokens(MemoryRule):
     """
 
     settings = ("n_memory_token",)
+    learns_to_write = True
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"mem_len": (0,)}
     is_bounded = False
     entered_weights = ("begin_MD",)

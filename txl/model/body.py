@@ -12,6 +12,7 @@ from txl.attention_rules.refusals import require_masks_documents
 from txl.config import KEEP_MIB, Context, ModelConfig, require
 from txl.memory import KeyValueMemory, Memory, Span, State, empty_states, require_works
 from txl.model import one_token
+from txl.model.ended import Ended, without_ended
 from txl.model.layer import Layer
 from txl.model.reversible import reversible_layers
 from txl.ops.dropout import Dropout
@@ -126,6 +127,10 @@ class Body(nn.Module):
             and one_token.serves(self.layers, h_BTD, memory, context)
         ):
             return Output(*one_token.read(self.layers, h_BTD, memory, context))
+        ended: Ended | None = None
+        if since_BT is not None:
+            ended = without_ended(h_BTD, memory, since_BT)
+            h_BTD, memory = ended.h_BTD, ended.memory
         rule = memory.rule(self.layers[0])
         h_BTD = rule.entered(h_BTD, memory.states[0])
         span = rule.span(memory.states[0], window, n_new=h_BTD.shape[1], since_BT=since_BT)
@@ -147,6 +152,8 @@ class Body(nn.Module):
         if self.config.reversible:
             x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
             h_BTD = (x1_BTD + x2_BTD) / 2
+        if ended is not None:
+            h_BTD = ended.marked(h_BTD)
         return Output(self.drop(h_BTD), memory.of(states))
 
     def _layers_need_gradients(self, h_BTD: Tensor) -> bool:

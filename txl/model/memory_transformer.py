@@ -1,12 +1,12 @@
 """Transformer-XL for vectors in place of words: agents, time series, anything read segment by segment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig
+from txl.config import Context, ModelConfig, UsageError
 from txl.memory import KeyValueMemory, Memory
 from txl.model.body import AnyMemory, Body
 from txl.positions import PositionEncoding
@@ -22,18 +22,28 @@ class AgentMemory:
     Attributes:
         memory: what the layers remember.
         age_B: vectors of each row's episode so far, (B,); None: no row has ever started anew.
+        n_step_B: vectors of the segment that each row was last read in, (B,), where the position encoding depends on
+            it; None: it does not, or nothing has been read.
     """
 
     memory: AnyMemory
     age_B: Tensor | None = None
+    n_step_B: Tensor | None = None
 
     def rows(self, index_B: Tensor) -> "AgentMemory":
         """The rows with these indices, which may repeat, in their order."""
-        return AgentMemory(self.memory.rows(index_B), None if self.age_B is None else self.age_B[index_B])
+        counts = {name: count_B[index_B] for name, count_B in self._counts().items()}
+        return AgentMemory._of_counts(self.memory.rows(index_B), counts)
 
     def to(self, device: torch.device | str) -> "AgentMemory":
         """A copy on a device."""
-        return AgentMemory(self.hidden.to(torch.device(device)), None if self.age_B is None else self.age_B.to(device))
+        counts = {name: count_B.to(device) for name, count_B in self._counts().items()}
+        return AgentMemory._of_counts(self.hidden.to(torch.device(device)), counts)
+
+    def detached(self) -> "AgentMemory":
+        """Without the graph of what it was computed from, before a step that has a backward pass of its own."""
+        memory = self.memory if isinstance(self.memory, KeyValueMemory) else self.memory.detached()
+        return replace(self, memory=memory)
 
     @property
     def hidden(self) -> Memory:
@@ -48,27 +58,36 @@ class AgentMemory:
         Raises:
             ValueError: if it is projected, see `MemoryTransformer.projected`.
         """
-        return self.hidden.named() | ({} if self.age_B is None else {"age": self.age_B})
+        return self.hidden.named() | self._counts()
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "AgentMemory":
         """The memory of these `tensors`."""
-        rest = {name: tensor for name, tensor in tensors.items() if name != "age"}
-        return cls(Memory.of_named(rest), tensors.get("age"))
+        counts = {name: tensor for name, tensor in tensors.items() if name in ("age", "n_step")}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in counts}
+        return cls._of_counts(Memory.of_named(rest), counts)
 
     @classmethod
     def stacked(cls, parts: Sequence["AgentMemory"]) -> "AgentMemory":
         """The rows of several memories of as many steps, in their order.
 
         Raises:
-            ValueError: if they remember different numbers of steps, or one is projected.
+            ValueError: if they remember different numbers of steps, see `Memory.joined`, or one is projected.
         """
-        lengths = sorted({part.memory.length for part in parts})
-        if len(lengths) != 1:
-            raise ValueError(f"memories of {' and '.join(map(str, lengths))} steps: give memories of one length")
+        memory = Memory.joined([part.hidden for part in parts])
         is_aged = any(part.age_B is not None for part in parts)
         ages_B = torch.cat([part.ages_B for part in parts]) if is_aged else None
-        return cls(Memory.joined([part.hidden for part in parts]), ages_B)
+        n_steps = [part.n_step_B for part in parts if part.n_step_B is not None]
+        return cls(memory, ages_B, torch.cat(n_steps) if len(n_steps) == len(parts) else None)
+
+    def _counts(self) -> dict[str, Tensor]:
+        """What it holds besides the memory of the layers, by name."""
+        counts = {"age": self.age_B, "n_step": self.n_step_B}
+        return {name: count_B for name, count_B in counts.items() if count_B is not None}
+
+    @classmethod
+    def _of_counts(cls, memory: AnyMemory, counts: Mapping[str, Tensor]) -> "AgentMemory":
+        return cls(memory, counts.get("age"), counts.get("n_step"))
 
     @property
     def ages_B(self) -> Tensor:
@@ -87,7 +106,8 @@ class MemoryTransformer(Body):
         hidden_BTD, memory = body(x_BTD, memory, context, reset_BT)
 
     One step at a time gives the numbers that whole segments give if `context.same_length` is set: every vector then
-    sees the mem_len last ones, itself included, wherever segments end.
+    sees the mem_len last ones, itself included, wherever segments end. Encodings that place hidden states count from
+    where the memory begins; with these all segments must be of one length.
     Weights are as PyTorch draws them for linear layers, wide enough for a few layers without a rate to warm up.
     """
 
@@ -112,7 +132,8 @@ class MemoryTransformer(Body):
             The hidden states of the last layer, (B, T, d_model), and the memory for the next segment.
         Raises:
             ValueError: if a shape is wrong, or the memory is that of another model or of other rows.
-            UsageError: if position encoding, attention rule or memory do not support the context or resets.
+            UsageError: if position encoding, attention rule or memory do not support the context or resets, or the
+                encoding no segments of another length than the one before.
         """
         self._require_fit(x_BTD, memory, reset_BT)
         if memory is None:
@@ -122,7 +143,8 @@ class MemoryTransformer(Body):
         if reset_BT is not None or memory.age_B is not None:
             since_BT = _since(memory.ages_B, reset_BT, n_new=x_BTD.shape[1])
         out = self.read(x_BTD, memory.memory, context, since_BT)
-        return out.hidden_BTD, AgentMemory(out.memory, None if since_BT is None else since_BT[:, -1] + 1)
+        age_B = None if since_BT is None else since_BT[:, -1] + 1
+        return out.hidden_BTD, AgentMemory(out.memory, age_B, self._n_step_B(x_BTD))
 
     @torch.no_grad()
     def projected(self, memory: AgentMemory | None, batch_size: int | None = None) -> AgentMemory:
@@ -142,10 +164,32 @@ class MemoryTransformer(Body):
         layers = tuple(empty.rule(layer).of_hidden(layer, none, state) for layer, none, state in of_layers)
         return AgentMemory(KeyValueMemory(layers), memory.age_B)
 
+    def _n_step_B(self, x_BTD: Tensor) -> Tensor | None:
+        """`AgentMemory.n_step_B` after this segment."""
+        if not self.layers[0].attn.pos.places_hidden_states():
+            return None
+        return torch.full((len(x_BTD),), x_BTD.shape[1], device=x_BTD.device)
+
+    def _require_one_length(self, memory: AgentMemory, n_new: int) -> None:
+        """Raise `UsageError` where the encoding gives other numbers in segments of another length."""
+        if memory.n_step_B is None or bool((memory.n_step_B == n_new).all()):
+            return
+        before = sorted(set(memory.n_step_B.tolist()))
+        raise UsageError(
+            f"--position {self.config.position}: a segment of {n_new} steps after one of "
+            f"{' and '.join(map(str, before))}: it counts places from where the memory begins, so that a step depends "
+            f"on the length of its segment; read segments of one length, or use an encoding of distances, such as "
+            f"{ModelConfig.position}"
+        )
+
     def _require_fit(self, x_BTD: Tensor, memory: AgentMemory | None, reset_BT: Tensor | None) -> None:
         shape, d_model = tuple(x_BTD.shape), self.config.d_model
         if len(shape) != 3 or shape[2] != d_model:
             raise ValueError(f"vectors of shape {shape}: must be (rows, steps, {d_model})")
+        if shape[1] == 0:
+            raise ValueError(f"vectors of shape {shape}: must have at least one step")
+        if reset_BT is not None and reset_BT.dtype != torch.bool:
+            raise ValueError(f"reset of {reset_BT.dtype}: must be True where a row starts anew; give reset.bool()")
         if reset_BT is not None and reset_BT.shape != x_BTD.shape[:2]:
             raise ValueError(f"reset of shape {tuple(reset_BT.shape)}: must be {shape[:2]}, as the vectors {shape}")
         if memory is None:
@@ -157,6 +201,7 @@ class MemoryTransformer(Body):
                 raise ValueError(f"memory of {theirs}: must have {shape[0]} rows, {len(self.layers)} of size {d_model}")
         elif memory.memory.batch_size != shape[0]:
             raise ValueError(f"memory of {memory.memory.batch_size} rows: must have {shape[0]}, as the vectors {shape}")
+        self._require_one_length(memory, shape[1])
 
 
 def _since(age_B: Tensor, reset_BT: Tensor | None, *, n_new: int) -> Tensor:

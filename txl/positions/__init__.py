@@ -46,12 +46,17 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
     return [first, *rest]
 
 
-def require_serves(encoding: PositionEncoding, context: Context) -> None:
-    """Raise `UsageError` if the encoding does not support this context."""
+def require_serves(encoding: PositionEncoding, context: Context, *, can_change: bool = False) -> None:
+    """Raise `UsageError` if the encoding does not support this context.
+
+    Args:
+        can_change: another encoding can be chosen, as for a new model.
+    """
     if encoding.clamps or context.clamp_len <= 0:
         return
     of_distances = [name for name, cls in POSITION_ENCODINGS.items() if cls.clamps and cls.needs_scores()]
+    change = f", or use --position {' or '.join(of_distances)}" if can_change else ""
     raise UsageError(
         f"--clamp_len {context.clamp_len}: --position {encoding.name} has no distances that could be "
-        f"clamped; leave it out (-1), or use --position {' or '.join(of_distances)}"
+        f"clamped; leave it out (-1){change}"
     )

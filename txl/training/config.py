@@ -45,8 +45,11 @@ class TrainConfig(Checked):
     batch_size: int = option(60, "streams of text read in parallel, over all processes", section="batch", **SIZE)
     local_batch_size: int | None = option(None, "streams per process, instead of --batch_size", **SIZE)
     batch_chunk: int = option(1, "compute the batch in this many parts, to save memory", **SIZE)
-    memory_parts: int = option(
-        1, "read a segment in this many parts, through which the gradient of what is remembered flows", **SIZE
+    memory_parts: int | None = option(
+        None,
+        "read a segment in this many parts, through which the gradient of what is remembered flows (not given: 4 with "
+        "memories that learn from it what to write, else 1)",
+        **SIZE,
     )
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
@@ -178,6 +181,11 @@ class TrainConfig(Checked):
         require(
             not (self.resume and self.overwrite), "--resume and --overwrite: continue, or start over; drop one of them"
         )
+
+    @property
+    def n_part(self) -> int:
+        """Parts of a segment."""
+        return self.memory_parts or 1
 
     @property
     def schedule_length(self) -> int:

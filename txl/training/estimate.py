@@ -80,11 +80,11 @@ def passing_bytes(
         kind: _kept_bytes(model, config, context, kinds.index(kind), n_stream=n_stream, dtype=dtype)
         for kind in set(kinds)
     }
-    layer, layers = max(kept.values()) // config.memory_parts, sum(kept[kind] for kind in kinds)  # of a part; of all
+    layer, layers = max(kept.values()) // config.n_part, sum(kept[kind] for kind in kinds)  # of a part; of all
     state = n_token * shape.d_model * dtype.itemsize
     if config.recompute or shape.reversible:
         layers = layer + state * (2 if shape.reversible else shape.n_layer)
-        layers += (config.memory_parts - 1) * _bytes(remembered(shape, context, n_stream))
+        layers += (config.n_part - 1) * _bytes(remembered(shape, context, n_stream))
     activations = layers + 2 * layer + 4 * state + _logit_bytes(shape, n_token, ranks.device)
     if dtype != torch.float32:
         activations += weights * dtype.itemsize // 4  # autocast caches cast weights
@@ -162,7 +162,7 @@ def _count_kept(
         return x
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        memory = run_layer(layer, model.config, context, n_stream, n_part=config.memory_parts)
+        memory = run_layer(layer, model.config, context, n_stream, n_part=config.n_part)
     return sum(n for storage, n in kept.items() if storage not in own | {_storage(memory)})
 
 

@@ -26,7 +26,10 @@ def require_shards(shape: ModelConfig, config: TrainConfig, ranks: Ranks) -> Non
     """Raise `UsageError` if the model is to be sharded and a setting is in the way, which the message names."""
     if not in_shards(config, ranks):
         return
-    require(not shape.reversible, "--shard: --reversible recomputes its layers by a pass that cannot gather weights")
+    require(
+        not shape.reversible,
+        "--shard: --reversible recomputes its layers by a pass that cannot gather weights; drop one of the two",
+    )
     require(
         config.optim != "muon",
         "--shard: --optim muon orthogonalises whole matrices, which no process holds; use adamw or lamb",
@@ -107,7 +110,8 @@ def reshard(model: TransformerXL) -> None:
 
 
 class WholeDraws(TorchDispatchMode):
-    """Inside this context random numbers for a meta tensor or a shard are drawn for the whole tensor on the CPU.
+    """Inside this context random numbers for a meta tensor or a shard are drawn for the whole tensor on the CPU, and
+    whole values are copied to a shard by its part of them.
 
     Every rank draws the same, so the generator moves on, and the shards get their values, as in a model that is not
     sharded. One whole tensor is in memory at a time.
@@ -115,6 +119,8 @@ class WholeDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten.copy_.default and is_in_shards(args[0]) and not is_in_shards(args[1]):
+            return _with_part_of(args[0], args[1])
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         first = args[0] if args and isinstance(args[0], Tensor) else None
@@ -122,10 +128,14 @@ class WholeDraws(TorchDispatchMode):
             func(*args, **kwargs | {"device": "cpu"})
             return func(*args, **kwargs)
         drawn = func(torch.empty(first.shape, dtype=first.dtype), *args[1:], **kwargs)
-        if is_in_shards(first):
-            from torch.distributed.tensor import DTensor, distribute_tensor
+        return _with_part_of(first, drawn) if is_in_shards(first) else first
 
-            assert isinstance(first, DTensor)
-            parts = distribute_tensor(drawn, first.device_mesh, first.placements, src_data_rank=None)
-            local(first).copy_(local(parts))
-        return first
+
+def _with_part_of(shard: Tensor, values: Tensor) -> Tensor:
+    """A tensor in shards, with this rank's part of whole values that all ranks have."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(shard, DTensor)
+    parts = distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
+    local(shard).copy_(local(parts))
+    return shard

@@ -74,7 +74,7 @@ class TrainState:
                 for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
-        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing, config.memory_parts)
+        self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing, config.n_part)
         if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()

@@ -28,7 +28,8 @@ from torch import Tensor
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments, of_counted
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.memory import Memory
+from txl.model.transformer import TransformerXL
 
 Weights = dict[str, Tensor]
 """Tensors by parameter name, tied parameters once."""
@@ -43,7 +44,7 @@ class Adapted(NamedTuple):
         scored: after a segment was scored, until it is learned from: its nats (B, T), with their autograd graph.
     """
 
-    memory: AnyMemory
+    memory: Memory
     learner: TransformerXL
     scored: Tensor | None = None
 
@@ -103,7 +104,7 @@ class DynamicEvaluation:
             if self.rms is None:
                 back *= self.decay
             else:
-                step /= self.rms[name] + self.epsilon
+                step = step / (self.rms[name] + self.epsilon)  # a gradient may be expanded
                 back *= (self.rms[name] * self.decay).clamp_(max=1)
             weight.add_(back).sub_(step, alpha=self.lr)
         return memory._replace(scored=None)
@@ -135,7 +136,8 @@ def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Conte
     """Nats of each target, the hidden states they are predicted from, and the state with what `_gradients` needs."""
     with torch.enable_grad():
         nll_BT, hidden_BTD, after = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, context)
-    return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after, scored=nll_BT)
+    assert isinstance(after, Memory)  # gradients are needed
+    return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after.detached(), scored=nll_BT)
 
 
 def _gradients(memory: Adapted, counted_BT: Tensor | None) -> Weights:

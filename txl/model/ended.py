@@ -1,0 +1,52 @@
+"""What is not finite in a document, or an episode, reaches no later one of its row.
+
+Attention gives hidden tokens the probability 0, and 0 times NaN is NaN, in values and in gradients. So what is not
+finite is taken out where its document has ended, and the outputs that it belongs to are NaN all the same.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.memory import KeyValueMemory, Memory
+
+_NEVER = -(2**31)
+"""A place that no token sees."""
+
+
+class Ended(NamedTuple):
+    """A segment and what is remembered before it, in which documents that end in the segment are finite.
+
+    Attributes:
+        h_BTD: the vectors of the segment.
+        memory: what is remembered.
+        spoiled_BT: True for tokens that see something that was not finite and is taken out.
+    """
+
+    h_BTD: Tensor
+    memory: Memory | KeyValueMemory
+    spoiled_BT: Tensor
+
+    def marked(self, out_BTD: Tensor) -> Tensor:
+        """The output of the segment, with NaN where it would be NaN if nothing had been taken out."""
+        return torch.where(self.spoiled_BT[..., None], torch.nan, out_BTD)
+
+
+def without_ended(h_BTD: Tensor, memory: Memory | KeyValueMemory, since_BT: Tensor) -> Ended:
+    """Zeros in place of what is not finite, in documents that end in the segment or ended before it.
+
+    What is not finite in a row's last document stays: its end is not known.
+
+    Args:
+        h_BTD: the vectors of the segment, (B, T, D).
+        since_BT: how many tokens before each one belong to its document, (B, T).
+    """
+    t_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
+    last_begin_B = t_T[-1] - since_BT[:, -1]
+    bad_BT = ~h_BTD.isfinite().all(-1) & (t_T < last_begin_B[:, None])
+    memory, was_bad_B = memory.finite_in(last_begin_B >= 0)
+    place_BT = torch.where(bad_BT, t_T, _NEVER).cummax(dim=1).values
+    place_BT = torch.where(was_bad_B[:, None], place_BT.clamp(min=-1), place_BT)  # the memory stands before token 0
+    first_seen_BT = (t_T - since_BT).clamp(min=_NEVER + 1)
+    return Ended(h_BTD.masked_fill(bad_BT[..., None], 0), memory, place_BT >= first_seen_BT)
