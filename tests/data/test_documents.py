@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from txl.data_utils import dealing, file_formats
 from txl.data_utils import documents as documents_module
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import pieces_in, rule_of, signs_of
+from txl.data_utils.documents import documents_of, pieces_in, rule_of, signs_of
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.store import name_of
 
@@ -143,6 +143,16 @@ def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: 
     found = [piece.content.decode() for piece in pieces_in(path, rule, "")]
     assert "".join(found) == text
     assert len(found) == n
+
+
+@pytest.mark.parametrize(("text", "rule", "n"), RULES.values(), ids=RULES)
+def test_the_documents_of_a_text_in_memory_are_those_of_its_file(tmp_path: Path, text: str, rule: str, n: int) -> None:
+    found, by = documents_of(text, "auto")
+    assert ("".join(found), by) == (text, rule)
+    (tmp_path / "a.txt").write_text(text)
+    pieces = [piece.content.decode() for piece in pieces_in(tmp_path / "a.txt", rule, "")]
+    assert [one if one.endswith("\n") else f"{one}\n" for one in found] == pieces
+    assert documents_of(text, "file") == ([text], "file")
 
 
 @pytest.mark.parametrize("rows", ["documents", "lines"])
@@ -337,10 +347,10 @@ def test_line_ends_in_strings_and_bytes_stay(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (plain / f"{split}.txt").write_bytes(text.encode())
     assert bytes(open_any(plain, dataset="bytes").split("valid").astype("u1")) == text.encode()
-    assert bytes(documents_of(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
+    assert bytes(joined(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
 
 
-def documents_of(corpus: Corpus) -> bytes:
+def joined(corpus: Corpus) -> bytes:
     return b"".join(corpus.documents("valid"))
 
 
