@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,18 @@ from txl.evaluation.plots import _apart, run_names
 from txl.ops.linear import Linear
 
 # figures
+
+
+def test_a_split_that_is_not_there_is_no_fault_unless_it_is_named(here: Here) -> None:
+    Path("text/test.txt").rename("aside.txt")
+    done = here("eval --json valid.json")
+    assert [row["split"] for row in json.loads(Path("valid.json").read_text())["rows"]] == ["valid"]
+    assert "| valid is the only split that is there\n" in done.out
+    assert "text/test.txt: no such file" in here.refused("eval --split test")
+    Path("text/valid.txt").rename("text/test.txt")
+    assert [row["split"] for row in here.rows("eval")] == ["test"]
+    Path("text/test.txt").unlink()
+    assert "text/valid.txt: no such file" in here.refused("eval")
 
 
 def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss(here: Here) -> None:

@@ -46,7 +46,7 @@ class Lengths(ModelUse):
 class EvalConfig(Lengths, OneModel):
     """What is evaluated and how. Lengths default to those of the training."""
 
-    split: Literal["valid", "test", "all"] = option("all", "split to evaluate")
+    split: Literal["valid", "test", "all"] = option("all", "split to evaluate; all: valid and test, if they are there")
     convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
         "txl",
         "txl: every token but the first is scored once, with full context; others: the protocol of that "
