@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .raw_text import DataError
+from .raw_text import DataError, no_text, text_of
 from .sizes import MEASURES, sizes_of
 from .spelling import places
 from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
@@ -45,10 +45,12 @@ def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        text = _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
-    if vocab is None or vocab.keeps_line_ends:
+    is_of_bytes = vocab is not None and vocab.keeps_line_ends
+    text = _decoded(content, name, takes_nul=is_of_bytes)
+    if vocab is None or is_of_bytes:
         return text
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -62,12 +64,12 @@ def read_turns() -> Iterator[str]:
         yield _decoded(line, "standard input").rstrip("\r\n")
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decoded(content: bytes, name: str, *, takes_nul: bool = False) -> str:
     try:
-        return content.decode("utf-8").removeprefix("\ufeff")
+        text = content.decode() if takes_nul else text_of(content)
+        return text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        what = f"{error.reason} at byte {error.start}"
-        raise DataError(f"{name}: not UTF-8 ({what}); convert it, as with: iconv -f latin1 -t utf-8") from None
+        raise no_text(name, content, error, at=f" at byte {error.start}") from None
 
 
 def encode_text(
