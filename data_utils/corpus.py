@@ -111,6 +111,13 @@ class Corpus:
         self.require_splits(name)
         return self.texts.fingerprint(name) or self._store(name).record["text"]
 
+    def held_out(self) -> tuple[str, ...]:
+        """Those of valid and test that are there. Raises `DataError` if none is."""
+        there = tuple(name for name in ("valid", "test") if self.texts.is_there(name))
+        if not there:
+            self.require_splits("valid")
+        return there
+
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there."""
         for name in names:

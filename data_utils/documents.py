@@ -141,7 +141,11 @@ def rule_of(files: Sequence[Path], look: Callable[[Path], str]) -> tuple[str, st
 
 def signs_of(path: Path, text_field: str) -> str:
     """What the beginning of a file tells of its documents: heading, blank, or nothing."""
-    lines = lines_or_rows(path, text_field, task="looking at")
+    signs = _signs_of_lines(lines_or_rows(path, text_field, task="looking at"))
+    return "" if signs == "blank" and has_rows(path) else signs
+
+
+def _signs_of_lines(lines: Iterable[bytes]) -> str:
     n_line, n_byte = _LOOKED_AT
     blank_seen = blank_before = False  # the last line of all does not count
     for line in itertools.islice(lines, n_line):
@@ -152,7 +156,24 @@ def signs_of(path: Path, text_field: str) -> str:
         n_byte -= len(line)
         if n_byte < 0:
             break
-    return "blank" if blank_seen and not has_rows(path) else ""
+    return "blank" if blank_seen else ""
+
+
+def documents_of(text: str, rule: str) -> tuple[list[str], str]:
+    """The documents of a text, which make it up, and the rule by which they were found.
+
+    Args:
+        rule: as for `pieces_in`; auto: headings or blank lines, where there are any, else each line is one.
+    """
+    lines = text.encode("utf-8", "surrogatepass").splitlines(keepends=True)
+    if rule == "auto":
+        rule = _signs_of_lines(lines) or "row"
+    found: list[list[bytes]] = []
+    for begins, line in _RULES[rule](iter(lines)):
+        if begins or not found:
+            found.append([])
+        found[-1].append(line)
+    return [b"".join(lines).decode("utf-8", "surrogatepass") for lines in found], rule
 
 
 def no_documents(what: str) -> DataError:

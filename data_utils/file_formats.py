@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .raw_text import DataError, not_utf8, reading
+from .raw_text import DataError, half_a_pair, no_text, reading
 from .uncompressed import COMPRESSED, damaged, opened
 
 TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
@@ -105,8 +105,8 @@ def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
         if text:
             try:
                 yield (text if text.endswith("\n") else text + "\n").encode()
-            except UnicodeEncodeError as error:
-                raise not_utf8(path, n, error.reason) from None
+            except UnicodeEncodeError:
+                raise half_a_pair(f"{path}, row {n}") from None
 
 
 def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
@@ -117,13 +117,25 @@ def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line if n > 1 else line.removeprefix(BOM_UTF8))
+                record = json.loads((line if n > 1 else line.removeprefix(BOM_UTF8)).decode())
+            except UnicodeDecodeError as error:
+                raise no_text(f"{path}, line {n}", line, error) from None
             except (ValueError, RecursionError) as error:
+                if n == 1 and line.lstrip()[:1] == b"[":
+                    raise _an_array(path) from None
                 raise DataError(f"{path}, line {n}: no JSON ({error}); each line must be a JSON object") from None
+            if isinstance(record, list):
+                raise _an_array(path)
             if not isinstance(record, dict) or field not in record:
                 there = ", ".join(record)[:200] if isinstance(record, dict) else "no fields"
                 raise DataError(f"{path}, line {n}: no field {field!r}, there is {there}; name it with --text_field")
             yield n, record[field]
+
+
+def _an_array(path: Path) -> DataError:
+    """The error for a JSON array in place of lines."""
+    advice = f"write one object a line, as with: jq -c '.[]' {path.name} > new.jsonl, and give that"
+    return DataError(f"{path}: holds a JSON array; {advice}")
 
 
 def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from .raw_text import DataError
+from .raw_text import DataError, no_text, text_of
 from .sizes import MEASURES, sizes_of
 from .spelling import places
 from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
@@ -45,10 +45,12 @@ def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        text = _decoded(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), name)
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
-    if vocab is None or vocab.keeps_line_ends:
+    is_of_bytes = vocab is not None and vocab.keeps_line_ends
+    text = _decoded(content, name, takes_nul=is_of_bytes)
+    if vocab is None or is_of_bytes:
         return text
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -62,15 +64,17 @@ def read_turns() -> Iterator[str]:
         yield _decoded(line, "standard input").rstrip("\r\n")
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decoded(content: bytes, name: str, *, takes_nul: bool = False) -> str:
     try:
-        return content.decode("utf-8").removeprefix("\ufeff")
+        text = content.decode() if takes_nul else text_of(content)
+        return text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        what = f"{error.reason} at byte {error.start}"
-        raise DataError(f"{name}: not UTF-8 ({what}); convert it, as with: iconv -f latin1 -t utf-8") from None
+        raise no_text(name, content, error, at=f" at byte {error.start}") from None
 
 
-def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False, advice: str = "") -> FreeText:
+def encode_text(
+    text: str, vocab: Tokenizer, *, name: str, running: bool = False, advice: str = "", is_noticed: bool = False
+) -> FreeText:
     """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of. Unknown
     words become `<unk>`, with a warning and `advice`.
 
@@ -78,11 +82,12 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
         name: of the text, for messages.
         running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
             white space, as in the splits.
+        is_noticed: what a user should know of the text was said before.
     Raises:
         DataError: if there are no tokens, or unknown words and no `<unk>` in the vocabulary.
     """
     if not vocab.is_of_words:
-        return _running(text, vocab, name)
+        return _running(text, vocab, name, is_noticed)
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
@@ -100,12 +105,12 @@ def encode_text(text: str, vocab: Tokenizer, *, name: str, running: bool = False
     unknown = [word for word in words if word not in vocab]
     if unknown and UNK not in vocab:
         raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
-    if unknown:
+    if unknown and not is_noticed:
         first = list(dict.fromkeys(unknown))
         shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
         notice = "%s: %d of %d words are not in the vocabulary and are read as %s: %s%s"
         _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
-    if n_written_eos:
+    if n_written_eos and not is_noticed:
         _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
     ids, ends = cast(Vocab, vocab).ids_of(words), [end for _, end in spans]
     return FreeText(
@@ -123,7 +128,7 @@ def has_tokens(text: str, vocab: Tokenizer) -> bool:
     return len(vocab.encode(text).ids) > 0
 
 
-def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
+def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeText:
     tokens = vocab.encode(text)
     if not len(tokens.ids):
         raise DataError(f"{name}: is empty; it needs at least one token")
@@ -131,10 +136,10 @@ def _running(text: str, vocab: Tokenizer, name: str) -> FreeText:
     if not text.endswith(("\n", "\r")):  # a last line without a line end counts
         sizes_N4[-1, MEASURES.index("lines")] += 1
     sizes = _named(sizes_N4, tokens.ids, vocab)
-    if n_unknown := int(sizes["unknown"].sum()):
+    if (n_unknown := int(sizes["unknown"].sum())) and not is_noticed:
         notice = "%s: %d of %d tokens are not in the vocabulary and are read as %s"
         _LOG.warning(notice, name, n_unknown, len(tokens.ids), UNK)
-    if special := vocab.special_in(text):
+    if not is_noticed and (special := vocab.special_in(text)):
         _LOG.warning("%s: %s", name, read_as_text(special))
     ends = tokens.ends.tolist()
     offsets = [0, *ends[:-1]]

@@ -56,7 +56,7 @@ def open_ids(path: Path, dtype: str) -> Ids:
     """
     with reading(path):
         if not path.is_file():
-            raise DataError(f"{path}: no such file; --dataset ids needs train, valid and test, each .npy or .bin")
+            raise DataError(f"{path}: no such file; --dataset ids needs a file of each split, .npy or .bin")
         return _bin(path, dtype) if path.suffix == ".bin" else _npy(path)
 
 

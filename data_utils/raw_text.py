@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,11 @@ from typing import Any
 
 from txl.config import UsageError
 from txl.files import lock, written_whole
+
+_AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
+"""What begins a file of UTF-16 that was converted from Latin-1."""
+_NO_ASCII = re.compile(rb"[\x80-\xff](?:[\x80-\xff]|(?<=[\x81-\xfe])[\x40-\x7e](?=[\x80-\xff]))*")
+"""A run of bytes that are no ASCII; in Shift-JIS, Big5 and GB18030 the second byte of a character may be."""
 
 
 class DataError(UsageError):
@@ -46,9 +53,53 @@ def text_of(content: bytes) -> str:
     return content.decode()
 
 
-def not_utf8(path: Path, line: int, reason: str) -> DataError:
-    """The error for a line that is not UTF-8."""
-    return DataError(f"{path}, line {line}: not UTF-8 ({reason}); convert it, as with: iconv -f latin1 -t utf-8")
+def no_text(
+    where: str, content: bytes, error: UnicodeDecodeError, *, is_string: bool = False, at: str = ""
+) -> DataError:
+    """The error for content that `text_of` refuses, which says what it is and what helps.
+
+    Args:
+        is_string: of JSON or parquet.
+        at: where in the content.
+    """
+    if content.startswith(_AS_LATIN_1):
+        what = "was UTF-16 and has been converted as if it were Latin-1"
+        return DataError(f"{where}: not UTF-8: it {what}; bring the original file, and convert that from UTF-16")
+    if encoding := "" if is_string else _wide_encoding(content):
+        return DataError(f"{where}: not UTF-8 but {encoding.upper()}; convert it with: iconv -f {encoding} -t utf-8")
+    if content[error.start : error.end] == b"\0":
+        advice = r"take \u0000 out of the string" if is_string else r"take it out, as with: tr -d '\000'"
+        return DataError(f"{where}: holds a NUL character{at}, which is no text; {advice}")
+    return DataError(f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start)}")
+
+
+def half_a_pair(where: str) -> DataError:
+    """The error for a string with a surrogate that has no partner."""
+    what = r"holds half of a surrogate pair (such as \ud83d), which is no character and cannot be UTF-8"
+    return DataError(f"{where}: {what}; write the character whole, or leave the row out")
+
+
+def _wide_encoding(content: bytes) -> str:
+    """UTF-16 or UTF-32, by a byte-order mark or by every second byte; else empty."""
+    if content.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
+        return "utf-32"
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        return "utf-16"
+    for first, name in ((0, "utf-16be"), (1, "utf-16le")):
+        zeros, others = content[first::2].count(0), content[1 - first :: 2].count(0)
+        if zeros > len(content) / 4 and others < len(content) / 50:
+            return name
+    return ""
+
+
+def _conversion(content: bytes, bad: int) -> str:
+    """How to convert content that has no UTF-8 at index `bad`. One letter among ASCII is Western; where letters of no
+    ASCII stand together, Latin-1 would make nonsense of them without an error."""
+    runs = _NO_ASCII.findall(content[max(0, bad - 2000) : bad + 2000])
+    if sum(len(run) > 1 for run in runs) * 2 <= len(runs):
+        return "convert it from the encoding it has, as with: iconv -f latin1 -t utf-8"
+    names = "gb18030, big5, shift_jis, euc-kr, windows-1251, koi8-r"
+    return f"convert it with: iconv -f ENCODING -t utf-8, where ENCODING is the one it was written in ({names}, ...)"
 
 
 def require_text(path: Path) -> None:
@@ -62,13 +113,17 @@ def require_text(path: Path) -> None:
             raise DataError(f"{path}: is empty; every split needs some text")
 
 
-def line_without_text(path: Path, lines: Iterable[bytes]) -> DataError | None:
-    """The error for the first of a file's lines that is not UTF-8; None if all are."""
+def line_without_text(path: Path, lines: Iterable[bytes], *, is_string: bool) -> DataError | None:
+    """The error for the first of a file's lines that is no text; None if all are.
+
+    Args:
+        is_string: they are rows of JSON or parquet.
+    """
     for n, line in enumerate(lines, 1):
         try:
             text_of(line)
         except UnicodeDecodeError as error:
-            return not_utf8(path, n, error.reason)
+            return no_text(f"{path}, {'row' if is_string else 'line'} {n}", line, error, is_string=is_string)
     return None
 
 

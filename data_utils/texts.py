@@ -11,7 +11,7 @@ import numpy as np
 from .checks import Checks
 from .config import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import lines_or_rows
+from .file_formats import has_rows, lines_or_rows
 from .named_files import home_of, require_folder
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
@@ -117,7 +117,7 @@ class Texts:
         """The error for a text that is not UTF-8, with its line."""
         for path in self.files(split):
             lines = lines_or_rows(path, self.config.text_field, task="searching")
-            if error := line_without_text(path, lines):
+            if error := line_without_text(path, lines, is_string=has_rows(path)):
                 return error
         raise AssertionError(f"every line of {split} is UTF-8")
 

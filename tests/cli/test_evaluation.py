@@ -1,5 +1,6 @@
 """eval.py on the splits of a text: its figures, tables, files and pictures, and its grids of lengths."""
 
+import json
 import math
 import re
 import shutil
@@ -14,6 +15,17 @@ from txl.ops.linear import Linear
 from txl.ops.packed import PackedLinear
 
 # figures
+
+
+def test_a_split_that_is_not_there_is_no_fault_unless_it_is_named(here: Here) -> None:
+    Path("text/test.txt").rename("aside.txt")
+    done = here("eval --json valid.json")
+    assert [row["split"] for row in json.loads(Path("valid.json").read_text())["rows"]] == ["valid"]
+    assert "| valid is the only split that is there\n" in done.out
+    assert "text/test.txt: no such file" in here.refused("eval --split test")
+    Path("text/valid.txt").rename("text/test.txt")
+    Path("text/train.txt").unlink()
+    assert [row["split"] for row in here.rows("eval")] == ["test"]
 
 
 def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss(here: Here) -> None:

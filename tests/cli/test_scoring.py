@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import txl
 from tests.cli.conftest import Here
 from tests.forks import ROOT
 
@@ -36,6 +37,40 @@ def test_every_token_of_a_text_is_scored(score: Score) -> None:
         *((3, "baf", False), (4, "<unk>", True), (5, "<eos>", False)),
     ]
     assert all(t["nats"] > 0 for t in tokens)
+
+
+@pytest.mark.parametrize(("each", "cut"), [("line", 1), ("document", 3)])
+def test_each_part_of_a_text_is_scored_alone(here: Here, score: Score, each: str, cut: int) -> None:
+    lines = ["bab bad baf\n", " \n", "\n", "bab bad baf\n", "unread bab\n", "ded bab"]
+    parts = {n: "".join(lines[i : i + cut]) for n, i in enumerate(range(0, len(lines), cut), 1)}
+    tokens = score("".join(lines), f"--each {each} --json total.json")
+    totals = json.loads(Path("total.json").read_text())
+    lm = txl.load("run")
+    alone = {n: lm.score(part) for n, part in parts.items()}
+    total_nats = [one.total_nats for one in alone.values()]
+    assert [one["nats"] for one in totals["each"]] == pytest.approx(total_nats, rel=1e-5)
+    assert [(one[each], one["tokens"]) for one in totals["each"]] == [(n, len(s.nats)) for n, s in alone.items()]
+    assert [t["nats"] for t in tokens] == pytest.approx([nats for one in alone.values() for nats in one.nats], rel=1e-5)
+    assert [(t[each], t["position"]) for t in tokens] == [(n, i) for n, s in alone.items() for i in range(len(s.nats))]
+    assert all("".join(lines)[t["offset"] :].startswith(t["surface"]) for t in tokens)
+    (row,) = totals["rows"]
+    assert row["nats"] == pytest.approx(sum(one["nats"] for one in totals["each"]))
+    assert (row["lines"], row["characters"]) == (5, len("".join(lines)))
+
+
+def test_lines_alone_are_read_after_the_context_and_printed(here: Here) -> None:
+    Path("my.txt").write_text("bab bad\nbab bad\n  ")
+    Path("before.txt").write_text("ded bab\n")
+    done = here("eval --text my.txt --each line --context before.txt")
+    total = txl.load("run").score("bab bad\n", "ded bab\n").total_nats
+    for n in (1, 2):
+        assert re.search(rf"^\| line +{n} \| tokens +3 \| nats +{total:.3f}", done.out, re.MULTILINE)
+    assert "line     3" not in done.out  # no tokens
+    said = here.refused("eval --text my.txt --each line --mem_len 2 4")
+    assert "--mem_len 2 4: --each line prints totals of one; give one value at most" in said
+    out = here("eval --text my.txt --each line --per_token -").out
+    assert out.splitlines()[0].split("\t")[-1] == "line"
+    assert [line.split("\t")[-1] for line in out.splitlines()[1:]] == ["1"] * 3 + ["2"] * 3
 
 
 @pytest.mark.slow

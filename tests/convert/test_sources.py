@@ -16,7 +16,7 @@ from tests.convert.conftest import HF, WORDS, write_words
 from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
 from txl.config import UsageError
-from txl.convert import convert, from_huggingface, to_kimiyoung
+from txl.convert import convert, from_huggingface, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import configs_of, read_huggingface
 from txl.evaluation.conventions import ZeroMemory
 from txl.model.transformer import TransformerXL
@@ -63,6 +63,30 @@ def test_a_model_pt_is_read_without_the_2019_code(name: str, tmp_path: Path) -> 
         assert has_projs <= (converted.model.config == model.config)
         assert converted.context.same_length == golden.config["model"]["same_length"]
         require_weights_of(converted.model, model)
+
+
+def test_weights_without_their_model_and_compiled_models_are_named(tmp_path: Path) -> None:
+    state = {f"module._orig_mod.{name}": tensor for name, tensor in to_kimiyoung(Golden("xl").model()[0]).items()}
+    for content in (state, {"state_dict": state, "epoch": 3}):
+        torch.save(content, tmp_path / "model.pt")
+        with pytest.raises(UsageError, match=r"model\.pt: holds weights alone .*torch\.save\(model, path\)"):
+            convert(tmp_path)
+    wrapped = b"\x80\x02ctorch._dynamo.eval_frame\nOptimizedModule\n."
+    (tmp_path / "model.pt").write_bytes(wrapped)
+    with pytest.raises(UsageError, match=r"torch\.compile has wrapped; .*torch\.save\(model\._orig_mod, path\)"):
+        convert(tmp_path)
+
+
+def test_names_that_torch_compile_has_prefixed_are_read(hf: Path) -> None:
+    golden = Golden("xl")
+    model, _ = golden.model()
+    for prefix in ("_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
+        state = {f"{prefix}{name}": tensor for name, tensor in to_kimiyoung(model).items()}
+        state = {name.replace("layers.0.", "layers.0._orig_mod."): tensor for name, tensor in state.items()}
+        require_weights_of(from_kimiyoung(state, golden.config["model"])[0], model)
+    expected, (theirs, config) = convert(hf).model, read_huggingface(hf)
+    compiled = {f"_orig_mod.{name}": tensor for name, tensor in theirs.items()}
+    require_weights_of(from_huggingface(compiled, config)[0], expected)
 
 
 def test_nvidias_checkpoint(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from txl.data_utils import dealing, file_formats
 from txl.data_utils import documents as documents_module
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import pieces_in, rule_of, signs_of
+from txl.data_utils.documents import documents_of, pieces_in, rule_of, signs_of
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.store import name_of
 
@@ -145,6 +145,16 @@ def test_the_rule_is_found_and_documents_make_up_the_text(tmp_path: Path, text: 
     assert len(found) == n
 
 
+@pytest.mark.parametrize(("text", "rule", "n"), RULES.values(), ids=RULES)
+def test_the_documents_of_a_text_in_memory_are_those_of_its_file(tmp_path: Path, text: str, rule: str, n: int) -> None:
+    found, by = documents_of(text, "auto")
+    assert ("".join(found), by) == (text, rule)
+    (tmp_path / "a.txt").write_text(text)
+    pieces = [piece.content.decode() for piece in pieces_in(tmp_path / "a.txt", rule, "")]
+    assert [one if one.endswith("\n") else f"{one}\n" for one in found] == pieces
+    assert documents_of(text, "file") == ([text], "file")
+
+
 @pytest.mark.parametrize("rows", ["documents", "lines"])
 def test_rows_with_headings_are_documents_or_lines(tmp_path: Path, rows: str) -> None:
     """As WikiText's parquet files have a line a row, and others an article, which may end with a heading."""
@@ -170,7 +180,7 @@ ZSTD = zstd("".join(f"{i * i}\n" for i in range(9999)).encode())
 BAD: dict[str, tuple[str, bytes, str]] = {
     "not UTF-8": ("a.txt", b"fine\ncaf\xe9\n", r"a\.txt, line 2: not UTF-8"),
     "NUL": ("a.txt", b"fine\n\nb\0c\n", r"a\.txt, line 3: .*NUL"),
-    "UTF-16": ("a.txt", "text\n".encode("utf-16"), r"a\.txt, line 1: not UTF-8"),
+    "UTF-16": ("a.txt", "text\n".encode("utf-16"), r"a\.txt, line 1: not UTF-8 but UTF-16; .*iconv -f utf-16 -t"),
     "cut gzip": ("a.txt.gz", gzip.compress(b"a\n" * 9999)[:-9], r"a\.txt\.gz: damaged .*bring the file again"),
     "no gzip": ("a.txt.gz", b"text", r"a\.txt\.gz: damaged"),
     "no zip": ("a.txt.zip", b"text", r"a\.txt\.zip: damaged"),
@@ -181,7 +191,27 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: no JSON"),
     "no field": ("a.jsonl", jsonl("body"), r"a\.jsonl, line 1: no field 'text', there is id, body; .*--text_field"),
     "no text": ("a.jsonl", b'{"text": 7}\n', r"a\.jsonl, row 1: the field 'text' holds no text"),
-    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: not UTF-8"),
+    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, row 1: holds half of a surrogate pair"),
+    "NUL in a string": (
+        "a.jsonl",
+        b'{"text": "a\\u0000"}\n' * 9,
+        r"a\.jsonl, row 1: holds a NUL .*out of the string$",
+    ),
+    "latin1 in JSON": ("a.jsonl", b'{"text": "caf\xe9"}\n', r"a\.jsonl, line 1: not UTF-8 .*iconv -f latin1"),
+    "a JSON array": ("a.jsonl", b'[{"text": "a"}]\n', r"a\.jsonl: holds a JSON array; .*jq -c '\.\[\]' a\.jsonl"),
+    "a JSON array, indented": ("a.json", b'[\n  {"text": "a"}\n]\n', r"a\.json: holds a JSON array; .* > new\.jsonl,"),
+    "UTF-16LE": ("a.txt", "text of some words\n".encode("utf-16-le"), r"line 1: not UTF-8 but UTF-16LE; .*-f utf-16le"),
+    "UTF-16BE": ("a.txt", "text of some words\n".encode("utf-16-be"), r"line 1: not UTF-8 but UTF-16BE; .*-f utf-16be"),
+    "UTF-32": ("a.txt", "text\n".encode("utf-32"), r"line 1: not UTF-8 but UTF-32; .*iconv -f utf-32 "),
+    "UTF-16 as latin1": (
+        "a.txt",
+        "text\n".encode("utf-16").decode("latin1").encode(),
+        r"line 1: not UTF-8: it was UTF-16 and has been converted as if it were Latin-1; bring the original",
+    ),
+    "GB18030": ("a.txt", "\u6211\u4eec\u8d70\u3002 the text\n".encode("gb18030"), r"-f ENCODING .*\(gb18030, .*\)$"),
+    "Shift-JIS": ("a.txt", "\u6771\u4eac\u30bd\u9078\n".encode("shift_jis"), r"iconv -f ENCODING"),
+    "Russian": ("a.txt", "the \u0442\u0435\u043a\u0441\u0442\n".encode("koi8-r"), r"iconv -f ENCODING"),
+    "French": ("a.txt", "un \u00e9t\u00e9 \u00e0 No\u00ebl\n".encode("latin1"), r"iconv -f latin1 -t utf-8$"),
     "no parquet": ("a.parquet", b"PAR1 no", r"a\.parquet: damaged"),
     "nothing": ("a.pdf", b"", r"no files of text \(\.txt .*--data"),
     "empty": ("a.txt", b"", r"a\.txt: the text has 0 document"),
@@ -337,10 +367,10 @@ def test_line_ends_in_strings_and_bytes_stay(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (plain / f"{split}.txt").write_bytes(text.encode())
     assert bytes(open_any(plain, dataset="bytes").split("valid").astype("u1")) == text.encode()
-    assert bytes(documents_of(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
+    assert bytes(joined(open_any(plain, dataset="text"))) == b"a b\nc\nd\n"
 
 
-def documents_of(corpus: Corpus) -> bytes:
+def joined(corpus: Corpus) -> bytes:
     return b"".join(corpus.documents("valid"))
 
 

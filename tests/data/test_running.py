@@ -104,6 +104,13 @@ def test_a_file_is_read_with_one_line_end_unless_its_bytes_are_tokens(tmp_path: 
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
     assert read_text(str(tmp_path / "a.txt"), Characters(["\n", "<unk>"])) == "a\nb\nc\n"
     assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\r\nb\rc\n"
+    (tmp_path / "a.txt").write_bytes(b"a\0b\n")
+    assert read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES)) == "a\0b\n"
+    with pytest.raises(DataError, match=r"a\.txt: holds a NUL character at byte 1, which is no text; take it out"):
+        read_text(str(tmp_path / "a.txt"), Characters(["\n", "<unk>"]))
+    (tmp_path / "a.txt").write_bytes("a text\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 but UTF-16; convert it with: iconv -f utf-16 -t utf-8$"):
+        read_text(str(tmp_path / "a.txt"), Symbols(ALL_BYTES))
 
 
 def test_a_character_in_several_tokens_is_shown_whole() -> None:

@@ -307,6 +307,13 @@ def test_fresh_models_train_and_are_restored(tmp_path: Path) -> None:
     assert torch.equal(again(ids_BT).logits, eval_model(ids_BT).logits)
 
 
+def test_one_mems_too_few_is_said() -> None:
+    model, ids_BT = load(GOLDEN / "hf_div2"), torch.tensor([[3, 150, 5, 9]])
+    mems = model(ids_BT).mems
+    with pytest.raises(ValueError, match=f"{len(mems) - 1} mems: must be {len(mems)}, one of each layer"):
+        model(ids_BT, mems=mems[:-1])
+
+
 def test_a_classifier(made: Path, tmp_path: Path) -> None:
     classify = transformers.AutoModelForSequenceClassification.from_pretrained
     model = classify(made / "classifier")

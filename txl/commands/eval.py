@@ -73,12 +73,14 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
     contexts = config.look_backs(lm.context)
     plain = dataclasses.replace(config, loss_by_position=False, attention_by_distance=False)
     corpus = ranks.main_first(lambda: lm.corpus(data))
-    names = ("valid", "test") if config.split == "all" else (config.split,)
+    names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
     pictures = pictures_of(config, lm.run or Path())
     if ranks.is_main:
         if corpus.note:
             print_line(f"| {corpus.note}")
+        if config.split == "all" and len(names) == 1:
+            print_line(f"| {names[0]} is the only split that is there")
         require_outputs(config.json)
         pictures = drawable(pictures, config)
     rows = []

@@ -1,13 +1,17 @@
 """Score any text with a trained Transformer-XL, from its first token on:
 
 txl score FILE --work_dir RUN --per_token FILE.tsv           python eval.py --text FILE --work_dir RUN ...
+
+--each line scores each line alone.
 """
 
+import io
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,18 +19,29 @@ from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
 from txl.commands.scoring import opened, training_text
 from txl.config import require
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.free_text import encode_text, read_text
-from txl.data_utils.tokenizers.base import UNK
+from txl.data_utils.documents import documents_of
+from txl.data_utils.free_text import FreeText, encode_text, has_tokens, read_text
+from txl.data_utils.tokenizers.base import UNK, Tokenizer
 from txl.evaluation.config import EVAL, SCORE, ScoreConfig
 from txl.evaluation.reading import Predictor, Reading, within
-from txl.evaluation.report import Token, as_tsv, print_table, require_outputs, write_results, write_tokens
-from txl.evaluation.rows import row_of_text
+from txl.evaluation.report import (
+    Part,
+    Token,
+    as_tsv,
+    print_parts,
+    print_table,
+    require_outputs,
+    write_results,
+    write_tokens,
+)
+from txl.evaluation.rows import Row, row_of_texts
 from txl.evaluation.test_time import Additions, prepared
 from txl.inference.reader import reading_context
 from txl.language.model import LanguageModel
 from txl.runtime.distributed import Ranks, process_group
+from txl.runtime.log import print_line
 
-MOST_USED = ("text", "work_dir", "context", "tokenise", "per_token", "mem_len", "json")
+MOST_USED = ("text", "work_dir", "each", "context", "tokenise", "per_token", "mem_len", "json")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -54,7 +69,7 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig | No
 def score_file(
     lm: LanguageModel, data: DataConfig | None, config: ScoreConfig, additions: Additions, ranks: Ranks
 ) -> None:
-    """Score a text from its first token on, as the beginning of a line or as the continuation of --context."""
+    """Score a text, or each part of it alone, as the beginning of a line or as the continuation of --context."""
     vocab = lm.tokenizer
     how: dict[str, Any] = {"running": config.tokenise}
     if not config.tokenise:
@@ -62,12 +77,12 @@ def score_file(
     before = [vocab.eos_id]
     if config.context is not None:
         before += encode_text(read_text(config.context, vocab), vocab, name=config.context, **how).ids
-    text = encode_text(read_text(config.text, vocab), vocab, name=config.text, **how)
+    texts = texts_of(read_text(config.text, vocab), config, lm, how)
     require_outputs(config.json, config.per_token)
     training = training_text(lm, lm.corpus(data), ranks) if additions.read_training_text else None
-    counts = {name: int(size_N.sum()) for name, size_N in text.sizes.items()}
-    ids = np.array(before + text.ids)
-    rows, nats = [], []
+    counts = {name: sum(int(one.tokens.sizes[name].sum()) for one in texts) for name in texts[0].tokens.sizes}
+    ids = [np.array(before + one.tokens.ids) for one in texts]
+    rows, nats_of = [], []
     with lm.used_as(config) as model:
         for asked in config.look_backs(lm.context):
             context = asked if config.ext_len is not None else reading_context(lm.model_config, asked)
@@ -76,21 +91,70 @@ def score_file(
                 added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
                 predictors.append((additions.name, added))
             for name_of_added, predictor in predictors:
-                reading = Reading(context, within(context, len(ids)), 0, predictor, name_of_added)
-                row, nll_N = row_of_text(ids, reading, model, ranks, first=len(before), counts=counts)
-                rows.append(row)
-                nats = nll_N.tolist()  # --per_token writes those of the last row
-    columns = zip(vocab.decode(text.ids), text.ids, nats, text.offsets, text.surfaces, strict=True)
+                reading = Reading(context, within(context, max(map(len, ids))), 0, predictor, name_of_added)
+                row, nats_of = row_of_texts(ids, reading, model, ranks, first=len(before), counts=counts)
+                rows.append(row)  # the tokens are those of the last row
+    parts = [part_of(one, nats_N.tolist(), vocab) for one, nats_N in zip(texts, nats_of, strict=True)]
+    report(lm, config, rows, parts)
+
+
+class _Text(NamedTuple):
+    """A text that is read alone: its number in the file, the characters before it, its tokens."""
+
+    number: int
+    begin: int
+    tokens: FreeText
+
+
+def texts_of(text: str, config: ScoreConfig, lm: LanguageModel, how: dict[str, Any]) -> list[_Text]:
+    """What of the file is read alone: the file, or those of its lines or documents that have tokens.
+
+    Args:
+        how: arguments of `encode_text`.
+    Raises:
+        DataError: if there are no tokens.
+    """
+    whole = encode_text(text, lm.tokenizer, name=config.text, **how)  # the notices are of all of it
+    if config.each == "file":
+        return [_Text(1, 0, whole)]
+    contents = list(io.StringIO(text, newline=""))
+    if config.each == "document":
+        contents, rule = documents_of(text, lm.known_data.get("documents", "auto"))
+        if config.per_token != "-":
+            print_line(f"| {config.text}: {len(contents):,} documents by {rule}")
+    begins = itertools.accumulate(map(len, contents), initial=0)
+    return [
+        _Text(n, begin, encode_text(content, lm.tokenizer, name=config.text, **how, is_noticed=True))
+        for n, (begin, content) in enumerate(zip(begins, contents, strict=False), 1)
+        if has_tokens(content, lm.tokenizer)
+    ]
+
+
+def part_of(text: _Text, nats: Sequence[float], vocab: Tokenizer) -> Part:
+    """The tokens of a text with their nats."""
+    ids, offsets, surfaces, _ = text.tokens
+    columns = zip(vocab.decode(ids), ids, nats, offsets, surfaces, strict=True)
+    unknown = vocab.index.get(UNK)
     tokens = [
-        Token(position, word, i, nat, i == vocab.index.get(UNK), offset, surface)
+        Token(position, word, i, nat, i == unknown, text.begin + offset, surface)
         for position, (word, i, nat, offset, surface) in enumerate(columns)
     ]
+    return Part(text.number, tokens)
+
+
+def report(lm: LanguageModel, config: ScoreConfig, rows: list[Row], parts: list[Part]) -> None:
+    """Print and write what was found."""
     if config.per_token == "-":
-        sys.stdout.write(as_tsv(tokens))
+        sys.stdout.write(as_tsv(parts, config.each))
     else:
+        if config.each != "file":
+            print_parts(parts, config.each)
         print_table(rows)
     if config.per_token not in (None, "-"):
-        write_tokens(Path(config.per_token), tokens, checkpoint=str(lm.folder), text=config.text)
+        path = Path(config.per_token)
+        write_tokens(path, parts, config.each, checkpoint=str(lm.folder), text=config.text)
     if config.json:
-        which = {"checkpoint": str(lm.folder), "weights": lm.fingerprint(), "text": config.text}
+        which: dict[str, Any] = {"checkpoint": str(lm.folder), "weights": lm.fingerprint(), "text": config.text}
+        if config.each != "file":
+            which |= {"each": [part.as_dict(config.each) for part in parts]}
         write_results(Path(config.json), rows, **which, dtype=config.dtype)

@@ -26,6 +26,7 @@ from txl.convert.kimiyoung_names import (
     tied_names,
     to_ours,
     to_theirs,
+    unwrapped,
 )
 from txl.convert.pickles import PickledTensor, read_pickle
 from txl.files import require_readable
@@ -62,7 +63,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     `UsageError` if a tensor is missing, left over, of another shape, or not finite, or if the configuration asks for
     what the class never had."""
     model_config, context = configs_of(config)
-    theirs = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    theirs = {unwrapped(name).removeprefix("transformer."): tensor for name, tensor in state.items()}
     n_element = sum(tensor.numel() for tensor in theirs.values())
     small = shapes_of(model_config, n_tensor=len(theirs), n_element=n_element) is not None
     require(small, f"config.json: describes a larger model than the {n_element:,} weights beside it; use another copy")

@@ -19,6 +19,7 @@ from txl.convert.kimiyoung_names import (
     tied_names,
     to_ours,
     to_theirs,
+    unwrapped,
 )
 from txl.model.transformer import TransformerXL
 
@@ -31,15 +32,15 @@ def from_kimiyoung(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> tu
     Sizes, clusters, tied weights and the attention type are read off the weights.
 
     Args:
-        state: its `state_dict()` or `dict(named_parameters())`; names that DataParallel prefixed are accepted. Their
-            dtype is kept.
+        state: its `state_dict()` or `dict(named_parameters())`; names that DataParallel or torch.compile
+            prefixed are accepted. Their dtype is kept.
         config: the arguments of its constructor, or of train.py as it logged them. `pre_lnorm` must be among them;
             `cutoffs` where div_val is 1, and `n_head` where attn_type is 2, since weights do not show these.
     Raises:
         UsageError: if an argument is unknown, missing, or contradicts the weights; if a tensor is missing, unknown, of
             the wrong shape or dtype, or not finite.
     """
-    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    state = {unwrapped(name): tensor for name, tensor in state.items()}
     arguments = constructor_arguments(state, config)
     lengths = {name: arguments.get(name) or 0 for name in ("tgt_len", "ext_len", "mem_len")}
     model_config = ModelConfig(

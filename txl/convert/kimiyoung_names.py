@@ -30,6 +30,11 @@ _FLIPPED = ("softmax.cluster_weight", "softmax.cluster_bias")  # theirs number t
 _ALL_LAYERS = ("r_emb", "r_bias", "r_w_bias")  # attn_type 1 and 3: one tensor for all layers
 
 
+def unwrapped(name: str) -> str:
+    """A tensor's name without what torch.compile and DataParallel put into it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
 def fill(
     model: TransformerXL,
     state: Mapping[str, Tensor],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from txl.config import UsageError, require
 from txl.convert.kimiyoung_arguments import CONSTRUCTOR
+from txl.convert.kimiyoung_names import unwrapped
 
 _RENAMED = (
     (r"crit\.out_layers_weights\.(\d+)", r"crit.out_layers.\1.weight"),
@@ -29,7 +30,7 @@ def read_nvidia(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     """
     held, given = content["model_state"], content["model_config"]
     try:
-        state = {str(name).removeprefix("module."): tensor.read() for name, tensor in held.items()}
+        state = {unwrapped(str(name)): tensor.read() for name, tensor in held.items()}
         arguments = {name: value for name, value in given.items() if name in CONSTRUCTOR}
     except (AttributeError, ValueError) as error:
         raise UsageError(f"{path}: damaged ({error}); use another copy") from None

@@ -35,6 +35,9 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
             return {str(name): tensor.read() for name, tensor in model["state_dict"].items()}, arguments
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: damaged ({error}); use another copy") from None
+    if isinstance(model, dict) and any(isinstance(value, PickledTensor) for value in _values(model)):
+        what = "holds weights alone (a state dict), which do not say the sizes of the model"
+        raise UsageError(f"{path}: {what}; save the model itself, as its train.py does: torch.save(model, path)")
     if not isinstance(model, Inert) or not hasattr(model, "_modules"):
         raise UsageError(f"{path}: holds no module of the 2019 code; give its model.pt")
     if hasattr(model, "module") or "module" in model._modules:  # DataParallel
@@ -56,6 +59,12 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     if arguments["attn_type"] in (1, 3) and "r_emb" in state:  # reset_length may have changed them since
         arguments |= {"tgt_len": state["r_emb"].shape[1], "mem_len": 0, "ext_len": 0}
     return state, arguments
+
+
+def _values(state: dict[Any, Any]) -> Iterator[Any]:
+    """The values of a dict, and of the dicts in it."""
+    for value in state.values():
+        yield from value.values() if isinstance(value, dict) else (value,)
 
 
 def words_of_pickle(path: Path) -> list[str]:

@@ -235,6 +235,9 @@ class _Unpickler(pickle.Unpickler):
             return _KNOWN[module, name]
         if module == "torch" and name in _DTYPES:
             return type(name, (Inert,), {"dtype": _DTYPES[name]})
+        if module.startswith("torch._dynamo"):
+            advice = "save the model inside it: torch.save(model._orig_mod, path)"
+            raise UsageError(f"{self._path}: holds a model that torch.compile has wrapped; {advice}")
         is_builtin = module in ("builtins", "__builtin__") and name in _BUILTINS
         if module.split(".")[0] not in _NAMEABLE and not is_builtin:
             raise UsageError(f"{self._path}: names {module}.{name}, which no checkpoint needs; it is not read")

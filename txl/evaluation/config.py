@@ -46,7 +46,7 @@ class Lengths(ModelUse):
 class EvalConfig(Lengths, OneModel):
     """What is evaluated and how. Lengths default to those of the training."""
 
-    split: Literal["valid", "test", "all"] = option("all", "split to evaluate")
+    split: Literal["valid", "test", "all"] = option("all", "split to evaluate; all: valid and test, if they are there")
     convention: Literal["txl", "original", "nvidia", "huggingface"] = option(
         "txl",
         "txl: every token but the first is scored once, with full context; others: the protocol of that "
@@ -89,6 +89,11 @@ class ScoreConfig(Lengths, OneModel):
 
     text: str = option("-", "the file that is scored, from its first token on (-: standard input)")
     context: str | None = option(None, "a file that is read before it and not scored")
+    each: Literal["file", "line", "document"] = option(
+        "file",
+        "what is read alone, after --context, and has its own total: the file, each line, or each document (by the "
+        "--documents of the training; auto: at headings or after blank lines, else a line)",
+    )
     tokenise: bool = option(False, "the file is running text; tokenise it as in WikiText, . like this .")
     per_token: str | None = option(
         None, "write each token and its nats to this file, .tsv or .json (-: TSV, to standard output)"
@@ -106,6 +111,8 @@ class ScoreConfig(Lengths, OneModel):
                 f"--per_token {self.per_token}: the file format follows from the name; end it in .tsv or .json",
             )
             self._require_one_length("--per_token is written for one")
+        if self.each != "file":
+            self._require_one_length(f"--each {self.each} prints totals of one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,7 @@ class Token(NamedTuple):
     """One token of a scored text.
 
     Attributes:
-        position: index of the token in the text.
+        position: index of the token in what is read alone: the text, or a line or document of it.
         unk: whether it is `<unk>`.
         offset: characters of the text before it.
         surface: its spelling in the text; empty for a line break.
@@ -123,21 +123,50 @@ class Token(NamedTuple):
     surface: str
 
 
-def as_tsv(tokens: Sequence[Token]) -> str:
-    """A header line, then one line per token, tab-separated, quoted as in CSV."""
+class Part(NamedTuple):
+    """A text that was read alone: its number in the file, from 1 on, and its tokens."""
+
+    number: int
+    tokens: list[Token]
+
+    def as_dict(self, each: str) -> dict[str, Any]:
+        """JSON-ready; `each`: line, document."""
+        nats = math.fsum(token.nats for token in self.tokens)
+        n_token = len(self.tokens)
+        return {each: self.number, "tokens": n_token, "nats": nats, "perplexity": perplexity(nats / n_token)}
+
+
+def print_parts(parts: Sequence[Part], each: str) -> None:
+    """Print one line with the total of each part."""
+    for part in parts:
+        total = part.as_dict(each)
+        n_token, nats, ppl = total["tokens"], total["nats"], total["perplexity"]
+        print_line(f"| {each} {part.number:5d} | tokens {n_token:5d} | nats {nats:11.4f} | ppl {ppl:9.3f}")
+
+
+def as_tsv(parts: Sequence[Part], each: str) -> str:
+    """A header line, then one line per token, tab-separated, quoted as in CSV. Where `each` is not the file, a last
+    column numbers the lines or documents."""
     out = io.StringIO()
     writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    writer.writerow(Token._fields)
-    writer.writerows(token._replace(unk=int(token.unk)) for token in tokens)
+    names = [] if each == "file" else [each]
+    writer.writerow([*Token._fields, *names])
+    for part in parts:
+        numbers = [part.number for _ in names]
+        writer.writerows([*token._replace(unk=int(token.unk)), *numbers] for token in part.tokens)
     return out.getvalue()
 
 
-def write_tokens(path: Path, tokens: Sequence[Token], **extra: Any) -> None:
-    """Write the tokens as JSON if the file name ends in `.json`, else as TSV."""
-    if path.suffix == ".json":
-        write_json(path, {**extra, "tokens": [token._asdict() for token in tokens]})
-    else:
-        write_text(path, as_tsv(tokens))
+def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> None:
+    """Write the tokens as JSON if the file name ends in `.json`, else as TSV, see `as_tsv`."""
+    if path.suffix != ".json":
+        write_text(path, as_tsv(parts, each))
+        return
+    tokens = []
+    for part in parts:
+        number = {} if each == "file" else {each: part.number}
+        tokens += [{**token._asdict(), **number} for token in part.tokens]
+    write_json(path, {**extra, "tokens": tokens})
 
 
 def write_json(path: Path, content: Any) -> None:

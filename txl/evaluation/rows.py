@@ -134,18 +134,27 @@ def row_of_split(
     )
 
 
-def row_of_text(
-    ids: np.ndarray, reading: Reading, model: TransformerXL, ranks: Ranks, *, first: int, counts: Mapping[str, int]
-) -> tuple[Row, Tensor]:
-    """Score a text from token `first` on in this process; also the nats of each token, on the CPU.
+def row_of_texts(
+    texts: Sequence[np.ndarray],
+    reading: Reading,
+    model: TransformerXL,
+    ranks: Ranks,
+    *,
+    first: int,
+    counts: Mapping[str, int],
+) -> tuple[Row, list[Tensor]]:
+    """Score texts from token `first` on in this process, each with an empty memory at its beginning; also the nats of
+    each token of each text, on the CPU.
 
     Args:
+        texts: ids.
         counts: words, lines, ... of these tokens; see `Score`.
     """
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
-    nll_N = score_text(model, ids, reading.context, first=first, predictor=reading.predictor)
+    nats_of = [score_text(model, ids, reading.context, first=first, predictor=reading.predictor) for ids in texts]
+    nll_N = torch.cat(nats_of)
     require_in_range(nll_N, ranks.device)
     seconds = time.perf_counter() - start
     score = Score(float(nll_N.double().sum()), len(nll_N), **counts)
     require_finite(score.nats, "text")
-    return Row("text", reading.asked, score, seconds, peak.bytes(), added=reading.added), nll_N
+    return Row("text", reading.asked, score, seconds, peak.bytes(), added=reading.added), nats_of

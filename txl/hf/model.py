@@ -143,7 +143,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             attention_mask: (B, T), or longer, of which the last T columns count: 0 for padding. A row with padding
                 before its tokens is read as it would be alone: padding takes the place of the zeros of an empty memory.
         Raises:
-            ValueError: if neither or both of the inputs are given, or padding stands between `mems` and the tokens.
+            ValueError: if neither or both of the inputs are given, or padding stands between `mems` and the tokens, or
+                `mems` are not one of each layer.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -152,6 +153,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         padding = _Padding.of(attention_mask, given)
         if padding is not None and mems is not None and padding.is_before_tokens:
             raise ValueError("padding between mems and tokens: pad the first segment only, which has no mems")
+        if mems is not None and len(mems) != self.config.n_layer:
+            raise ValueError(f"{len(mems)} mems: must be {self.config.n_layer}, one of each layer")
         mems = self.init_mems(len(given)) if mems is None else mems
         context = dataclasses.replace(self.context, mem_len=self.mem_len)
         hids: list[Tensor] = []

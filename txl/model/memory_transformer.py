@@ -126,8 +126,8 @@ class MemoryTransformer(Body):
         Args:
             x_BTD: the vectors, (B, T, d_model).
             memory: what was returned for the segment before; None: the first one.
-            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T). None:
-                no row starts anew in this segment.
+            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T); also
+                0 and 1, of any type. None: no row starts anew in this segment.
         Returns:
             The hidden states of the last layer, (B, T, d_model), and the memory for the next segment.
         Raises:
@@ -210,5 +210,5 @@ def _since(age_B: Tensor, reset_BT: Tensor | None, *, n_new: int) -> Tensor:
     since_BT = age_B[:, None] + t_T
     if reset_BT is None:
         return since_BT
-    last_BT = torch.where(reset_BT.to(t_T.device), t_T, -1).cummax(dim=1).values
+    last_BT = torch.where(reset_BT.to(t_T.device, torch.bool), t_T, -1).cummax(dim=1).values
     return torch.where(last_BT >= 0, t_T - last_BT, since_BT)
