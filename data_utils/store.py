@@ -27,6 +27,8 @@ _DRAFT = ".txl-draft."
 """Begins the name of a folder that may be removed unless it is locked; nothing else may begin so."""
 _TYPES = {"ids.bin": None, "documents.bin": np.int64, "places.bin": np.uint64, "sizes.bin": np.uint32}
 _COUNTS = ("n_unknown", "n_eos", "n_document")
+_SPECIAL = "special"
+"""A field that stores made before version 0.3 do not have."""
 _FIELDS = {"dtype", "files", "text", "sha256", *_COUNTS}
 """Of the record of a store."""
 _BLOCK = 1 << 20
@@ -74,12 +76,18 @@ def open_store(folder: Path, checks: Checks, n_token: int) -> Store | None:
 def _is_of_store(record: dict[str, Any]) -> bool:
     """True if a record has the fields of a store's, of their types."""
     return (
-        record.keys() == _FIELDS
+        record.keys() - {_SPECIAL} == _FIELDS
+        and _counts_words(record.get(_SPECIAL, {}))
         and record["sha256"].keys() == _TYPES.keys()
         and isinstance(record["text"], str)
         and isinstance(record["files"], list)
         and all(type(n) is int and 0 <= n < 2**63 for n in (*record["files"], *(record[name] for name in _COUNTS)))
     )
+
+
+def _counts_words(special: object) -> bool:
+    """True for counts by word."""
+    return isinstance(special, dict) and all(type(count) is int and 0 <= count < 2**63 for count in special.values())
 
 
 def _is_consistent(store: Store, n_token: int) -> bool:

@@ -162,6 +162,8 @@ JOURNEYS: dict[str, tuple[Callable[[], None], str]] = {
         )
         + """
         $ eval --split test --mem_len 0 9
+        $ eval --same_length
+          refused: --same_length: --memory expire_span does not work with it; leave it out
         $ train --overwrite --memory knn --lookup_layer 7
           refused: --lookup_layer 7: the model has
         $ train --overwrite --memory expire_span --position learned_absolute

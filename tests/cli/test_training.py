@@ -273,6 +273,19 @@ def test_a_memory_remembers_and_learns_to_unless_that_is_said(
     assert [note in line for line in outcome.notes] == [True] * bool(note)
 
 
+def test_what_reads_a_model_advises_no_other_memory_or_encoding(here: Here) -> None:
+    here("train --memory none --mem_len 0 --position rotary --max_step 1 --sample_length 0")
+    for flags, name in {
+        "eval --same_length": "--memory none",
+        "eval --mem_len 3": "--memory none",
+        "generate --mem_len 3": "--memory none",
+        "eval --clamp_len 3": "--position rotary",
+    }.items():
+        said = here.refused(f"{flags} --work_dir new")
+        assert name in said
+        assert "or use" not in said
+
+
 def test_what_a_compressive_memory_holds_without_a_number_is_as_much_as_its_memory() -> None:
     model = txl.TransformerXL(txl.ModelConfig(n_token=9, n_layer=1, memory="compressive", compress_rate=2))
     memory, token_BT = None, torch.zeros(1, 4, dtype=torch.int64)

@@ -56,15 +56,20 @@ def test_recomputation_computes_each_layer_twice_with_the_same_dropout() -> None
         ({}, "aot_eager"),
         pytest.param({"pre_lnorm": True, "reversible": True}, "aot_eager", marks=long_test),
         pytest.param({}, "inductor", marks=long_test),
+        pytest.param({"memory": "infini"}, "inductor", marks=long_test),
     ],
     ids=str,
 )
 def test_compiled_layers_train_alike(changes: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of two parts as far as they are captured, forward and backward."""
+    """Layers of two parts as far as they are captured, forward and backward; memories in parts of a segment, of which
+    the first leaves nothing to be written."""
     compiled_by = functools.partialmethod(torch.nn.Module.compile, backend=backend)
     monkeypatch.setattr(torch.nn.Module, "compile", compiled_by)
     shape = SHAPE | {"n_layer": 1} | changes
-    plain, compiled = (Run(config(max_step=1, compile=c), shape=shape).begin().trained() for c in (False, True))
+    n_part = 2 if "memory" in changes else 1
+    plain, compiled = (
+        Run(config(max_step=1, compile=c, memory_parts=n_part), shape=shape).begin().trained() for c in (False, True)
+    )
     for one, two in zip(plain.losses, compiled.losses, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
 

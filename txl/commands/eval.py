@@ -46,7 +46,7 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     config, additions, lm = opened(EvalConfig, typed, ranks)
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
-    require_works(lm.model_config.memory, config)
+    require_works(lm.model_config.memory, config, can_change=False)
     nothing = f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a length study"
     require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
     if "reset" not in typed and config.convention == "txl":

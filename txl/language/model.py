@@ -34,6 +34,7 @@ from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for, dtype_on
 from txl.model.half import pack_weights
 from txl.model.transformer import TransformerXL
+from txl.positions import require_serves
 from txl.runtime.distributed import device_of
 from txl.runtime.log import perplexity
 
@@ -105,7 +106,9 @@ class LanguageModel(TrainedModel):
     @contextmanager
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:
         """The model with the attention implementation and autocast that `use` asks for."""
-        require_works(self.model_config.memory, use)
+        require_works(self.model_config.memory, use, can_change=False)
+        context = self.context.overlaid(clamp_len=use.clamp_len)
+        require_serves(self.model.layers[0].attn.pos, context, can_change=False)
         self.model.use_attention(use.attn_impl)
         with autocast(self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))):
             yield self.model

@@ -49,7 +49,7 @@ MEMORIES: dict[str, type[MemoryRule]] = {
 def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
     """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
     not work with the model."""
-    require_works(config.memory, config, can_change=True)
+    require_works(config.memory, config)
     return MEMORIES[config.memory].of_layer(config, layer)(config)
 
 
@@ -77,12 +77,12 @@ def unbounded(config: ModelConfig) -> str:
     return "" if MEMORIES[config.memory].is_bounded else f"--memory {config.memory}"
 
 
-def require_works(memory: str, settings: Any, *, can_change: bool = False) -> None:
+def require_works(memory: str, settings: Any, *, can_change: bool = True) -> None:
     """Raise `UsageError` if there is no such memory, or it does not work with a field of these settings; the table is
     `MemoryRule.only` of all memories.
 
     Args:
-        can_change: another memory can be chosen, as for a new model.
+        can_change: another memory can be chosen, as for a new model; False: the model is trained.
     """
     require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
     for name, allowed in MEMORIES[memory].only.items():

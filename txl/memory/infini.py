@@ -55,6 +55,8 @@ class Infini(BesideAttention):
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
+        if not left_BLD.shape[1]:
+            return State(hidden_BMD, state.more)
         k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
         k_BNLH, v_BNLH = _feature(k_BNLH), v_BNLH.to(state.more["norm"].dtype)
         matrix_BNHH, norm_BNH = state.more["matrix"], state.more["norm"]

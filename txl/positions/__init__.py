@@ -46,11 +46,11 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
     return [first, *rest]
 
 
-def require_serves(encoding: PositionEncoding, context: Context, *, can_change: bool = False) -> None:
+def require_serves(encoding: PositionEncoding, context: Context, *, can_change: bool = True) -> None:
     """Raise `UsageError` if the encoding does not support this context.
 
     Args:
-        can_change: another encoding can be chosen, as for a new model.
+        can_change: another encoding can be chosen, as for a new model; False: the model is trained.
     """
     if encoding.clamps or context.clamp_len <= 0:
         return
