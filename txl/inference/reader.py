@@ -31,8 +31,12 @@ def within_text(context: Context, n_token: int) -> Context:
 
     Segments stay as long as they are: tables of positions count from their ends.
     """
-    lengths = {name: min(getattr(context, name), n_token) for name in ("mem_len", "compressed_len", "lookup_len")}
-    return replace(context, **lengths)
+    limited = {}
+    for name in ("mem_len", "compressed_len", "lookup_len"):
+        length = getattr(context, name)
+        if length is not None:
+            limited[name] = min(length, n_token)
+    return replace(context, **limited)
 
 
 class Reader:
