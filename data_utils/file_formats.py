@@ -74,12 +74,12 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
 
 def parts_of(content: bytes) -> list[bytes]:
     """Content in parts of at most `LONGEST` bytes, see `cut`."""
-    parts = []
-    while len(content) > LONGEST:
-        at = cut(content)
-        parts.append(content[:at])
-        content = content[at:]
-    return [*parts, content]
+    parts, begin = [], 0
+    while len(content) - begin > LONGEST:
+        end = begin + cut(content[begin : begin + LONGEST + 1])
+        parts.append(content[begin:end])
+        begin = end
+    return [*parts, content[begin:]]
 
 
 def cut(content: bytes) -> int:

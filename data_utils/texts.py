@@ -155,6 +155,8 @@ def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file:
         split, piece = one.split, one.piece
         if by_file and one.begins_file and split in held:
             yield taken(split)
+        if sizes[split] >= n_byte and piece.content[:1].isspace():
+            yield taken(split)
         held.setdefault(split, []).append(one)
         sizes[split] += len(piece.content)
         if sizes[split] >= n_byte and (piece.ends or cuts_words or piece.content[-1:].isspace()):

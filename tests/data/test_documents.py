@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from txl.data_utils import dealing, file_formats
 from txl.data_utils import documents as documents_module
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.documents import documents_of, pieces_in, rule_of, signs_of
+from txl.data_utils.documents import Piece, documents_of, pieces_in, rule_of, signs_of
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.store import name_of
+from txl.data_utils.texts import Tagged, batches
 
 try:
     from backports import zstd as zstd_library
@@ -413,3 +414,15 @@ def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(corpus.document_starts(split)) == len(documents(corpus, split))
     known = "".join(map(corpus.vocab.decoder(), corpus.split("train").tolist()))
     assert known == "".join(f"{text}\n" for text in documents(corpus, "train"))
+
+
+def test_one_long_line_is_tokenised_in_batches_as_short_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces end before a space; a batch ends there too, and no word is cut."""
+    monkeypatch.setattr(file_formats, "LONGEST", 64)
+    line = b"some words " * 200 + b"\n"
+    pieces = [Piece(part, ends=part.endswith(b"\n")) for part in file_formats.parts_of(line)]
+    tagged = (Tagged("train", piece) for piece in pieces)
+    found = [batch.content for batch in batches(tagged, n_byte=128, cuts_words=False, by_file=False)]
+    assert b"".join(found) == line
+    assert max(map(len, found)) <= 128 + 64
+    assert [word for content in found for word in content.split()] == line.split()
