@@ -21,7 +21,7 @@ def test_a_new_file_has_a_fault() -> None:
     tried = {mutant["file"] for mutant in mutants()}
     files = [path for room in ("txl", "data_utils") for path in (ROOT / room).rglob("*.py")]
     with_logic = {str(p.relative_to(ROOT)) for p in files if any(map(is_function, ast.walk(ast.parse(p.read_text()))))}
-    assert tried <= with_logic
+    assert tried <= {str(path.relative_to(ROOT)) for path in files}
     assert len(with_logic - tried) <= N_WITHOUT, sorted(with_logic - tried)
 
 

@@ -95,18 +95,6 @@ def test_a_reset_of_no_row_is_no_reset(body: MemoryTransformer, x_BTD: Tensor) -
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_numbers_that_say_where_a_row_starts_anew_are_taken(
-    x_BTD: Tensor, reset_BT: Tensor, dtype: torch.dtype
-) -> None:
-    body = body_of()
-    wanted, memory = body(x_BTD, None, CONTEXT, reset_BT)
-    found, as_numbers = body(x_BTD, None, CONTEXT, reset_BT.to(dtype))
-    assert torch.equal(found, wanted)
-    assert torch.equal(as_numbers.ages_B, memory.ages_B)
-
-
-@torch.no_grad()
 def test_a_memory_is_plain_tensors_a_row_an_environment(x_BTD: Tensor, reset_BT: Tensor) -> None:
     body = body_of()
     _, memory = body(x_BTD[:, :9], None, CONTEXT, reset_BT[:, :9])

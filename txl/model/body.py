@@ -106,18 +106,7 @@ class Body(nn.Module):
             require_masks_documents(self.config)
             since_BT = since_BT.to(h_BTD.device, non_blocking=True)
         h_BTD = self.drop(h_BTD)
-        batch_size = len(h_BTD)
-        if memory is None:
-            memory = self.empty_memory(batch_size, like=h_BTD)
-        needs_gradients = self._layers_need_gradients(h_BTD)
-        if isinstance(memory, KeyValueMemory) and needs_gradients:
-            if memory.length:
-                raise ValueError(
-                    "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
-                )
-            memory = self.empty_memory(memory.batch_size, like=h_BTD)
-        if memory.batch_size != batch_size:
-            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {batch_size}")
+        memory = self._memory_for(h_BTD, memory)
         window = context
         if part is not None:
             context = replace(context, mem_len=part.n_kept, ext_len=0)
@@ -136,25 +125,45 @@ class Body(nn.Module):
         span = rule.span(memory.states[0], window, n_new=h_BTD.shape[1], since_BT=since_BT)
         if part is not None:
             span = replace(span, n_full=part.n_full)
+        h_BTD, memory = self._through_layers(h_BTD, memory, span, context)
+        if ended is not None:
+            h_BTD = ended.marked(h_BTD)
+        return Output(self.drop(h_BTD), memory)
+
+    def _memory_for(self, h_BTD: Tensor, memory: AnyMemory | None) -> AnyMemory:
+        """The memory of these rows, or an empty one. Raises `ValueError`, see `read`."""
+        if memory is None:
+            return self.empty_memory(len(h_BTD), like=h_BTD)
+        if isinstance(memory, KeyValueMemory) and self._layers_need_gradients(h_BTD):
+            if memory.length:
+                raise ValueError(
+                    "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
+                )
+            memory = self.empty_memory(memory.batch_size, like=h_BTD)
+        if memory.batch_size != len(h_BTD):
+            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {len(h_BTD)}")
+        return memory
+
+    def _through_layers(
+        self, h_BTD: Tensor, memory: AnyMemory, span: Span, context: Context
+    ) -> tuple[Tensor, AnyMemory]:
+        """What the last layer returns of the segment, and the memory for the next."""
         if self.config.reversible:  # two streams, equal at first, averaged at the end
             h_BTD = torch.cat([h_BTD, h_BTD], dim=-1)
-        states: list[Any]
         memory, feats = memory.placed(self.layers, span, context, like=self.layers[0].read(h_BTD))
-        if isinstance(memory, Memory) and self.config.reversible and needs_gradients:
+        states: list[Any] = []
+        if isinstance(memory, Memory) and self.config.reversible and self._layers_need_gradients(h_BTD):
             h_BTD, states = self._reversibly(h_BTD, memory, feats[0], span, context)
         else:
-            states = []
             for layer, state, of_layer in zip(self.layers, memory.states, feats, strict=True):
                 of_rule = memory.rule(layer)
                 h_BTD, kept = of_rule.through(layer, h_BTD, state, of_layer, span, context, self.run_layer)
                 states.append(kept)
-            h_BTD, states[0] = rule.left(h_BTD, states[0])
+            h_BTD, states[0] = memory.rule(self.layers[0]).left(h_BTD, states[0])
         if self.config.reversible:
             x1_BTD, x2_BTD = h_BTD.chunk(2, dim=-1)
             h_BTD = (x1_BTD + x2_BTD) / 2
-        if ended is not None:
-            h_BTD = ended.marked(h_BTD)
-        return Output(self.drop(h_BTD), memory.of(states))
+        return h_BTD, memory.of(states)
 
     def _layers_need_gradients(self, h_BTD: Tensor) -> bool:
         """Also with frozen embeddings."""

@@ -210,5 +210,5 @@ def _since(age_B: Tensor, reset_BT: Tensor | None, *, n_new: int) -> Tensor:
     since_BT = age_B[:, None] + t_T
     if reset_BT is None:
         return since_BT
-    last_BT = torch.where(reset_BT.to(t_T.device, torch.bool), t_T, -1).cummax(dim=1).values
+    last_BT = torch.where(reset_BT.to(t_T.device), t_T, -1).cummax(dim=1).values
     return torch.where(last_BT >= 0, t_T - last_BT, since_BT)
