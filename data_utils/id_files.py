@@ -69,7 +69,7 @@ def index_of(path: Path) -> Path | None:
 def _npy(path: Path) -> Ids:
     try:
         ids = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OverflowError, MemoryError, TypeError) as error:
         if "Python objects" in str(error):
             advice = "join rows with np.concatenate and save one array of integers"
             raise DataError(f"{path}: holds Python objects, such as rows of different lengths; {advice}") from None

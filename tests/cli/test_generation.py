@@ -143,3 +143,11 @@ def test_an_unknown_word_in_the_prompt_is_named_where_there_is_no_unk(here: Here
     here("train --dataset wt103 --max_step 1")
     line = here.refused("generate --work_dir new --prompt 'bab unread'")
     assert "--prompt: the word 'unread' is not in the vocabulary, which has no <unk>" in line
+
+
+@pytest.mark.parametrize("flag", ["--num_samples 1000000000000", "--num_beams 1000000000"])
+def test_more_than_memory_holds_is_refused_before_it_is_begun(here: Here, flag: str) -> None:
+    refused = here.refused(f"generate --length 3 {flag}")
+    assert re.fullmatch(
+        rf"generate.py: {flag}: needs at least .* GiB of memory, and .* are free; ask for less", refused
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -349,3 +350,12 @@ def test_flags_without_effect_are_refused_and_a_saved_configuration_is_read_agai
             refuse_idle_flags(flags, DataConfig(**flags))
     config = DataConfig(data=("a.txt", "b.txt"), dataset="text")
     assert DataConfig(**json.loads(json.dumps(vars(config)))) == config
+
+
+def test_a_header_that_claims_more_numbers_than_there_can_be_is_named(tmp_path: Path) -> None:
+    shape = f"(1{'0' * 30},)"
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    with pytest.raises(DataError, match=r"train\.npy: no array of numpy"):
+        Corpus(DataConfig(data=str(tmp_path), dataset="ids")).split("train")

@@ -47,6 +47,9 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
+        if error.errno == errno.ENOMEM:  # of a system call, not of a disk
+            print_error(_out_of_memory(error))
+            sys.exit(2)
         name = error.filename2 or error.filename or "writing"
         remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
         status, message = 2, f"{name}: {error.strerror or error}; {remedy}"

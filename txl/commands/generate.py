@@ -4,6 +4,8 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.config import UsageError, build, require
 from txl.data_utils.detokenise import decoder
@@ -12,6 +14,10 @@ from txl.data_utils.tokenizers.base import Tokenizer
 from txl.generation.config import GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator
+from txl.runtime.resources import require_room
+
+_A_TEXT = 2**10
+"""Bytes of a text that is generated, with its tokens and its place: no text takes less."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -46,6 +52,8 @@ def main(argv: Sequence[str]) -> None:
         if len(prompts) * config.num_samples == 1:
             say(shown[0], how.stream(prompts[0][1]))
             return
+        n_text = len(prompts) * config.num_samples
+        require_room(n_text * _A_TEXT, torch.device("cpu"), f"--num_samples {config.num_samples}")
         rows = [(text, ids) for text, (_, ids) in zip(shown, prompts, strict=True) for _ in range(config.num_samples)]
         written = how.texts([ids for _, ids in rows], batch_size=config.batch_size)
         for number, ((text, _), continuation) in enumerate(zip(rows, written, strict=True)):

@@ -12,6 +12,7 @@ from txl.generation.ngrams import NGrams, ban
 from txl.inference.reader import Reader
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
+from txl.runtime.resources import require_room
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,14 @@ def beam_search(
         no_repeat_ngram_size: so many tokens in a row occur only once, the prompt included; see `NGrams`.
     Raises:
         ValueError: if the prompt is empty or contains an id outside the vocabulary.
-        UsageError: see `require_in_range`.
+        UsageError: see `require_in_range`; if so many beams do not fit into the memory.
     """
     if not prompt:
         raise ValueError("the prompt is empty: the model needs at least one token to continue")
+    n_kept = min(context.mem_len + context.tgt_len, len(prompt) + length)
+    of_keys = 2 * model.config.n_layer * n_kept * model.config.n_head * model.config.d_head
+    of_words = 3 * model.config.n_token  # log-probabilities, their sums, and what is sorted
+    require_room(2 * num_beams * (of_keys + of_words), model.device, f"--num_beams {num_beams}")
     beams = _Beams(model, context, prompt, no_repeat_ngram_size)
     finished: list[Hypothesis] = []
     for n_token in range(1, length + 1):

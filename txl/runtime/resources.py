@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from txl.config import UsageError
+
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
     (
@@ -30,6 +32,14 @@ def available_bytes(device: torch.device) -> int | None:
             cached = _number(rf"^{inactive} (\d+)$", Path(limit).with_name("memory.stat")) or 0
             found.append(max(0, most - used + cached))
     return min(found, default=None)
+
+
+def require_room(needed: int, device: torch.device, what: str) -> None:
+    """Raise `UsageError` if a device has fewer bytes than `what` the user asks for needs at least."""
+    free = available_bytes(device)
+    if free is not None and needed > free:
+        sizes = f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} are free"
+        raise UsageError(f"{what}: needs at least {sizes}; ask for less")
 
 
 def resident_bytes(*, peak: bool = False) -> int:
