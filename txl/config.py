@@ -276,10 +276,12 @@ class Context(Checked):
         """The largest number of compressed states."""
         return self.mem_len if self.compressed_len is None else self.compressed_len
 
-    def as_asked(self, reading: Any) -> "Context":
-        """A copy with those of its fields that a configuration of a reading gives, and not as several to compare."""
+    def as_asked(self, reading: Any, **lengths: int | None) -> "Context":
+        """A copy with those of its fields that a configuration of a reading gives, and not as several to compare, and
+        with these lengths. All are laid over the old ones at once: whether they go together is judged of the new."""
         given = {f.name: getattr(reading, f.name, None) for f in fields(self)}
-        return self.overlaid(**{name: one for name, one in given.items() if not isinstance(one, tuple)})
+        single = {name: value for name, value in given.items() if not isinstance(value, tuple)}
+        return self.overlaid(**single | lengths)
 
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""

@@ -241,3 +241,15 @@ def test_a_model_that_leaves_the_range_of_float16_is_refused(here: Here, line: s
 def test_a_loss_that_is_no_number_is_an_error(here: Here, line: str) -> None:
     change_weights(Path("run"), lambda weight: weight * 1e38)
     assert "its loss is nan" in here.refused(line)
+
+
+def test_lengths_are_judged_as_they_are_read(here: Here) -> None:
+    """Not those of the training, which others are laid over."""
+    for trained, asked in (
+        ("--mem_len 0", "--mem_len 6 --same_length"),
+        ("--same_length", "--mem_len 0 --no_same_length"),
+    ):
+        here(f"train --max_step 1 --overwrite {trained}")
+        row = here.row(f"eval --work_dir new --split valid {asked}")
+        assert (row["mem_len"], row["same_length"]) == ((6, True) if "6" in asked else (0, False))
+        here(f"score text/test.txt --work_dir new {asked}")

@@ -401,3 +401,14 @@ def test_without_sacremoses_text_is_split_as_wikitext_is(tmp_path: Path, monkeyp
     ids = tokenizer("a-b 1.5 c <eos>")["input_ids"]
     assert ids == [2, 3, 4, 5, 6, 7, 1, 0]
     assert tokenizer.decode(ids) == "a @-@ b 1.5 <unk> <eos>"
+
+
+def test_a_configuration_takes_the_names_of_2019(tmp_path: Path) -> None:
+    """Those that transformers maps to its own for every model, from Python and from a config.json."""
+    asked = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "n_token": 99}
+    for config in (txl.hf.TransfoXLConfig(**asked), transformers.AutoConfig.for_model("transfo-xl", **asked)):
+        assert (config.d_model, config.n_layer, config.n_head, config.vocab_size) == (64, 2, 4, 99)
+        assert config.bos_token_id is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "transfo-xl", **asked}))
+    read = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (read.d_model, read.hidden_size, read.vocab_size) == (64, 64, 99)

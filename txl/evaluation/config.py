@@ -30,7 +30,7 @@ class Lengths(ModelUse):
     def look_backs(self, trained: Context) -> list[Context]:
         """One context per requested segment and memory length; other settings as in `trained`."""
         return [
-            trained.as_asked(self).overlaid(tgt_len=tgt_len, mem_len=mem_len)
+            trained.as_asked(self, tgt_len=tgt_len, mem_len=mem_len)
             for tgt_len in self.tgt_len or (None,)
             for mem_len in self.mem_len or (None,)
         ]

@@ -78,3 +78,7 @@ class TransfoXLConfig(PreTrainedConfig):
         super().__init__(**others)
         for name, value in own.items():  # the base class sets its own defaults for some
             setattr(self, name, value)
+        self.bos_token_id = others.get("bos_token_id")  # there is none, and code that is not of this model asks
+        for name in self.attribute_map:  # the other names of the same fields
+            if name in others:
+                setattr(self, name, others[name])
