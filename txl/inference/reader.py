@@ -157,9 +157,8 @@ class _Growing(_ReadOn):
         if self.n_left == self._context.tgt_len:
             input_BL = torch.cat([self._again_BL, token_BT], dim=1)
             self._n_full = self._memory.length + self._n_open
-        h_BLD = self._model.word_emb(input_BL)
         part = Part(n_kept=self._context.mem_len + self._n_open, n_full=self._n_full)
-        hidden_BLD, self._memory = self._model.read(h_BLD, self._memory, self._context, part=part)
+        hidden_BLD, self._memory = self._model(input_BL, self._memory, self._context, part=part)
         self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
         self._again_BL = self._again_BL[:, max(0, self._again_BL.shape[1] - self._context.ext_len) :]
         self.n_left -= n_token

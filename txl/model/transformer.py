@@ -5,7 +5,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.model.body import AnyMemory, Body, Output
+from txl.model.body import AnyMemory, Body, Output, Part
 
 
 class TransformerXL(Body):
@@ -27,18 +27,25 @@ class TransformerXL(Body):
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
 
     def forward(
-        self, token_BT: Tensor, memory: AnyMemory | None, context: Context, since_BT: Tensor | None = None
+        self,
+        token_BT: Tensor,
+        memory: AnyMemory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        part: Part | None = None,
     ) -> Output:
         """Read a segment of token ids (B, T), which may be on the CPU, see `AdaptiveEmbedding`.
 
         Args:
             since_BT: how many tokens before each one, at least 0, belong to the same document; none before them is
                 seen. Each row has its own borders. None: the text is one document.
+            part: see `Body.read`.
         Raises:
             ValueError: if the memory has another batch size or takes no gradient, or an id is outside the vocabulary.
             UsageError: if the position encoding does not support the context, or the attention rule no documents.
         """
-        return self.read(self.word_emb(token_BT), memory, context, since_BT)
+        return self.read(self.word_emb(token_BT), memory, context, since_BT, part=part)
 
     def nll(
         self,
