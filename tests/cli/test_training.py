@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -211,7 +212,7 @@ def last_loss(run: Path, kind: str) -> float:
 
 def test_evaluations_follow_a_training_by_document(here: Here, of_articles: Trained) -> None:
     """Whatever the batch size; with memories that are never emptied the loss is another."""
-    evaluated = f"eval --work_dir {of_articles.run} --data {of_articles.text}"
+    evaluated = f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))}"
     best = min(r["valid/nll_nats"] for r in records(of_articles.run, "valid"))
     assert here.row(f"{evaluated} --split valid")["nats_per_token"] == pytest.approx(best, rel=1e-5)
     test = here.row(f"{evaluated} --split test --batch_size 2")
@@ -224,7 +225,7 @@ def test_evaluations_follow_a_training_by_document(here: Here, of_articles: Trai
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("flags", ["--mem_len 0 6", "--reset never --convention original", "--convention nvidia"])
 def test_losses_by_position_sum_to_the_row_under_every_rule(here: Here, of_articles: Trained, flags: str) -> None:
-    line = f"eval --work_dir {of_articles.run} --data {of_articles.text} --loss_by_position"
+    line = f"eval --work_dir {quote(str(of_articles.run))} --data {quote(str(of_articles.text))} --loss_by_position"
     for row in here.rows(f"{line} --batch_size 2 --mem_len 6 {flags}"):
         for name in ("loss_by_position", "loss_by_distance"):
             assert sum(one["tokens"] for one in row[name]) == row["tokens"]
@@ -233,7 +234,7 @@ def test_losses_by_position_sum_to_the_row_under_every_rule(here: Here, of_artic
 
 
 def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_articles: Trained) -> None:
-    line = f"train --data {of_articles.text} {BY_DOCUMENT} --max_step_scheduler 4"
+    line = f"train --data {quote(str(of_articles.text))} {BY_DOCUMENT} --max_step_scheduler 4"
     here(f"{line} --max_step 3")
     here(f"{line} --resume")
     assert last_loss(Path("new"), "valid") == last_loss(of_articles.run, "valid")
@@ -242,7 +243,9 @@ def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_ar
 def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_articles: Trained) -> None:
     losses = []
     for flags in ("--reset never", "--reset document", "--reset document --batch_chunk 2 --recompute"):
-        here(f"train --data {of_articles.text} --work_dir new --overwrite --max_step 2 --dtype float32 {flags}")
+        here(
+            f"train --data {quote(str(of_articles.text))} --work_dir new --overwrite --max_step 2 --dtype float32 {flags}"
+        )
         losses.append(last_loss(Path("new"), "train"))
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[1] != pytest.approx(losses[0], rel=1e-4)
