@@ -243,9 +243,8 @@ def test_a_training_by_document_is_resumed_as_if_never_stopped(here: Here, of_ar
 def test_chunks_and_recomputation_change_no_loss_by_document(here: Here, of_articles: Trained) -> None:
     losses = []
     for flags in ("--reset never", "--reset document", "--reset document --batch_chunk 2 --recompute"):
-        here(
-            f"train --data {quote(str(of_articles.text))} --work_dir new --overwrite --max_step 2 --dtype float32 {flags}"
-        )
+        to = "--work_dir new --overwrite --max_step 2 --dtype float32"
+        here(f"train --data {quote(str(of_articles.text))} {to} {flags}")
         losses.append(last_loss(Path("new"), "train"))
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[1] != pytest.approx(losses[0], rel=1e-4)
