@@ -1,11 +1,12 @@
 """The `txl` command, `txl estimate`, what `pip install .` gives, and what is set before the libraries are imported."""
 
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from txl import TransformerXL
 from txl.__main__ import main
 from txl.cli import launch
 from txl.cli.launch import PROGRAMS
+from txl.cli.run import run
 from txl.commands.shape import shape_of
 from txl.config import Context, ModelConfig
 from txl.config import build as built
@@ -187,3 +189,16 @@ def test_the_limit_is_named(here: Here) -> None:
         last = here(f"{SMALL} --gpus 8 --batch_size 8 {flags}").out.splitlines()[-1]
         assert re.search(said, last), flags
     here(f"{SMALL} --dataset text --n_token 50")  # whose size only the text knows
+
+
+def test_memory_that_a_system_call_lacks_is_no_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(argv: Sequence[str]) -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit) as stop:
+        run(lacks)
+    assert stop.value.code == 2
+    assert re.fullmatch(r"train\.py: out of memory: .*\n", capsys.readouterr().err)
