@@ -137,6 +137,10 @@ class _ReadOn(_Segments):
         super().__init__(model, context, memory)
         self._again_BL = torch.empty(memory.batch_size, 0, dtype=torch.int64)
 
+    def _last_again(self, token_BL: Tensor) -> Tensor:
+        """What of these tokens the next segment reads again."""
+        return token_BL[:, max(0, token_BL.shape[1] - self._context.ext_len) :]
+
     def take_rows(self, index_B: Tensor) -> None:
         super().take_rows(index_B)
         self._again_BL = self._again_BL.index_select(0, index_B.cpu())
@@ -159,8 +163,8 @@ class _Growing(_ReadOn):
             self._n_full = self._memory.length + self._n_open
         part = Part(n_kept=self._context.mem_len + self._n_open, n_full=self._n_full)
         hidden_BLD, self._memory = self._model(input_BL, self._memory, self._context, part=part)
-        self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
-        self._again_BL = self._again_BL[:, max(0, self._again_BL.shape[1] - self._context.ext_len) :]
+        if self._context.ext_len:
+            self._again_BL = self._last_again(torch.cat([self._again_BL, token_BT], dim=1))
         self.n_left -= n_token
         if not self.n_left:
             self._end_segment()
@@ -182,7 +186,7 @@ class _ReadAgain(_ReadOn):
         self.n_left -= n_token
         if not self.n_left:
             self._memory, self.n_left = memory, self._context.tgt_len
-            self._again_BL = self._again_BL[:, max(0, self._again_BL.shape[1] - self._context.ext_len) :]
+            self._again_BL = self._last_again(self._again_BL)
         return hidden_BLD[:, -n_token:]
 
 
