@@ -283,6 +283,11 @@ class Context(Checked):
         single = {name: value for name, value in given.items() if not isinstance(value, tuple)}
         return self.overlaid(**single | lengths)
 
+    def at_most(self, n_token: int, *names: str) -> "Context":
+        """A copy in which these lengths are at most n_token; those that are not given stay so."""
+        given = {name: getattr(self, name) for name in names}
+        return self.overlaid(**{name: min(length, n_token) for name, length in given.items() if length is not None})
+
     def overlaid(self, **given: int | bool | None) -> "Context":
         """A copy with the given values; None: not given."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})

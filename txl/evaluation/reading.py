@@ -78,9 +78,7 @@ class Reading:
 
 def within(context: Context, n_token: int) -> Context:
     """The context with lengths limited to a text of n_token tokens; results are the same."""
-    names = ("tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len")
-    lengths = {name: getattr(context, name) for name in names}
-    return context.overlaid(**{name: min(length, n_token) for name, length in lengths.items() if length is not None})
+    return context.at_most(n_token, "tgt_len", "mem_len", "compressed_len", "lookup_len", "ext_len", "clamp_len")
 
 
 def warmup_segments(n_layer: int, context: Context) -> int:

@@ -26,17 +26,13 @@ def reading_context(config: ModelConfig, context: Context) -> Context:
     return replace(context, tgt_len=context.tgt_len - n_again, ext_len=n_again)
 
 
-def within_text(context: Context, n_token: int) -> Context:
-    """The context with what is kept of earlier segments limited to a text of n_token tokens; results are the same.
+def context_of_text(config: ModelConfig, context: Context, n_token: int) -> Context:
+    """`reading_context`, with what is kept of earlier segments limited to a text of n_token tokens; results are the
+    same.
 
     Segments stay as long as they are: tables of positions count from their ends.
     """
-    limited = {}
-    for name in ("mem_len", "compressed_len", "lookup_len"):
-        length = getattr(context, name)
-        if length is not None:
-            limited[name] = min(length, n_token)
-    return replace(context, **limited)
+    return reading_context(config, context).at_most(n_token, "mem_len", "compressed_len", "lookup_len")
 
 
 class Reader:

@@ -25,7 +25,7 @@ from txl.data_utils.free_text import encode_text
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
-from txl.inference.reader import Reader, reading_context, within_text
+from txl.inference.reader import Reader, context_of_text
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
@@ -256,7 +256,7 @@ class LanguageModel(TrainedModel):
 
     def reading_context(self, n_token: int) -> Context:
         """How a text of so many tokens is read by itself, see `txl.inference.reader`."""
-        return within_text(reading_context(self.model_config, self.context), n_token)
+        return context_of_text(self.model_config, self.context, n_token)
 
 
 load = LanguageModel.open

@@ -11,7 +11,7 @@ from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
 from txl.generation.sampling import Rows, side_by_side
-from txl.inference.reader import reading_context, within_text
+from txl.inference.reader import context_of_text
 from txl.model.transformer import TransformerXL
 
 
@@ -73,8 +73,8 @@ class TextGenerator:
                 n_yielded += 1
 
     def _context_for(self, prompts: Sequence[Sequence[int]]) -> Context:
-        context = reading_context(self.model.config, self.context)
-        return within_text(context, max(map(len, prompts)) + 1 + 2 * self.ending.length)
+        longest = max(map(len, prompts)) + 1 + 2 * self.ending.length
+        return context_of_text(self.model.config, self.context, longest)
 
     def _most_likely(self, prompt: Sequence[int]) -> str:
         def written(ids: Sequence[int]) -> tuple[str, bool]:
