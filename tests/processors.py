@@ -14,9 +14,11 @@ from torch import Tensor
 
 from txl.ops import processor
 
-VARIABLE = "TXL_TEST_PROCESSOR"
-QUESTIONS = ("IS_AMD", "HAS_AVX512", "HAS_FAST_BFLOAT16")
 Product = Callable[..., Tensor]
+VARIABLE = "TXL_TEST_PROCESSOR"
+LIBRARY: list[tuple[Product, Product]] = []
+"""`packed.ordered` and `packed.product` as they are, without stand-ins."""
+QUESTIONS = ("IS_AMD", "HAS_AVX512", "HAS_FAST_BFLOAT16")
 
 
 def answer() -> None:
@@ -24,14 +26,13 @@ def answer() -> None:
     word = os.environ.get(VARIABLE)
     assert word in (None, "", "yes", "no"), f"{VARIABLE}={word}: must be yes or no"
     processor.HAS_FAST_BFLOAT16 = False
-    if not word:
-        return
-    for question in QUESTIONS:
+    for question in QUESTIONS if word else ():
         assert hasattr(processor, question)
         setattr(processor, question, word == "yes")
-    if word == "yes":
-        from txl.ops import packed
+    from txl.ops import packed
 
+    LIBRARY.append((packed.ordered, packed.product))
+    if word == "yes":
         packed.ordered, packed.product = stand_in_ordered, stand_in_product
         packed.CAN_PACK = True
 
@@ -51,17 +52,9 @@ def operators(dtype: torch.dtype) -> Iterator[tuple[Product, Product]]:
     """Each pair of `packed.ordered` and `packed.product` that runs here: the stand-ins, and the library's operators if
     they work when tried."""
     yield stand_in_ordered, stand_in_product
-    try:
-        real = _library_ordered, _library_product
-        real[1](torch.ones(1, 2, dtype=dtype), real[0](torch.ones(3, 2, dtype=dtype)))
-    except (RuntimeError, AttributeError):
-        return
-    yield real
-
-
-def _library_ordered(weight_OI: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), None)
-
-
-def _library_product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
+    for ordered, product in LIBRARY:
+        try:
+            product(torch.ones(1, 2, dtype=dtype), ordered(torch.ones(3, 2, dtype=dtype)))
+        except (RuntimeError, AttributeError):
+            continue
+        yield ordered, product

@@ -13,7 +13,6 @@ from txl import Context, TransformerXL
 from txl.model import half, one_token
 from txl.model.autocast import autocast
 from txl.ops import few_rows, onednn, packed
-from txl.ops.linear import Linear
 from txl.positions.rel_sinusoid import RelSinusoid
 
 CONTEXTS = {
@@ -111,19 +110,11 @@ def test_products_of_large_weights_and_of_packed_ones(
         calls.clear()
         model = build("plain").float()
         expected = through_both(model, token_BT, CONTEXTS["window"])
-        put_in_order(model)
+        half.pack_layers(model)
         for pair, before in zip(through_both(model, token_BT, CONTEXTS["window"]), expected, strict=True):
             for one in (*pair, before[0]):
                 torch.testing.assert_close(one, before[1], rtol=1e-3, atol=1e-3)
         assert len(calls) == 2 * token_BT.shape[1]
-
-
-def put_in_order(model: TransformerXL) -> None:
-    for layer in model.layers:
-        for module in [*layer.modules()]:
-            for name, part in module.named_children():
-                if isinstance(part, Linear):
-                    setattr(module, name, packed.PackedLinear(part.weight, part.bias))
 
 
 @pytest.mark.parametrize("name", ["gated", "same", "reversible", "rotary", "knn", "performer_none"])

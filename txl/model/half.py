@@ -30,10 +30,17 @@ def pack_weights(model: TransformerXL) -> None:
     """On a CPU with instructions for bfloat16, put `PackedLinear` in place of linear layers whose weights are in it."""
     if not CAN_PACK or model.device.type != "cpu" or model.softmax.tables[0].dtype != torch.bfloat16:
         return
+    pack_layers(model)
+    model.softmax.pack_head()
+
+
+def pack_layers(model: TransformerXL) -> None:
+    """Put `PackedLinear` in place of the model's linear layers; their weights must not change any more."""
     packed_of: dict[nn.Module, PackedLinear] = {}  # a layer may have two names
     for module in [*model.modules()]:
         for name, layer in module._modules.items():
-            if isinstance(layer, Linear):
-                packed_of.setdefault(layer, PackedLinear(layer.weight, layer.bias))
-                setattr(module, name, packed_of[layer])
-    model.softmax.pack_head()
+            if not isinstance(layer, Linear):
+                continue
+            if layer not in packed_of:
+                packed_of[layer] = PackedLinear(layer.weight, layer.bias)
+            setattr(module, name, packed_of[layer])
