@@ -9,7 +9,7 @@ from pathlib import Path
 from txl.files import not_through_a_link
 
 from .raw_text import DataError
-from .remote import is_copied, is_remote
+from .remote import is_copied, is_remote, names_in
 
 _OF_THIS_PROCESS = "memory://"
 """Of fsspec: what a program itself has put into its memory."""
@@ -24,7 +24,11 @@ def place_of_list() -> Path:
 def remember_typed(data: tuple[str, ...] | str | None) -> None:
     """Note the addresses among what the user has named with --data. Where the list cannot be written they are to be
     typed each time."""
-    new = [name for name in _names(data) if is_remote(name) and name not in _typed_before()]
+    addresses = [name for name in names_in(data or ()) if is_remote(name)]
+    if not addresses:
+        return
+    typed = _typed_before()
+    new = [name for name in addresses if name not in typed]
     if not new:
         return
     with suppress(OSError):
@@ -36,16 +40,10 @@ def remember_typed(data: tuple[str, ...] | str | None) -> None:
 def require_typed(data: tuple[str, ...] | str, named_in: Path) -> None:
     """Raise `DataError` if a file names an address that this user has not typed, and of which no copy is here."""
     typed = _typed_before()
-    for name in _names(data):
+    for name in names_in(data):
         if is_remote(name) and name not in typed and not name.startswith(_OF_THIS_PROCESS) and not is_copied(name):
             what = f"the address of the text, which {named_in} names and you have not typed"
             raise DataError(f"{name}: {what}; to have it copied from there, give it with --data")
-
-
-def _names(data: tuple[str, ...] | str | None) -> tuple[str, ...]:
-    if data is None:
-        return ()
-    return (data,) if isinstance(data, str) else tuple(data)
 
 
 def _typed_before() -> set[str]:

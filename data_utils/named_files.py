@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .checks import CHECKED
 from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
-from .remote import place_of
+from .remote import names_in, place_of
 from .store import RECORD
 from .uncompressed import COMPRESSED
 
@@ -58,7 +58,7 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
     Raises:
         DataError: if there are no files, or a file or folder cannot be read.
     """
-    names = (data,) if isinstance(data, str) else data
+    names = names_in(data)
     found = [_named(name) for name in names]
     if not any(one.files for one in found):
         known = " ".join((*TEXT, *LINES_OF_JSON[:1], ".parquet"))
@@ -168,7 +168,7 @@ def _split_below(root: str, path: Path | str) -> str:
 
 def home_of(data: tuple[str, ...] | str) -> Path:
     """The folder that --data names or whose files it names."""
-    first = str(place_of(data if isinstance(data, str) else data[0]))
+    first = str(place_of(names_in(data)[0]))
     if Path(first).is_dir():
         return Path(first)
     files = _named(first).files
@@ -178,6 +178,6 @@ def home_of(data: tuple[str, ...] | str) -> Path:
 def require_folder(data: tuple[str, ...] | str, dataset: str) -> None:
     """Raise `DataError` if --data names files, which are no data set."""
     if not isinstance(data, str) or (not Path(data).is_dir() and (Path(data).exists() or glob(data, recursive=True))):
-        given = data if isinstance(data, str) else " ".join(data)
+        given = " ".join(names_in(data))
         advice = "give the folder, or --dataset text for words of any files"
         raise DataError(f"--data {given}: --dataset {dataset} needs one folder, with a file for each split; {advice}")

@@ -28,11 +28,16 @@ _COPIED = ".txl-copied.json"
 def with_copies(config: DataConfig) -> DataConfig:
     """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is there already is
     not asked for again. Raises `DataError` if it cannot be copied."""
-    names = (config.data,) if isinstance(config.data, str) else config.data
+    names = names_in(config.data)
     if not any(map(is_remote, names)):
         return config
     here = tuple(_copied(name) if is_remote(name) else name for name in names)
     return replace(config, data=here[0] if isinstance(config.data, str) else here)
+
+
+def names_in(data: tuple[str, ...] | str) -> tuple[str, ...]:
+    """What --data names."""
+    return (data,) if isinstance(data, str) else tuple(data)
 
 
 def is_remote(name: str) -> bool:
@@ -44,7 +49,7 @@ def is_copied(name: str) -> bool:
     """True if the copy of what is elsewhere is here, so that nothing is asked for."""
     if _is_web(name):
         return place_of(name).is_file()
-    place = place_of("/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/"))))
+    place = place_of(_without_glob(name))
     known = read_record(place / _COPIED).get(name)
     if not isinstance(known, list) or not known:
         return place.is_file()
@@ -81,6 +86,11 @@ def _is_web(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
+def _without_glob(name: str) -> str:
+    """The folder or file that a name begins with, up to its first wildcard."""
+    return "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+
+
 def _copied(name: str) -> str:
     place = place_of(name)
     if ".." in place.parts:
@@ -97,7 +107,7 @@ def _copied(name: str) -> str:
 
 def _copy_below(name: str) -> None:
     """Copy a file, the files of text of a folder and below it, or those that a glob matches."""
-    fixed = "/".join(itertools.takewhile(lambda part: not has_magic(part), name.split("/")))
+    fixed = _without_glob(name)
     place = place_of(fixed)
     if is_copied(name):
         return

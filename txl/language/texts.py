@@ -10,7 +10,7 @@ from txl.config import build, require
 from txl.data_utils.addresses import remember_typed, require_typed
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.named_files import home_of
-from txl.data_utils.remote import is_remote
+from txl.data_utils.remote import is_remote, names_in
 from txl.data_utils.tokenizers.base import Tokenizer
 from txl.runtime.records import require_fields
 
@@ -28,10 +28,9 @@ def data_settings(record: Mapping[str, Any], folder: Path, asked: Collection[str
         config = DataConfig(**saved)
     except (KeyError, ValueError) as error:
         raise damaged(folder / "config.json", error) from None
-    names = (config.data,) if isinstance(config.data, str) else config.data
     if "data" not in asked:
         require_typed(config.data, folder / "config.json")
-    there = "data" in asked or any(map(is_remote, names)) or home_of(config.data).is_dir()
+    there = "data" in asked or any(map(is_remote, names_in(config.data))) or home_of(config.data).is_dir()
     require(there, f"{config.data}: the text of the training is not there; name its folder with --data")
     return saved
 
