@@ -282,10 +282,10 @@ class Memory:
 
     def finite_in(self, row_B: Tensor) -> tuple["Memory", Tensor]:
         """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows that was."""
-        bad = {name: not_finite_in(tensor, row_B) for name, tensor in self.named().items()}
+        tensors = self.named()
+        bad = {name: not_finite_in(tensor, row_B) for name, tensor in tensors.items()}
         was_bad_B = torch.stack([of_rows(bad_BX).any(1) for bad_BX in bad.values()]).any(0)
-        tensors = {name: tensor.masked_fill(bad[name], 0) for name, tensor in self.named().items()}
-        return self.of_named(tensors), was_bad_B
+        return self.of_named({name: x.masked_fill(bad[name], 0) for name, x in tensors.items()}), was_bad_B
 
     def rows(self, index_B: Tensor) -> "Memory":
         """The rows with these indices, which may repeat, in their order."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig
 from txl.memory.base import BESIDE, State
 from txl.memory.beside import BesideAttention, beyond_window, same_document
+from txl.memory.rows import per_row
 from txl.memory.span import Span
 from txl.ops.numbers import at_least_float32
 
@@ -92,7 +93,7 @@ class Neural(BesideAttention):
         forget_BNL, momentum_BNL, rate_BNL = rates
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
-            more = {name: torch.where(goes_on_B.view(-1, *[1] * (x.dim() - 1)), x, 0) for name, x in more.items()}
+            more = {name: torch.where(per_row(goes_on_B, x), x, 0) for name, x in more.items()}
             forget_BNL, rate_BNL = (torch.where(stays_BL[:, None], x, 0) for x in (forget_BNL, rate_BNL))
         k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
         of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)

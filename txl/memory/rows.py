@@ -9,7 +9,12 @@ from torch import Tensor
 
 def not_finite_in(tensor: Tensor, row_B: Tensor) -> Tensor:
     """True where a tensor of rows is not finite, in the rows where `row_B` is True."""
-    return ~tensor.isfinite() & row_B.view(-1, *[1] * (tensor.ndim - 1))
+    return ~tensor.isfinite() & per_row(row_B, tensor)
+
+
+def per_row(row_B: Tensor, tensor: Tensor) -> Tensor:
+    """One number a row, in the shape in which it is broadcast over all that a tensor holds of the row."""
+    return row_B.view(-1, *[1] * (tensor.ndim - 1))
 
 
 def of_rows(tensor: Tensor) -> Tensor:

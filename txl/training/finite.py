@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from txl.memory import Memory
-from txl.memory.rows import of_rows
+from txl.memory.rows import of_rows, per_row
 from txl.runtime.distributed import Ranks, local
 
 
@@ -28,4 +28,4 @@ def require_finite_weights(model: nn.Module, ranks: Ranks, step: int) -> None:
 def without_bad_rows(memory: Memory) -> Memory:
     """The memory with zeros for streams where it is not finite, which would make all their later losses NaN."""
     good_B = torch.stack([of_rows(tensor.isfinite()).all(1) for tensor in memory.named().values()]).all(0)
-    return memory.map(lambda tensor: tensor.where(good_B.view(-1, *[1] * (tensor.ndim - 1)), 0))
+    return memory.map(lambda tensor: tensor.where(per_row(good_B, tensor), 0))
