@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import LIMIT_S
 from txl.data_utils import apart
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.raw_text import DataError
@@ -34,6 +35,7 @@ def multiplying(times: int) -> dict[str, object]:
 def test_a_rule_that_multiplies_the_text_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the memory is full: at so many tokens a byte, or where the process may not grow."""
     monkeypatch.setattr(apart, "MEMORY", 1 << 28)
+    monkeypatch.setattr(encoder, "_SECONDS", 10**6)  # however slow the machine is, memory ends it
     for times in (2, 8):
         config = written(tmp_path, "a" * 100 + "\n", normalizer=multiplying(times))
         with pytest.raises(DataError, match=r"^tokenizer\.json: (makes \d+ tokens of|takes more than 256 MiB)"):
@@ -51,10 +53,10 @@ def test_a_pattern_that_explodes_is_stopped(tmp_path: Path, monkeypatch: pytest.
 
 def test_each_process_asks_a_process_of_its_own_and_it_ends_with_its_owner() -> None:
     asked = apart.Apart(lambda: [3, 1, 2], "a list")
-    assert asked.call("index", 1, seconds=1) == 1
+    assert asked.call("index", 1, seconds=LIMIT_S) == 1
     first = asked._pid
     asked._owner = 0  # as in a fork of this process
-    assert asked.call("count", 3, seconds=1) == 1
+    assert asked.call("count", 3, seconds=LIMIT_S) == 1
     assert asked._pid != first
     with pytest.raises(ValueError, match="is not in list"):
-        asked.call("index", 9, seconds=1)
+        asked.call("index", 9, seconds=LIMIT_S)

@@ -47,12 +47,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        if error.errno == errno.ENOMEM:  # of a system call, not of a disk
-            print_error(_out_of_memory(error))
-            sys.exit(2)
-        name = error.filename2 or error.filename or "writing"
-        remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
-        status, message = 2, f"{name}: {error.strerror or error}; {remedy}"
+        status, message = 2, _of_system(error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
@@ -86,6 +81,14 @@ def _not_utf8(error: UnicodeEncodeError) -> str | None:
         return None
     before, after = (re.split(r'["\n]', text) for text in (error.object[: error.start], error.object[error.start :]))
     return (before[-1] + after[0]).encode(errors="backslashreplace").decode()
+
+
+def _of_system(error: OSError) -> str:
+    if error.errno == errno.ENOMEM:  # no disk is full
+        return _out_of_memory(error)
+    name = error.filename2 or error.filename or "writing"
+    remedy = _REMEDIES.get(error.errno or 0, "make room, or name a folder that can be written")
+    return f"{name}: {error.strerror or error}; {remedy}"
 
 
 def _out_of_memory(error: Exception) -> str:

@@ -49,10 +49,10 @@ def main(argv: Sequence[str]) -> None:
             converse(how, *prompts[0], tokenised=tokenised)
             return
         shown = ["".join(map(decoder(vocab, tokenised=False), ids)) if config.raw else text for text, ids in prompts]
-        if len(prompts) * config.num_samples == 1:
+        n_text = len(prompts) * config.num_samples
+        if n_text == 1:
             say(shown[0], how.stream(prompts[0][1]))
             return
-        n_text = len(prompts) * config.num_samples
         require_room(n_text * _A_TEXT, torch.device("cpu"), f"--num_samples {config.num_samples}")
         rows = [(text, ids) for text, (_, ids) in zip(shown, prompts, strict=True) for _ in range(config.num_samples)]
         written = how.texts([ids for _, ids in rows], batch_size=config.batch_size)

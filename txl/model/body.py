@@ -75,10 +75,11 @@ class Body(nn.Module):
         updates (Jordan et al. 2024)."""
         layers: list[nn.Linear] = []
         for layer in self.layers:
-            for part in (layer.attn, layer.ff):
-                of_positions = [] if layer.attn.pos.mixes_hidden_states else [*layer.attn.pos.modules()]
-                products = (module for module in part.modules() if isinstance(module, nn.Linear))
-                layers += [module for module in products if module not in of_positions]
+            pos = layer.attn.pos
+            of_positions = set() if pos.mixes_hidden_states else set(pos.modules())
+            for module in (*layer.attn.modules(), *layer.ff.modules()):
+                if isinstance(module, nn.Linear) and module not in of_positions:
+                    layers.append(module)
         return [module.weight for module in layers]
 
     def read(

@@ -126,12 +126,13 @@ class MemoryTransformer(Body):
         Args:
             x_BTD: the vectors, (B, T, d_model).
             memory: what was returned for the segment before; None: the first one.
-            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T); also
-                0 and 1, of any type. None: no row starts anew in this segment.
+            reset_BT: True where a row starts anew: that vector and those after it see nothing before it, (B, T). None:
+                no row starts anew in this segment.
         Returns:
             The hidden states of the last layer, (B, T, d_model), and the memory for the next segment.
         Raises:
-            ValueError: if a shape is wrong, or the memory is that of another model or of other rows.
+            ValueError: if a shape is wrong, resets are not booleans, or the memory is that of another model or of other
+                rows.
             UsageError: if position encoding, attention rule or memory do not support the context or resets, or the
                 encoding no segments of another length than the one before.
         """
