@@ -74,10 +74,10 @@ def save_nvidia(path: Path, model: TransformerXL, settings: Mapping[str, Any], w
         if parts[:2] == ["crit", "out_layers"]:
             kind = {"weight": "weights", "bias": "biases"}[parts[3]]
             state[f"crit.out_layers_{kind}.{parts[2]}"] = tensor
-        elif parts[:2] == ["crit", "out_projs"] and parts[2] != "0":
-            continue  # tied
+        elif parts[:2] == ["crit", "out_projs"] and settings["tie_projs"][int(parts[2])]:
+            continue
         else:
-            state[name] = tensor
+            state[name] = tensor.flatten(2) if name == "r_emb" and settings["attn_type"] == 3 else tensor
         if parts[:2] == ["word_emb", "emb_projs"]:
             state[f"crit.shared_out_projs.{parts[2]}"] = tensor
     with foreign("vocabulary", "Vocab", base=object) as classes:

@@ -15,13 +15,24 @@ from tests.cli.conftest import Here
 from tests.convert.conftest import HF, WORDS, write_words
 from tests.convert.pickled import foreign, save_nvidia, save_original
 from tests.golden.test_model import Golden
-from txl.config import UsageError
+from txl.config import Context, ModelConfig, UsageError
 from txl.convert import convert, from_huggingface, from_kimiyoung, to_kimiyoung
 from txl.convert.huggingface import configs_of, read_huggingface
+from txl.convert.kimiyoung import arguments_for_kimiyoung
+from txl.data_utils.tokenizers.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
+from txl.language.export import write_original
+from txl.language.trained import TrainedModel
 from txl.model.transformer import TransformerXL
 
 KINDS = ["adaptive_div1", "adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl_pre_lnorm"]
+
+
+LENGTHS = ("tgt_len", "ext_len", "mem_len")
+
+
+def lengths_of(context: Context) -> tuple[int, ...]:
+    return tuple(getattr(context, name) for name in LENGTHS)
 
 
 def require_weights_of(found: TransformerXL, expected: TransformerXL) -> None:
@@ -59,9 +70,50 @@ def test_a_model_pt_is_read_without_the_2019_code(name: str, tmp_path: Path) -> 
         save_original(tmp_path / "model.pt", to_kimiyoung(model), golden.config["model"], **how)
         converted = convert(tmp_path if how else tmp_path / "model.pt")
         assert converted.kind == "kimiyoung/transformer-xl"
+        assert lengths_of(converted.context) == tuple(golden.config["model"][name] for name in LENGTHS)
         has_projs = len(model.word_emb.projs) > 0  # without projections none is tied
         assert has_projs <= (converted.model.config == model.config)
         assert converted.context.same_length == golden.config["model"]["same_length"]
+        require_weights_of(converted.model, model)
+
+
+@pytest.mark.parametrize(
+    ("in_file", "same_length", "expected"),
+    [
+        ((4, 2, 10), True, (4, 2, 10)),
+        ((6, 0, 20), False, (16, 0, 0)),
+        ((6, 0, 12), True, (4, 0, 12)),
+        ((6, 0, 20), True, (1, 0, 15)),
+    ],
+)
+@pytest.mark.parametrize("name", ["attn1", "attn3"])
+def test_lengths_in_a_file_count_where_the_table_of_positions_has_as_many_rows(
+    name: str, in_file: tuple[int, ...], same_length: bool, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The table has 16; `reset_length` of the 2019 code changes what the file says of them."""
+    golden = Golden(name)
+    settings = golden.config["model"] | dict(zip(LENGTHS, in_file, strict=True)) | {"same_length": same_length}
+    save_original(tmp_path / "model.pt", to_kimiyoung(golden.model()[0]), settings)
+    context = convert(tmp_path).context
+    assert (lengths_of(context), context.same_length) == (expected, same_length)
+
+
+@pytest.mark.parametrize(("d_embed", "div_val"), [(8, 1), (8, 2), (8, 4), (16, 2), (16, 4)])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_div_val_without_clusters_is_read_and_written(
+    d_embed: int, div_val: int, is_tied: bool, tmp_path: Path
+) -> None:
+    """One table with a projection: which div_val it is of, its shape does not tell."""
+    sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 4}
+    shape = ModelConfig(**sizes, d_embed=d_embed, div_val=div_val, tie_projs=(is_tied,), n_position=Context.tgt_len)
+    model = TransformerXL(shape).eval()
+    arguments = arguments_for_kimiyoung(model, Context())
+    save_original(tmp_path / "model.pt", to_kimiyoung(model), arguments)
+    (tmp_path / "export").mkdir()
+    write_original(TrainedModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path / "export")
+    for source in (tmp_path, tmp_path / "export"):
+        converted = convert(source)
+        assert converted.model.config == model.config
         require_weights_of(converted.model, model)
 
 
@@ -89,15 +141,37 @@ def test_names_that_torch_compile_has_prefixed_are_read(hf: Path) -> None:
     require_weights_of(from_huggingface(compiled, config)[0], expected)
 
 
-def test_nvidias_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*KINDS, "adaptive_div2"])
+def test_nvidias_checkpoint(name: str, tmp_path: Path) -> None:
     """Its softmax has names of its own, and it lists shared projections once more."""
-    golden = Golden("adaptive_div2")
+    golden = Golden(name)
     model, _ = golden.model()
     save_nvidia(tmp_path / "checkpoint_best.pt", model, golden.config["model"], WORDS)
     converted = convert(tmp_path)
     assert (converted.kind, converted.words) == ("NVIDIA DeepLearningExamples", WORDS)
     assert converted.context.same_length == golden.config["model"]["same_length"]
+    assert lengths_of(converted.context) == tuple(golden.config["model"][name] for name in LENGTHS)
+    assert converted.model.config == model.config
     require_weights_of(converted.model, model)
+
+
+def test_vectors_of_positions_need_no_heads_of_their_width_in_nvidias_code() -> None:
+    """In its attn_type 3 they are as wide as the model, whatever the width of the heads."""
+    golden = Golden("attn3")
+    state, settings = golden.state(), golden.config["model"]
+    state["r_emb"] = state["r_emb"].flatten(2)
+    for name in [name for name in state if "_net" in name]:
+        axis = int("o_net" in name)
+        halves = [net.chunk(2, axis)[0] for net in state[name].chunk(2 if "kv_net" in name else 1)]
+        state[name] = torch.cat(halves)
+    narrow = {"d_head": settings["d_head"] // 2}
+    model, _ = from_kimiyoung(state, settings | narrow)
+    assert (model.config.n_head, model.config.d_head) == (settings["n_head"], narrow["d_head"])
+    assert torch.equal(model.layers[0].attn.pos.p_RD.flip(0), state["r_emb"][0])
+    with pytest.raises(UsageError, match="n_head: missing, and weights of attn_type 3 do not show it"):
+        from_kimiyoung(state, settings | narrow | {"n_head": None})
+    with pytest.raises(UsageError, match=r"--d_model 32: in attn_type 3 of the original it is n_head \* d_head \(16\)"):
+        to_kimiyoung(model)
 
 
 def test_safetensors_are_read_too(hf: Path) -> None:

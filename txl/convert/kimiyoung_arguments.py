@@ -124,10 +124,10 @@ def _attn_type(state: Mapping[str, Tensor]) -> int:
 
 def _heads(state: Mapping[str, Tensor], given: Mapping[str, Any], *, width: int, attn_type: int) -> dict[str, int]:
     name = {0: "r_w_bias", 1: "r_w_bias", 3: "r_emb"}.get(attn_type)
-    if name is None:
+    if name is None or (attn_type == 3 and state[name].dim() == 3):  # NVIDIA's r_emb has no axis of heads
         n_head = given.get("n_head")
         if n_head is None:
-            raise UsageError("n_head: missing, and weights of attn_type 2 do not show it; give it")
+            raise UsageError(f"n_head: missing, and weights of attn_type {attn_type} do not show it; give it")
         require(n_head > 0 and width % n_head == 0, f"n_head: {n_head} does not divide the {width} columns of o_net")
         return {"d_head": width // n_head}
     require(name in state, f"{name}: missing from the weights; is this a model of another kind?")
@@ -137,9 +137,11 @@ def _heads(state: Mapping[str, Tensor], given: Mapping[str, Any], *, width: int,
 
 def _div_val(state: Mapping[str, Tensor], given: Mapping[str, Any], widths: list[int], *, d_model: int) -> int:
     said = given.get("div_val")
-    if len(widths) == 1:  # a projection that no width asks for: the 2019 code has one wherever div_val is above 1
-        has_idle_proj = "word_emb.emb_projs.0" in state and widths[0] == d_model
-        return (said if said and said > 1 else 2) if has_idle_proj else 1
+    if len(widths) == 1:
+        if "word_emb.emb_projs.0" not in state or "crit.cluster_weight" in state:
+            return 1  # above 1 each cluster has a table, and each table a projection
+        least = 2 if widths[0] == d_model else 1  # of 1 has a projection only where a width asks for it
+        return max(least, said or 1)
     fitting = [v for v in range(2, widths[0] + 2) if [widths[0] // v**i for i in range(len(widths))] == widths]
     require(bool(fitting), f"word_emb.emb_layers: widths {widths} are of no div_val")
     return said if said in fitting else fitting[0]

@@ -12,6 +12,9 @@ from txl.model.transformer import TransformerXL
 ATTN_TYPES = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
 """Our position encodings by their `attn_type` in the 2019 code."""
 
+TABLES = ("learned_relative", "learned_per_layer")
+"""Those with a row for each position."""
+
 RATES = ("dropout", "dropatt")
 """The rates of dropout in the configurations of all these programs."""
 
@@ -151,6 +154,9 @@ def require_exportable(config: ModelConfig) -> None:
     require(shared, "--untie_r: the original has one pair of u and v for all layers")
     counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
     require(counted, f"{flag}: the original counts positions back from the last token, this model does not")
+    width = config.n_head * config.d_head
+    by_heads = config.position != "learned_per_layer" or width == config.d_model  # NVIDIA's model has no such limit
+    require(by_heads, f"--d_model {config.d_model}: in attn_type 3 of the original it is n_head * d_head ({width})")
     require_plain(config, "the original")
 
 

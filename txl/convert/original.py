@@ -56,9 +56,19 @@ def read_original(model: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, 
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: no complete MemTransformerLM of the 2019 code ({error}); use another copy") from None
-    if arguments["attn_type"] in (1, 3) and "r_emb" in state:  # reset_length may have changed them since
-        arguments |= {"tgt_len": state["r_emb"].shape[1], "mem_len": 0, "ext_len": 0}
+    if "r_emb" in state:
+        arguments |= _lengths_of_table(arguments, n_row=state["r_emb"].shape[1])
     return state, arguments
+
+
+def _lengths_of_table(arguments: Mapping[str, Any], *, n_row: int) -> dict[str, int]:
+    """The lengths of a model with a table of n_row positions, as many as tgt_len, ext_len and mem_len together at its
+    construction: as the file holds them, or, where its `reset_length` changed them since, others of that sum."""
+    lengths = {name: int(arguments[name] or 0) for name in ("tgt_len", "ext_len", "mem_len")}
+    if sum(lengths.values()) == n_row:
+        return lengths
+    mem_len = min(lengths["mem_len"], n_row - 1) if arguments["same_length"] else 0  # a key needs it there
+    return {"tgt_len": n_row - mem_len, "ext_len": 0, "mem_len": mem_len}
 
 
 def _values(state: dict[Any, Any]) -> Iterator[Any]:
