@@ -31,6 +31,7 @@ from txl.convert.huggingface import (
     second_names,
     to_huggingface,
 )
+from txl.convert.kimiyoung import arguments_for_kimiyoung
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.tokenizers.characters import Characters
@@ -136,8 +137,39 @@ def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Pat
     weights = back.model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
     assert back.words == vocab.words
-    if name not in ("attn1", "attn3"):
-        assert back.context == context
+    assert back.context == context
+
+
+@pytest.mark.parametrize(
+    ("n_position", "same_length", "expected"),
+    [(20, True, (8, 0, 12)), (20, False, (8, 0, 12)), (12, False, (12, 0, 0)), (40, True, (28, 0, 12))],
+)
+def test_a_table_of_another_length_than_the_training_keeps_its_memory(
+    n_position: int, same_length: bool, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The constructor there makes its table as long as the three lengths together, and `same_length` without a memory
+    masks every key."""
+    context = Context(tgt_len=4, mem_len=12, same_length=same_length)
+    sizes = {"n_token": 9, "tie_projs": (False,), **SIZES}
+    model = TransformerXL(ModelConfig(**sizes, position="learned_relative", n_position=n_position))
+    write_original(TrainedModel(model, context, Vocab([f"w{i}" for i in range(9)])), tmp_path)
+    back = convert(tmp_path)
+    assert (back.context.tgt_len, back.context.ext_len, back.context.mem_len) == expected
+    assert back.model.config == model.config
+
+
+def test_a_table_without_room_for_the_memory_of_same_length_is_not_exported() -> None:
+    context = Context(tgt_len=4, mem_len=12, same_length=True)
+    model = TransformerXL(ModelConfig(n_token=9, **SIZES, position="learned_relative", n_position=12))
+    with pytest.raises(UsageError, match="--mem_len 12 leaves no row of --n_position 12 for new tokens; use --to txl"):
+        arguments_for_kimiyoung(model, context)
+
+
+def test_sinusoids_have_no_table_and_keep_their_lengths() -> None:
+    """n_position is that of the training that a run was begun with."""
+    context = Context(tgt_len=4, mem_len=12, same_length=True)
+    arguments = arguments_for_kimiyoung(TransformerXL(ModelConfig(n_token=9, **SIZES, n_position=30)), context)
+    assert (arguments["tgt_len"], arguments["ext_len"], arguments["mem_len"]) == (4, 0, 12)
 
 
 def test_damaged_arguments_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from txl.convert.kimiyoung_names import (
     ATTN_TYPES,
     INV_FREQ,
     RATES,
+    TABLES,
     fill,
     inv_freq,
     rates_of,
@@ -81,14 +82,12 @@ def to_kimiyoung(model: TransformerXL) -> dict[str, Tensor]:
 
 
 def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str, Any]:
-    """The constructor's arguments of the same model of kimiyoung/transformer-xl."""
+    """The constructor's arguments of the same model of kimiyoung/transformer-xl. Raises `UsageError` if its table of
+    positions has no place for the memory that `same_length` needs there."""
     config = model.config
-    lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
-    if config.n_position and sum(lengths.values()) != config.n_position:  # it makes its tables as long as their sum
-        lengths = {"tgt_len": config.n_position, "ext_len": 0, "mem_len": 0}
     return {
         **{name: getattr(config, name) for name in _SIZES},
-        **lengths,
+        **_lengths_for_kimiyoung(config, context),
         **rates_of(model),
         "tie_weight": not config.not_tied,
         "tie_projs": list(config.tie_projs) or [False],
@@ -97,6 +96,19 @@ def arguments_for_kimiyoung(model: TransformerXL, context: Context) -> dict[str,
         "clamp_len": context.clamp_len,
         "attn_type": ATTN_TYPES.index(config.position),
     }
+
+
+def _lengths_for_kimiyoung(config: ModelConfig, context: Context) -> dict[str, int]:
+    """The three lengths for the constructor, which makes tables of positions as long as their sum."""
+    lengths = {name: getattr(context, name) for name in ("tgt_len", "ext_len", "mem_len")}
+    n_row, mem_len = config.n_position, context.mem_len
+    if config.position not in TABLES or n_row is None or sum(lengths.values()) == n_row:
+        return lengths
+    if n_row > mem_len:
+        return {"tgt_len": n_row - mem_len, "ext_len": 0, "mem_len": mem_len}
+    fits = f"--same_length there needs a memory, and --mem_len {mem_len} leaves no row of --n_position {n_row}"
+    require(not context.same_length, f"{fits} for new tokens; use --to txl, or train with more positions")
+    return {"tgt_len": n_row, "ext_len": 0, "mem_len": 0}
 
 
 def parameters_as_kimiyoung(model: TransformerXL, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
