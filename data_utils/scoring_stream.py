@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,8 +59,22 @@ class RowStream:
         return as_tensor(np.where(inside_BT, self.ids[np.where(inside_BT, index_BT, 0)], 0))
 
 
-def total_sums(streams: Sequence[RowStream], sizes: Mapping[str, np.ndarray]) -> Counter[str]:
-    """`RowStream.sums` of several streams together."""
+class CountedRows(Protocol):
+    """Rows that an evaluation reads side by side, and what their targets stand for in the text."""
+
+    first_B: np.ndarray
+
+    def __iter__(self) -> Iterator[Segment]: ...
+
+    def __len__(self) -> int: ...
+
+    def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
+        """Sums over the targets that count. `sizes` has a number for each token of the text, (N,), by name."""
+        ...
+
+
+def total_sums(streams: Sequence[CountedRows], sizes: Mapping[str, np.ndarray]) -> Counter[str]:
+    """`sums` of several streams together."""
     return sum((stream.sums(sizes) for stream in streams), Counter())
 
 

@@ -1,11 +1,12 @@
-"""Shuffled sentences as streams for training."""
+"""Sentences as streams: shuffled for training, in their order for scoring."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from .raw_text import DataError
-from .stream import TrainingSegment, as_tensor, draws_of
+from .stream import Segment, TrainingSegment, as_tensor, draws_of
 
 
 class SentenceStream:
@@ -57,6 +58,10 @@ class SentenceStream:
 
     def epoch(self, epoch: int, *, first: int = 0) -> Iterator[TrainingSegment]:
         """The segments of an epoch, counted from 1, from segment `first` on."""
+        return map(self._segment, self.places(epoch, first=first))
+
+    def places(self, epoch: int, *, first: int = 0) -> Iterator[np.ndarray]:
+        """Of each token that `epoch` yields, its index in the text and that of its sentence's first, (B, T, 2)."""
         draws = draws_of(epoch, self.seed)
         order = np.arange(len(self.files) - 1)
         if self.shuffle:
@@ -70,7 +75,7 @@ class SentenceStream:
                     held_BT = np.concatenate([held_BT, self._indices(pieces)], axis=1)
                     held_BT = held_BT[:, -(self.ext_len + self.tgt_len) :]
                 if n >= first:
-                    yield self._segment(held_BT[self.columns])
+                    yield held_BT[self.columns]
                 n += 1
 
     def _sentences(self, file: int, draws: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
@@ -118,3 +123,53 @@ class SentenceStream:
             as_tensor(self.ids[at_BT[:, -self.tgt_len :] + 1]),
             as_tensor(at_BT - sentence_BT) if self.by_sentence else None,
         )
+
+
+class SentenceRows:
+    """The sentences of a text in its order, dealt to batch_size rows that an evaluation reads side by side.
+
+    As kimiyoung/transformer-xl's LMShuffledIterator, which reads the valid and test splits of One Billion Word: the
+    first row that needs text takes the next sentence, until one finds none left; what the others hold then is dropped.
+
+    Args:
+        ids: the sentences; `eos_id` stands between them, at the beginning and at the end.
+        rows: those to yield, of all batch_size, in order; which text a row has does not depend on it.
+    Attributes:
+        first_B: index of each row's first token.
+    Raises:
+        DataError: if the text is too short for so many rows.
+    """
+
+    def __init__(
+        self, ids: np.ndarray, *, eos_id: int, batch_size: int, tgt_len: int, ext_len: int, rows: Sequence[int]
+    ) -> None:
+        columns = slice(rows[0], rows[-1] + 1) if len(rows) else slice(0, 0)
+        self._stream = SentenceStream(
+            ids,
+            [0],
+            eos_id=eos_id,
+            batch_size=batch_size,
+            tgt_len=tgt_len,
+            ext_len=ext_len,
+            columns=columns,
+            shuffle=False,
+        )
+        self.first_B = next(self._places())[:, 0, 0] if len(rows) else np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._stream) if len(self.first_B) else 0
+
+    def __iter__(self) -> Iterator[Segment]:
+        if len(self.first_B):
+            yield from (Segment(segment.input_BT, segment.target_BT) for segment in self._stream)
+
+    def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
+        """Sums over all targets. `sizes` has a number for each token of the text, (N,), by name."""
+        sums: Counter[str] = Counter()
+        for index_BT in self._places():
+            target_BT = index_BT[:, -self._stream.tgt_len :, 0] + 1
+            sums.update({name: int(size_N[target_BT].sum()) for name, size_N in sizes.items()})
+        return sums
+
+    def _places(self) -> Iterator[np.ndarray]:
+        return self._stream.places(1)

@@ -70,3 +70,16 @@ def test_the_words_may_lie_elsewhere_and_a_training_may_start_there(here: Here) 
     assert "--vocabulary has no effect without --init_from" in here.refused(f"train {flags}")
     assert here.call("train", *flags.split(), "--init_from", "source").status == 0
     assert txl.load("tuned").tokenizer.words == WORDS
+
+
+def test_what_the_2019_code_computes_otherwise_is_said_on_the_line_of_the_figure(here: Here) -> None:
+    golden = Golden("attn3")
+    Path("source").mkdir()
+    save_original(Path("source/model.pt"), to_kimiyoung(golden.model()[0]), golden.config["model"])
+    write_words(Path("source"), [*WORDS[:2], *(f"w{i}" for i in range(golden.config["model"]["n_token"] - 2))])
+    Path("words/train.txt").unlink()
+    result = here.result(f"eval --work_dir source {TEXT} --split test --convention original --mem_len 0 8")
+    said = "not the 2019 code's figure: its attn_type 3 adds positions to its memory again at each segment"
+    (line,) = [line for line in result["out"].splitlines() if line.startswith("| test") and said in line]
+    assert "mem_len     8" in line
+    assert [row.get("unlike") for row in result["rows"]] == [None, said]

@@ -1,6 +1,7 @@
 """The conventions of others, each against a loop written out from what their code does."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.evaluation.test_eval_path import OneOfMany
 from tests.golden.test_model import Golden
 from tests.laws.conftest import build
 from txl import Context, Memory, TransformerXL
+from txl.commands import scoring
 from txl.convert import from_kimiyoung
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import equal_streams
+from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
 from txl.positions.base import rel_shift
@@ -23,6 +27,7 @@ from txl.positions.base import rel_shift
 IDS = np.random.default_rng(0).integers(0, 50, 157)
 GOLDEN = Path(__file__).parents[1] / "golden" / "huggingface.npz"
 KEEP_ALL = Context(mem_len=10**6)
+CPU = torch.device("cpu")
 
 
 def score(convention: str, model: TransformerXL, context: Context, batch_size: int, ids: np.ndarray = IDS) -> Score:
@@ -91,6 +96,96 @@ def test_original_gives_the_figures_of_its_code(name: str) -> None:
     ours = score("original", model, context, len(text_BS), text_BS.flatten().numpy())
     assert ours.tokens == losses.numel()
     assert ours.nats == pytest.approx(float(losses.sum()), rel=1e-10)
+
+
+def sentences(n: int) -> np.ndarray:
+    """Ids of n sentences of 0 to 8 words, with 0 between them, at the beginning and at the end."""
+    dice = np.random.default_rng(1)
+    return np.concatenate([[0], *([*dice.integers(1, 50, dice.integers(9)), 0] for _ in range(n))])
+
+
+def dealt(ids: np.ndarray, batch_size: int, tgt_len: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """As LMShuffledIterator deals sentences without shuffling: a row that has only the last token of its sentence left
+    takes the next one; where none is left, the segment is given up."""
+    borders = np.flatnonzero(ids == 0)
+    waiting = [ids[a : b + 1].tolist() for a, b in itertools.pairwise(borders)]
+    held: list[list[int]] = [[] for _ in range(batch_size)]
+    while True:
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(batch_size)]
+        for row in range(batch_size):
+            while len(rows[row]) < tgt_len:
+                if len(held[row]) < 2:
+                    if not waiting:
+                        return
+                    held[row] = waiting.pop(0)
+                rows[row].append((held[row][0], held[row][1]))
+                held[row] = held[row][1:]
+        pairs_BT2 = torch.tensor(rows)
+        yield pairs_BT2[..., 0], pairs_BT2[..., 1]
+
+
+LM1B = [
+    ("original", Context(tgt_len=7, mem_len=0), 3),
+    ("original", Context(tgt_len=4, ext_len=3), 2),
+    ("huggingface", Context(tgt_len=4, mem_len=6), 4),
+]
+
+
+@pytest.mark.parametrize(("convention", "context", "batch_size"), LM1B, ids=str)
+def test_sentences_are_dealt_to_the_streams(convention: str, context: Context, batch_size: int) -> None:
+    """One Billion Word's: the remainder is dropped; the memory is carried across sentences."""
+    model, ids = build("pre_lnorm_adaptive", n_layer=2), sentences(40)
+    reading = reading_of(convention, model, context, n_token=len(ids))
+    memory, before, nats, words = reading.predictor.fresh_memory(batch_size), None, [], 0
+    for input_BT, target_BT in dealt(ids, batch_size, context.tgt_len):
+        before = input_BT if before is None else torch.cat([before, input_BT], dim=1)
+        read_BT = before[:, -(context.tgt_len + context.ext_len) :]
+        nll_BT, memory = reading.predictor.nll(read_BT, target_BT, memory, reading.context)
+        nats.append(nll_BT.sum().item())
+        words += int((target_BT != 0).sum())
+    split = scoring.Split("valid", ids, {"words": (ids != 0).astype(int)}, lambda: IDS[:0], 0)
+    config = EvalConfig(convention=convention, batch_size=batch_size)
+    for world in (1, 3, 7):
+        shares = [
+            scoring.score(model, split, context, config, OneOfMany(rank, world, CPU)).score for rank in range(world)
+        ]
+        ours = Score.total(shares)
+        assert (ours.tokens, ours.words) == (len(nats) * batch_size * context.tgt_len, words)
+        assert ours.nats == pytest.approx(sum(nats), rel=1e-12)
+
+
+@pytest.mark.parametrize("convention", ["original", "nvidia"])
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("attn2", {}, "its attn_type 2 adds positions to its memory again at each segment"),
+        ("attn3", {}, "its attn_type 3 adds positions to its memory again at each segment"),
+        ("attn2", {"mem_len": 0}, ""),
+        ("attn3", {"mem_len": 0, "clamp_len": 3}, ""),
+        ("attn1", {}, ""),
+        ("xl_pre_lnorm", {}, ""),
+    ],
+)
+def test_a_figure_that_is_not_reproduced_says_so(
+    convention: str, name: str, changed: dict[str, int], said: str
+) -> None:
+    model, context = Golden(name).model()
+    reading = reading_of(convention, model, dataclasses.replace(context, **changed), n_token=99)
+    assert reading.unlike.endswith(said)
+    assert bool(reading.unlike) == bool(said)
+    assert reading.context.clamp_len == -1  # which attn_type 3 ignored there
+    assert reading_of("txl", model, context, n_token=99).unlike == ""
+
+
+def test_queries_that_are_not_normalised_are_not_reproduced() -> None:
+    for name in ("attn2", "attn3"):
+        golden = Golden(name)
+        model, context = from_kimiyoung(golden.state(), golden.config["model"] | {"pre_lnorm": True})
+        without = dataclasses.replace(context, mem_len=0)
+        normed = "takes queries from states that are not normalised"
+        both = f"its attn_type {name[-1]} adds positions to its memory again at each segment and {normed}"
+        assert reading_of("original", model, context, n_token=99).unlike.endswith(both)
+        assert reading_of("original", model, without, n_token=99).unlike.endswith(f"attn_type {name[-1]} {normed}")
 
 
 def nvidia_mask(qlen: int, mlen: int, mem_len: int, same_length: bool) -> Tensor:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +12,8 @@ from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.scoring_stream import RowStream, document_streams, equal_streams, scoring_stream, total_sums
+from txl.data_utils.scoring_stream import CountedRows, document_streams, equal_streams, scoring_stream, total_sums
+from txl.data_utils.sentence_stream import SentenceRows
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
@@ -47,17 +48,25 @@ def streams_by_default(shape: ModelConfig, reset: str, ranks: Ranks) -> int:
 
 
 class Split(NamedTuple):
-    """A split of a corpus. `sizes` has what each token stands for in the text, see `Corpus.sizes`; `starts` gives where
-    documents begin."""
+    """A split of a corpus.
+
+    Attributes:
+        sizes: what each token stands for in the text, see `Corpus.sizes`.
+        starts: gives where documents begin.
+        between_sentences: the token between sentences that have no order; None: the text is one.
+    """
 
     name: str
     ids: np.ndarray
     sizes: Mapping[str, np.ndarray]
     starts: Callable[[], np.ndarray]
+    between_sentences: int | None = None
 
     @classmethod
     def of(cls, corpus: Corpus, name: str) -> "Split":
-        return cls(name, corpus.split(name), corpus.sizes(name), functools.partial(corpus.document_starts, name))
+        starts = functools.partial(corpus.document_starts, name)
+        between = corpus.vocab.eos_id if corpus.kind.has_sentences else None
+        return cls(name, corpus.split(name), corpus.sizes(name), starts, between)
 
 
 def score(
@@ -82,8 +91,9 @@ def score(
     watch = None
     if config.loss_by_position:
         starts = None
-        with contextlib.suppress(DataError):  # there are no documents
-            starts = split.starts()
+        if not deals_sentences(split, config):
+            with contextlib.suppress(DataError):  # there are no documents
+                starts = split.starts()
         watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
     streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
     return row_of_split(
@@ -98,9 +108,19 @@ def score(
     )
 
 
-def streams_of(split: Split, context: Context, config: EvalConfig, ranks: Ranks, *, n_warmup: int) -> list[RowStream]:
+def deals_sentences(split: Split, config: EvalConfig) -> bool:
+    """True if sentences are dealt to the streams one by one, as the 2019 code and Hugging Face's read lm1b."""
+    return split.between_sentences is not None and config.convention in ("original", "huggingface")
+
+
+def streams_of(
+    split: Split, context: Context, config: EvalConfig, ranks: Ranks, *, n_warmup: int
+) -> Sequence[CountedRows]:
     """This process's share of a split; each stream is read with its own memory."""
     lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    if split.between_sentences is not None and deals_sentences(split, config):
+        rows = np.array_split(np.arange(config.batch_size), ranks.world)[ranks.rank]
+        return [SentenceRows(split.ids, eos_id=split.between_sentences, rows=rows.tolist(), **lengths)]
     if config.reset == "document":
         return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
     cut = scoring_stream if config.convention == "txl" else equal_streams

@@ -1,14 +1,16 @@
 """Evaluation protocols: ours, and those of other implementations, which reproduce their published figures.
 
 They differ in what a token sees and in the initial memory. How the text is cut is in the text library: the others drop
-the remainder and never predict the first token of a stream (`txl.data_utils.scoring_stream.equal_streams`).
+the remainder and never predict the first token of a stream (`txl.data_utils.scoring_stream.equal_streams`), and deal
+the sentences of One Billion Word to their streams (`txl.data_utils.sentence_stream.SentenceRows`).
 """
 
 import dataclasses
 
 from torch import Tensor
 
-from txl.config import Context, require
+from txl.config import Context, ModelConfig, require
+from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.reading import Reading, warmup_segments, within
 from txl.memory import Memory
 from txl.model.cuda_graph import with_cuda_graphs
@@ -20,17 +22,21 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
 
     Ours has as many unscored segments before the first scored one as give the result of a single stream, NVIDIA's as
     many as hold mem_len tokens, the others none. NVIDIA's `same_length` shows mem_len + 1 keys (DeepLearningExamples,
-    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len. Raises
-    `UsageError` if the implementation does not support the context.
+    Transformer-XL, mem_transformer.py), including the token itself; the original's and ours shows mem_len. Both ignore
+    clamp_len in attn_type 3. Raises `UsageError` if the implementation does not support the context.
     """
     match convention:
         case "original":
             predictor = OriginalMemory(model) if context.ext_len else with_cuda_graphs(model)
-            return Reading(context, within(context, n_token), 0, predictor)
+            seen = _without_idle_clamp(model.config, context)
+            unlike = not_reproduced(model.config, context, "the 2019 code's")
+            return Reading(context, within(seen, n_token), 0, predictor, unlike=unlike)
         case "nvidia":
             seen = dataclasses.replace(context, mem_len=context.mem_len + 1) if context.same_length else context
+            seen = _without_idle_clamp(model.config, seen)
             n_warmup = -(-context.mem_len // context.tgt_len)
-            return Reading(context, within(seen, n_token), n_warmup, with_cuda_graphs(model))
+            unlike = not_reproduced(model.config, context, "NVIDIA's")
+            return Reading(context, within(seen, n_token), n_warmup, with_cuda_graphs(model), unlike=unlike)
         case "huggingface":
             none = "Hugging Face's model has none; --convention huggingface needs --ext_len 0"
             require(context.ext_len == 0, f"--ext_len {context.ext_len}: {none}")
@@ -38,6 +44,23 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
     seen = within(context, n_token)
     return Reading(context, seen, warmup_segments(model.config.n_layer, seen), with_cuda_graphs(model))
+
+
+def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
+    ignored = config.count_back and ATTN_TYPES.index(config.position) == 3
+    return dataclasses.replace(context, clamp_len=-1) if ignored else context
+
+
+def not_reproduced(config: ModelConfig, context: Context, whose: str) -> str:
+    """Why the figure of another program's code is another one, for weights of that program; empty: it is the same."""
+    if not config.count_back:  # attn_type 0 or 1, or no model of these programs
+        return ""
+    attn_type, reasons = ATTN_TYPES.index(config.position), []
+    if context.mem_len:
+        reasons.append("adds positions to its memory again at each segment")
+    if config.pre_lnorm:
+        reasons.append("takes queries from states that are not normalised")
+    return f"not {whose} figure: its attn_type {attn_type} {' and '.join(reasons)}" if reasons else ""
 
 
 class OriginalMemory:

@@ -67,6 +67,7 @@ class Reading:
         n_warmup: unscored segments before the first scored one.
         predictor: what is scored.
         added: test-time methods in use, for tables; empty for the plain model.
+        unlike: why the program whose convention this is has another figure; empty: it has the same.
     """
 
     asked: Context
@@ -74,6 +75,7 @@ class Reading:
     n_warmup: int
     predictor: Predictor
     added: str = ""
+    unlike: str = ""
 
 
 def within(context: Context, n_token: int) -> Context:

@@ -72,9 +72,10 @@ def rates(rows: Sequence[Row]) -> str:
 
 def print_row(row: Row) -> None:
     """Print one line with the result of a row."""
-    nats, added = row.score.nats_per_token, f" | {row.added}" if row.added else ""
+    nats = row.score.nats_per_token
     lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
-    print_line(f"| {row.split} | {lengths} | loss {nats:5.2f} | ppl {perplexity(nats):9.3f}{added}")
+    cells = [row.split, lengths, f"loss {nats:5.2f}", f"ppl {perplexity(nats):9.3f}", row.added, row.unlike]
+    print_line(f"| {' | '.join(filter(None, cells))}")
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -90,6 +91,9 @@ def print_table(rows: Sequence[Row]) -> None:
     print_line(rates(rows))
     for row in {row.split: row for row in rows if row.note_of_unknown}.values():
         print_line(f"{row.split}: {row.note_of_unknown}")
+    for row in rows:
+        if row.unlike:
+            print_line(f"{row.label}: {row.unlike}")
 
 
 def write_results(path: Path, rows: Sequence[Row], **how: Any) -> None:

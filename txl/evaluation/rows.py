@@ -32,6 +32,7 @@ class Row:
         losses: loss by `position` and by `distance`, see `txl.evaluation.measures.loss_by_position`.
         attention: attention by distance, if measured.
         added: test-time methods in use; empty for the plain model.
+        unlike: as in `Reading`.
     """
 
     split: str
@@ -42,6 +43,7 @@ class Row:
     losses: dict[str, BinnedLoss] = field(default_factory=dict)
     attention: AttentionByDistance | None = None
     added: str = ""
+    unlike: str = ""
 
     @property
     def label(self) -> str:
@@ -71,6 +73,7 @@ class Row:
             **dataclasses.asdict(score),
             "nats_per_token": score.nats_per_token,
             "unknown_share": score.unknown / score.tokens,
+            **({"unlike": self.unlike} if self.unlike else {}),
             **({"note": self.note_of_unknown} if self.note_of_unknown else {}),
             "bits_per_character": score.bits_per_character,
             "bits_per_byte": score.bits_per_byte,
@@ -131,6 +134,7 @@ def row_of_split(
         losses=watch.over(ranks) if watch else {},
         attention=attention,
         added=reading.added,
+        unlike=reading.unlike,
     )
 
 

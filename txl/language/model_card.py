@@ -122,7 +122,8 @@ def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str
             per_byte = "" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
             cells += [f"{row['perplexity']:.2f}", f"{row['word_perplexity']:.2f}", per_byte]
             lines.append(f"| {' | '.join(map(str, cells))} |")
-        notes = dict.fromkeys(f"{row['split']}: {row['note']}." for row in rows if "note" in row)
+        said = [(row["split"], row[name]) for row in rows for name in ("note", "unlike") if name in row]
+        notes = dict.fromkeys(f"{split}: {what}." for split, what in said)
         paragraphs += ["\n".join(dict.fromkeys(lines)), *notes]  # a plain reading is in each file of a method
     return ["## Figures", *paragraphs] if paragraphs else []
 
