@@ -154,13 +154,13 @@ class ModelConfig(Checked):
     reversible: bool = option(
         False, "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs --pre_lnorm"
     )
-    gate: Literal["none", "gru", "output", "highway", "sigmoid_tanh"] = option(
+    gate: Literal["none", "gru", "input", "output", "highway", "sigmoid_tanh"] = option(
         "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
     )
     gate_bias: float = option(
         2.0,
         "what the bias of gates begins at: the larger, the nearer is a layer to one that does nothing",
-        when=("gate",),
+        when=("gate", "gru", "output", "highway", "sigmoid_tanh"),
     )
     activation: Literal["relu", "gelu", "relu2", "silu", "glu", "reglu", "geglu", "swiglu"] = option(
         "relu", "activation of the feed-forward net; relu2: squared; those with glu: gated, with 2 d_inner columns"

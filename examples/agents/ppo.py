@@ -38,7 +38,7 @@ class PPOConfig(Checked):
     mem_len: int = option(64, "steps that an agent sees, the present one included; 1: no memory", **SIZE)
     n_layer: int = option(2, "layers", **SIZE)
     d_model: int = option(64, "size of the hidden states", **SIZE)
-    gate: str = option("gru", "gate of the layers: gru, output, highway, sigmoid_tanh or none")
+    gate: str = option("gru", "gate of the layers: gru, input, output, highway, sigmoid_tanh or none")
     n_env: int = option(32, "environments side by side", **SIZE)
     n_step: int = option(32, "steps of each environment between two updates", **SIZE)
     n_update: int = option(200, "updates", **SIZE)

@@ -17,13 +17,15 @@ def row(matrix: Tensor, x_D: list[Tensor], i: int) -> Tensor:
     return sum((matrix[i, j] * x_D[j] for j in range(D)), torch.zeros((), dtype=matrix.dtype))
 
 
-def by_loop(name: str, w: list[Tensor], b: Tensor, x: list[Tensor], y: list[Tensor]) -> Tensor:
+def by_loop(name: str, w: list[Tensor], b: Tensor | None, x: list[Tensor], y: list[Tensor]) -> Tensor:
     """g(x, y) of a token. Matrices in this order: those of r, z and h times y, then those times x."""
     out, reset = [], []
     if name == "gru":
         reset = [torch.sigmoid(row(w[0], y, i) + row(w[3], x, i)) * x[i] for i in range(D)]
     for i in range(D):
-        if name == "output":
+        if name == "input":
+            out.append(torch.sigmoid(row(w[0], x, i)) * x[i] + y[i])
+        elif name == "output":
             out.append(x[i] + torch.sigmoid(row(w[0], x, i) - b[i]) * y[i])
         elif name == "highway":
             share = torch.sigmoid(row(w[0], x, i) + b[i])
@@ -46,7 +48,7 @@ def test_a_gate_is_its_formula(name: str) -> None:
     after_relu_BTD = y_BTD * (y_BTD > 0)
     w = [part for net in gate.nets for part in net.weight.split(D)]
     by_token = [
-        by_loop(name, w, gate.b_D, [*x], [*y])
+        by_loop(name, w, getattr(gate, "b_D", None), [*x], [*y])
         for x, y in zip(x_BTD.view(-1, D), after_relu_BTD.view(-1, D), strict=True)
     ]
     sources = [x_BTD, y_BTD, *gate.parameters()]

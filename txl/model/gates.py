@@ -11,23 +11,27 @@ from txl.ops.linear import Linear
 class Gate(nn.Module):
     """Joins the stream x before a sub-layer and its output y, (B, T, D) each, to the stream g after it.
 
-    The bias b, (D,), is learned and begins at `gate_bias`: the larger it is, the nearer is g to x in the beginning.
-    A gate brings the paper's identity-map reordering: LayerNorm before the sub-layer only (`pre_lnorm`), ReLU after it.
+    The bias b, (D,), of all but `InputGate` is learned and begins at `gate_bias`: the larger it is, the nearer is g to
+    x in the beginning. A gate brings the paper's identity-map reordering: LayerNorm before the sub-layer only
+    (`pre_lnorm`), ReLU after it.
     """
 
     matrices: tuple[int, ...]
     """Of each product, how many (D, D) matrices stand below each other in it."""
+    is_biased = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         d_model = config.d_model
         self.nets = nn.ModuleList(Linear(d_model, n * d_model, bias=False) for n in self.matrices)
         self.initial = config.gate_bias
-        self.b_D = nn.Parameter(torch.full((d_model,), self.initial))
+        if self.is_biased:
+            self.b_D = nn.Parameter(torch.full((d_model,), self.initial))
 
     def reset_parameters(self) -> None:
         """b as it begins. Matrices are initialised as those of the layers."""
-        nn.init.constant_(self.b_D, self.initial)
+        if self.is_biased:
+            nn.init.constant_(self.b_D, self.initial)
 
     def forward(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         """The stream after the sub-layer, (B, T, D), in the dtype of x."""
@@ -36,6 +40,20 @@ class Gate(nn.Module):
     def joined(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         """g(x, y), the formula of the gate."""
         raise NotImplementedError
+
+
+class InputGate(Gate):
+    """g = sigmoid(W x) * x + y
+
+    The paper gives it no bias: the stream begins at half of itself at each gate.
+    """
+
+    matrices = (1,)
+    is_biased = False
+
+    def joined(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+        (w,) = self.nets
+        return torch.sigmoid(w(x_BTD)) * x_BTD + y_BTD
 
 
 class OutputGate(Gate):
@@ -87,6 +105,7 @@ class GRUGate(Gate):
 
 GATES: dict[str, type[Gate]] = {
     "gru": GRUGate,
+    "input": InputGate,
     "output": OutputGate,
     "highway": HighwayGate,
     "sigmoid_tanh": SigmoidTanhGate,
