@@ -171,10 +171,15 @@ def main(argv: Sequence[str]) -> None:
     print("\n".join(table(record["rows"], config.gaps)))
 
 
-def spread(rows: list[dict[str, Any]], name: str, gap: int) -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
+def spread(rows: list[dict[str, Any]], name: str, gap: int) -> tuple[float, float | None]:
+    """Mean and standard deviation over seeds; None: there is one seed."""
     shares = [row["recall"][str(gap)] for row in rows if row["memory"] == name]
-    return mean(shares), stdev(shares) if len(shares) > 1 else 0.0
+    return mean(shares), stdev(shares) if len(shares) > 1 else None
+
+
+def in_percent(share: float, deviation: float | None) -> str:
+    """A share with its standard deviation, if it has one."""
+    return f"{100 * share:.0f}" if deviation is None else f"{100 * share:.0f} ± {100 * deviation:.0f}"
 
 
 def names_in(rows: list[dict[str, Any]]) -> list[str]:
@@ -187,7 +192,7 @@ def table(rows: list[dict[str, Any]], gaps: Sequence[int]) -> list[str]:
     lines = [f"| memory | {' | '.join(f'{gap:,}' for gap in gaps)} | KiB a row at {gaps[-1]:,} |"]
     lines.append("|---" * (len(gaps) + 2) + "|")
     for name in names_in(rows):
-        cells = [f"{100 * at:.0f} ± {100 * by:.0f}" for at, by in (spread(rows, name, gap) for gap in gaps)]
+        cells = [in_percent(*spread(rows, name, gap)) for gap in gaps]
         kib = mean(row["kib"][str(gaps[-1])] for row in rows if row["memory"] == name)
         lines.append(f"| `{name}` | {' | '.join(cells)} | {kib:,.0f} |")
     return lines
@@ -200,7 +205,9 @@ def draw(rows: list[dict[str, Any]], gaps: Sequence[int], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     for i, name in enumerate(names_in(rows)):
-        at, by = (torch.tensor(x) for x in zip(*(spread(rows, name, gap) for gap in gaps), strict=True))
+        spreads = [spread(rows, name, gap) for gap in gaps]
+        at = torch.tensor([share for share, _ in spreads])
+        by = torch.tensor([deviation or 0.0 for _, deviation in spreads])
         axes.plot(gaps, at, marker="os^vD<>P"[i % 8], markersize=4, label=name)
         axes.fill_between(gaps, (at - by).clamp(min=0), (at + by).clamp(max=1), alpha=0.15)
     axes.axhline(1 / N_VALUE, color="grey", linestyle=":", label="chance")

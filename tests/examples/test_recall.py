@@ -59,6 +59,14 @@ def test_a_run_is_gone_on_with_and_drawn(tmp_path: Path, capsys: pytest.CaptureF
             example.main([*flags, *change.split()])
 
 
+def test_a_spread_is_told_of_several_seeds_only() -> None:
+    rows = [
+        {"memory": memory, "seed": seed, "recall": {"8": share}, "kib": {"8": 1.0}}
+        for memory, seed, share in (("none", 1, 0.25), ("fifo", 1, 0.5), ("fifo", 2, 0.7))
+    ]
+    assert example.table(rows, [8])[2:] == ["| `none` | 25 | 1 |", "| `fifo` | 60 ± 14 | 1 |"]
+
+
 def test_what_is_in_the_segment_is_learnt(tmp_path: Path) -> None:
     """Without a memory, where the gap is short."""
     torch.manual_seed(0)

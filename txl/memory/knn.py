@@ -29,6 +29,8 @@ class Knn(BesideAttention):
     Differs from the paper, which names no temperature for its normalised keys: exp(s) is learned, one per head, from 10
     on; only what has left the window is looked up, so no token is seen twice. The search is exact (faiss compares in
     float32).
+    Differs from the authors' code (google-research/meliad, `normalize_keys`), which normalises queries and keys of
+    local attention too, in every layer, with a learned scale for each head: here local attention is Transformer-XL's.
     Documents: keys of other documents are never found.
     """
 

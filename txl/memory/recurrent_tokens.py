@@ -22,6 +22,8 @@ class RecurrentTokens(MemoryRule):
     see what is before them, so a segment does not see what is written.
     Differs from the paper, which reads segments of one length: here a segment of any length writes, also one of a
     single token, as in generation.
+    Differs from the authors' code (booydar/LM-RMT, mem_transformer.py), where the tokens m that are read see each other
+    both ways, and so do those that are written: here they see only what is before them.
     Gradients flow through m from part to part of a step.
     """
 

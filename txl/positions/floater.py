@@ -25,8 +25,9 @@ class Floater(PositionEncoding):
     sinusoids (sec. 3.3). Solved with torchdiffeq's fourth-order Runge-Kutta, one step per token, so more text does not
     change earlier positions.
     Differs from the paper: values carry no positions, so that hidden states can be remembered (there they do, sec.
-    3.3); blocks share z(0) as well as f; gradients go through the solver's steps instead of an adjoint equation; f is a
-    full-width network, in the paper's code (xuanqing94/FLOATER) a convolutional one.
+    3.3); blocks share z(0) as well as f; gradients go through the solver's steps instead of an adjoint equation.
+    Differs from the authors' code (xuanqing94/FLOATER, `flow_func_linear`): f has a tanh between its two full-width
+    maps, there a ReLU, and only the first of ours is given the time.
     Shared by all layers: f and z(0), unless `untie_r`; then each layer solves its own equation.
     Works with: softmax, performer, lsh.
     Cost: S steps of four evaluations of f, one after another; torchdiffeq waits for a GPU at each.
