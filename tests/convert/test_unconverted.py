@@ -83,3 +83,27 @@ def test_what_the_2019_code_computes_otherwise_is_said_on_the_line_of_the_figure
     (line,) = [line for line in result["out"].splitlines() if line.startswith("| test") and said in line]
     assert "mem_len     8" in line
     assert [row.get("unlike") for row in result["rows"]] == [None, said]
+
+
+@pytest.mark.parametrize("kind", ["original", "nvidia"])
+@pytest.mark.parametrize("name", ["xl_no_mem", "attn1"])
+def test_a_model_trained_without_a_memory_is_read_with_one(here: Here, kind: str, name: str) -> None:
+    """Its file says mem_len 0, which same_length cannot be laid over alone."""
+    golden = Golden(name)
+    model, whole = golden.model()[0].float(), golden.config["model"]
+    settings = whole | {"tgt_len": whole["tgt_len"] + whole["mem_len"], "mem_len": 0}
+    words = [*WORDS[:2], *(f"w{i}" for i in range(settings["n_token"] - 2))]
+    Path("source").mkdir()
+    if kind == "original":
+        save_original(Path("source/model.pt"), to_kimiyoung(model), settings)
+        write_words(Path("source"), words)
+    else:
+        save_nvidia(Path("source/checkpoint_best.pt"), model, settings, words)
+    shutil.copy("words/test.txt", "text.txt")
+    Path("words/train.txt").unlink()
+    lengths = "--dataset text --tgt_len 4 --mem_len 30 --same_length"
+    for line in (f"eval --data words --split test {lengths}", f"score text.txt {lengths}"):
+        row = here.row(f"{line} --work_dir source")
+        assert (row["tgt_len"], row["mem_len"], row["same_length"]) == (4, 30, True)
+    said = here.refused("eval --work_dir source --data words --dataset text --same_length")
+    assert "--same_length needs --mem_len > 0" in said
