@@ -184,7 +184,8 @@ class Plateau:
     """The factor of schedule dev_perf, multiplied by decay_rate when the validation loss stops improving.
 
     Like torch's ReduceLROnPlateau with its defaults, which the original uses: improvements below 1e-4 of the loss do
-    not count. The rate never falls below lr_min.
+    not count. The rate never falls below lr_min. Differs: a reduction during the warmup stays, where the original's
+    next update sets the rate anew, and those by less than 1e-8 are made.
     """
 
     def __init__(self, config: TrainConfig) -> None:
