@@ -117,6 +117,21 @@ def test_div_val_without_clusters_is_read_and_written(
         require_weights_of(converted.model, model)
 
 
+@pytest.mark.parametrize("tie_projs", [(), (False,), (False, True)])
+def test_clusters_that_tie_projs_does_not_name_are_not_tied(tie_projs: tuple[bool, ...], tmp_path: Path) -> None:
+    """The default of the 2019 constructor names one."""
+    sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 4}
+    shape = ModelConfig(**sizes, adaptive=True, cutoffs=(3, 5), div_val=2, tie_projs=tie_projs)
+    model = TransformerXL(shape).eval()
+    write_original(TrainedModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path)
+    all_three = (*tie_projs, *[False] * (3 - len(tie_projs)))
+    assert convert(tmp_path).model.config.tie_projs == all_three
+    arguments = arguments_for_kimiyoung(model, Context())
+    assert arguments["tie_projs"] == list(all_three)
+    again, _ = from_kimiyoung(to_kimiyoung(model), arguments | {"tie_projs": list(tie_projs)})
+    require_weights_of(again, model)
+
+
 def test_weights_without_their_model_and_compiled_models_are_named(tmp_path: Path) -> None:
     state = {f"module._orig_mod.{name}": tensor for name, tensor in to_kimiyoung(Golden("xl").model()[0]).items()}
     for content in (state, {"state_dict": state, "epoch": 3}):

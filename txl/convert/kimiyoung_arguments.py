@@ -1,7 +1,7 @@
 """Constructor arguments of a model of kimiyoung/transformer-xl, from what is given and what its weights show."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ def constructor_arguments(state: Mapping[str, Tensor], given: Mapping[str, Any])
     for name, value in _shown(state, arguments).items():
         if (said := arguments.get(name)) is not None:
             said = list(said) if isinstance(value, list) else said
+            said = _of_each_cluster(said, len(value)) if name == "tie_projs" else said
             require(said == value, f"{name}: {said} is given, but the weights are those of {name} {value}")
         arguments[name] = value
     given_norm = arguments.get("pre_lnorm") is not None
@@ -158,9 +159,14 @@ def _cutoffs(state: Mapping[str, Tensor], given: Mapping[str, Any], sizes: list[
     return said
 
 
+def _of_each_cluster(is_tied: Sequence[Any], n_cluster: int) -> list[bool]:
+    """tie_projs of so many clusters: there it may name fewer, of which the others are not tied, as by default."""
+    named = [bool(tied) for tied in is_tied[:n_cluster]]
+    return named + [False] * (n_cluster - len(named))
+
+
 def _tie_projs(state: Mapping[str, Tensor], given: Mapping[str, Any], n_cluster: int, *, div_val: int) -> list[bool]:
-    said = [bool(tied) for tied in given.get("tie_projs") or ()][:n_cluster]
-    said += [False] * (n_cluster - len(said))
+    said = _of_each_cluster(given.get("tie_projs") or (), n_cluster)
     if "word_emb.emb_projs.0" not in state:
         return said  # there are none
     is_tied = []
