@@ -204,12 +204,14 @@ NVIDIA = [
     (Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=3), 7),
     (Context(tgt_len=3, mem_len=6, same_length=True), 7),
     (Context(tgt_len=4, mem_len=5, ext_len=3), 7),
+    (Context(tgt_len=4, mem_len=2, ext_len=3), 7),
 ]
 
 
 @pytest.mark.parametrize(("context", "batch_size"), NVIDIA, ids=str)
 def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ceil(mem_len / tgt_len) segments of the stream before, the last one's before the first, warm the memory up."""
+    """ceil(mem_len / tgt_len) segments of the stream before, the last one's before the first, warm the memory up. It is
+    cut with its two lengths exchanged, as the original's."""
     model = build("pre_lnorm_adaptive", n_layer=2)
     ours = score("nvidia", model, context, batch_size)
 
@@ -227,9 +229,12 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
     warmup = -(-context.mem_len // context.tgt_len) * context.tgt_len
     data = torch.cat([data.roll((warmup, 1), (0, 1))[:warmup], data])
     memory, weighted = None, []
-    plain = dataclasses.replace(context, same_length=False)
+    everything = dataclasses.replace(KEEP_ALL, clamp_len=context.clamp_len)
     for i, input_BT, target_BT in batches(data, context):
-        nll_BT, memory = model.nll(input_BT, target_BT, memory, plain)
+        mlen, qlen = (memory.layers[0].shape[1] if memory else 0), input_BT.shape[1]
+        nll_BT, seen = model.nll(input_BT, target_BT, memory, everything)
+        end = qlen + max(0, mlen - context.ext_len)
+        memory = Memory(tuple(layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers))
         if i >= warmup:
             weighted.append((target_BT.shape[1], nll_BT.mean().item()))
     assert ours.tokens == batch_size * (len(IDS) // batch_size - 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
 from txl.convert.kimiyoung_names import ATTN_TYPES
-from txl.evaluation.reading import Reading, warmup_segments, within
+from txl.evaluation.reading import Predictor, Reading, warmup_segments, within
 from txl.memory import Memory
 from txl.model.cuda_graph import with_cuda_graphs
 from txl.model.transformer import AnyMemory, TransformerXL
@@ -27,16 +27,15 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
     """
     match convention:
         case "original":
-            predictor = OriginalMemory(model) if context.ext_len else with_cuda_graphs(model)
             seen = _without_idle_clamp(model.config, context)
             unlike = not_reproduced(model.config, context, "the 2019 code's")
-            return Reading(context, within(seen, n_token), 0, predictor, unlike=unlike)
+            return Reading(context, within(seen, n_token), 0, _as_the_original(model, context), unlike=unlike)
         case "nvidia":
             seen = dataclasses.replace(context, mem_len=context.mem_len + 1) if context.same_length else context
             seen = _without_idle_clamp(model.config, seen)
             n_warmup = -(-context.mem_len // context.tgt_len)
             unlike = not_reproduced(model.config, context, "NVIDIA's")
-            return Reading(context, within(seen, n_token), n_warmup, with_cuda_graphs(model), unlike=unlike)
+            return Reading(context, within(seen, n_token), n_warmup, _as_the_original(model, context), unlike=unlike)
         case "huggingface":
             none = "Hugging Face's model has none; --convention huggingface needs --ext_len 0"
             require(context.ext_len == 0, f"--ext_len {context.ext_len}: {none}")
@@ -44,6 +43,11 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
     seen = within(context, n_token)
     return Reading(context, seen, warmup_segments(model.config.n_layer, seen), with_cuda_graphs(model))
+
+
+def _as_the_original(model: TransformerXL, context: Context) -> Predictor:
+    """A model with the memory of the original and of NVIDIA's; without ext_len it is ours."""
+    return OriginalMemory(model) if context.ext_len else with_cuda_graphs(model)
 
 
 def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
@@ -64,7 +68,8 @@ def not_reproduced(config: ModelConfig, context: Context, whose: str) -> str:
 
 
 class OriginalMemory:
-    """A model whose memory is updated as in kimiyoung/transformer-xl, where two swapped arguments matter.
+    """A model whose memory is updated as in kimiyoung/transformer-xl and in NVIDIA's code, where two swapped arguments
+    matter.
 
     There `_update_mems(hids, mems, qlen, mlen)` is called with (mlen, qlen), and keeps tokens up to
     qlen + max(0, mlen - ext_len) instead of mlen + max(0, qlen - ext_len): a memory shorter than ext_len holds tokens
