@@ -100,7 +100,8 @@ def step_peak(way: str, n_layer: int, *, n_token: int = 512) -> int:
     torch.manual_seed(0)
     shape = {"n_token": 1000, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 512, "pre_lnorm": True}
     model = TransformerXL(ModelConfig(n_layer=n_layer, reversible=way == "reversible", **shape)).to(DEVICE)
-    model.recompute = way == "recompute"
+    for layer in model.layers:
+        layer.recompute = way == "recompute"
     ids = torch.randint(0, 1000, (4, n_token + 1))
 
     def step() -> None:

@@ -20,7 +20,12 @@ from benchmarks.attention import in_turn
 from benchmarks.peers import positive, say_machine, write_as_found
 from txl import Context, Memory, ModelConfig, TransformerXL
 from txl.config import build
-from txl.memory import MEMORIES, KeyValue, KeyValueMemory, full_states
+from txl.inference.frozen import Frozen, fresh_memory
+from txl.inference.key_value import KeyValue
+from txl.inference.key_values import KeyValueMemory
+from txl.memory import full_memory
+from txl.model.streams import of_named
+from txl.registry import MEMORIES
 
 SIZES: dict[str, Any] = {"n_token": 1000, "n_layer": 2, "n_head": 4, "d_head": 32, "d_model": 128, "d_inner": 256}
 WINDOW, RATE, ENDLESS = 64, 4, 2**30
@@ -41,7 +46,7 @@ def settings(name: str, n_read: int) -> dict[str, Any]:
 
 def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyValueMemory:
     """The memory after so many tokens, of random values."""
-    memory, n_head, d_head = model.fresh_memory(1), model.config.n_head, model.config.d_head
+    memory, n_head, d_head = fresh_memory(model, 1), model.config.n_head, model.config.d_head
     if isinstance(memory, KeyValueMemory):
         empty = KeyValue.empty(1, n_head, d_head, like=torch.empty(0))
         k_BNMH, v_BNMH = torch.randn(2, 1, n_head, context.mem_len, d_head)
@@ -50,7 +55,7 @@ def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyV
             "span": torch.full((1, context.mem_len), float(ENDLESS)),
         }
         states = [
-            empty.appended(k_BNMH, v_BNMH).with_more({name: of_rule[name] for name in layer.more})
+            empty.appended(k_BNMH, v_BNMH).with_extra({name: of_rule[name] for name in layer.extra})
             for layer in memory.layers
         ]
         return memory.of(states)
@@ -58,17 +63,15 @@ def filled(model: TransformerXL, context: Context, n_read: int) -> Memory | KeyV
         "n_own": lambda x: torch.full_like(x, context.lookup_len),
         "norm": lambda x: torch.rand_like(x) * n_read,
     }
-    named = Memory.of(full_states(model.config, context, 1, like=torch.empty(0))).named()
-    return Memory.of_named(
-        {name: of_name.get(name.partition(".")[2], torch.randn_like)(x) for name, x in named.items()}
-    )
+    named = full_memory(model.config, context, 1, like=torch.empty(0)).named()
+    return of_named({name: of_name.get(name.partition(".")[2], torch.randn_like)(x) for name, x in named.items()})
 
 
 def held_bytes(memory: Memory | KeyValueMemory) -> int:
     """Of what is remembered, without spare room."""
     if isinstance(memory, Memory):
         return sum(x.numel() * x.element_size() for x in memory.named().values())
-    tensors = [x for layer in memory.layers for x in (layer.k_BNMH, layer.v_BNMH, *layer.more.values())]
+    tensors = [x for layer in memory.layers for x in (layer.k_BNMH, layer.v_BNMH, *layer.extra.values())]
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
@@ -77,13 +80,13 @@ def reader(name: str, n_read: int, n_new: int) -> tuple[Callable[[], object], in
     torch.manual_seed(0)
     asked = settings(name, n_read)
     model = TransformerXL(build(ModelConfig, asked, **SIZES)).eval()
-    context = build(Context, asked)
+    context, frozen = build(Context, asked), Frozen(model)
     state = {"memory": filled(model, context, n_read)}
     token_BT = torch.randint(0, SIZES["n_token"], (1, n_new))
 
     @torch.inference_mode()
     def read() -> None:
-        state["memory"] = model(token_BT, state["memory"], context).memory  # type: ignore[assignment]
+        _, state["memory"] = frozen(token_BT, state["memory"], context)
 
     read()
     return read, held_bytes(state["memory"])

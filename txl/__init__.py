@@ -5,10 +5,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from txl.agents import AgentMemory, MemoryTransformer
     from txl.config import Context, ModelConfig
     from txl.language.model import LanguageModel, load
-    from txl.memory import Memory, Span
-    from txl.model.memory_transformer import AgentMemory, MemoryTransformer
+    from txl.model.memory import Memory
+    from txl.model.span import Span
     from txl.model.transformer import TransformerXL
 
 __version__ = "0.2.0"
@@ -29,10 +30,10 @@ _HOMES = {
     "LanguageModel": "language.model",
     "Context": "config",
     "ModelConfig": "config",
-    "Memory": "memory",
-    "Span": "memory",
-    "AgentMemory": "model.memory_transformer",
-    "MemoryTransformer": "model.memory_transformer",
+    "Memory": "model.memory",
+    "Span": "model.span",
+    "AgentMemory": "agents",
+    "MemoryTransformer": "agents",
 }
 
 

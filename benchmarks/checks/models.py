@@ -1,7 +1,6 @@
 """Checks of whole models: compiled, CUDA graphs, reversible, without synchronisation, and against a CPU."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,9 +12,11 @@ from benchmarks.shapes import TRAINING, Shape
 from benchmarks.workers import serve
 from benchmarks.workers.serve import segments
 from benchmarks.workers.txl import config_of, context_of, model_of, state_of
+from txl.inference.cuda_graph import CudaGraphModel
+from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast, dtype_for
-from txl.model.cuda_graph import CudaGraphModel
 from txl.model.transformer import TransformerXL
+from txl.stacks.reversible import plain_streams
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
@@ -105,8 +106,8 @@ def graphed_errors(shape: Shape, *, narrows: bool = False) -> Errors:
         model.to(getattr(torch, shape.dtype))
     graphed = CudaGraphModel(model, record=(lambda work: work) if shape.device == "cpu" else None)
     results = []
-    for predictor in (model, graphed):
-        text, memory, nats = segments(shape), model.fresh_memory(shape.batch_size), []
+    for predictor in (Frozen(model), graphed):
+        text, memory, nats = segments(shape), predictor.fresh_memory(shape.batch_size), []
         with autocast(model.device, dtype_for(model, shape.dtype if narrows else "float32")):
             for _ in range(6):
                 nll_BT, memory = predictor.nll(*next(text), memory, context_of(shape))
@@ -121,21 +122,9 @@ def reversible_errors(shape: Shape) -> Errors:
     """A reversible model with dropout, against the same one with stored activations."""
     model = varied(shape, reversible=True, pre_lnorm=True).to(shape.device)
     found = loss_and_gradients(model, shape)
-    with mock.patch("txl.model.body.reversible_layers", _keeping):
+    with mock.patch("txl.stacks.reversible.reversible_layers", plain_streams):
         expected = loss_and_gradients(model, shape)
     return {name: error(found[name], expected[name]) for name in expected}
-
-
-def _keeping(
-    layers: Sequence[Any], x1_BTD: Tensor, x2_BTD: Tensor, memory: Sequence[Tensor], feats: Any, span: Any, keep: Any
-) -> tuple[Tensor, Tensor]:
-    """`txl.model.reversible.reversible_layers` by autograd alone."""
-    for layer, mem_BMD in zip(layers, memory, strict=True):
-        read_BTD = x2_BTD
-        x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
-        x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
-        keep(read_BTD.detach(), x2_BTD.detach())
-    return x1_BTD, x2_BTD
 
 
 def beside_cpu_errors(shape: Shape, **changes: Any) -> Errors:
@@ -155,10 +144,11 @@ def hidden_errors(shape: Shape, **changes: Any) -> Errors:
     results = []
     for device, dtype in (("cpu", torch.float32), (shape.device, getattr(torch, shape.dtype))):
         model = varied(shape, **changes).to(device, dtype).eval()
-        text, memory = segments(shape), model.fresh_memory(shape.batch_size)
+        reader = Frozen(model)
+        text, memory = segments(shape), reader.fresh_memory(shape.batch_size)
         hiddens = []
         for _ in range(2):
-            hidden_BTD, memory = model(next(text)[0], memory, context_of(shape))
+            hidden_BTD, memory = reader(next(text)[0], memory, context_of(shape))
             hiddens.append(hidden_BTD.cpu())
         results.append(hiddens)
     expected, found = results

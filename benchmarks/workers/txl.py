@@ -1,6 +1,5 @@
 """Ours, through the code of train.py, eval.py and generate.py."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 
@@ -9,10 +8,13 @@ import torch
 from benchmarks.shapes import Shape
 from benchmarks.workers.serve import autocast, segments, serve_models, word_shares
 from txl import Context, ModelConfig, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.evaluation.score import scored
 from txl.generation.sampling import generate
-from txl.memory import KeyValue, KeyValueMemory
-from txl.model.half import cast_weights, pack_weights
+from txl.inference import frozen, reader
+from txl.inference.half import cast_weights, pack_weights
+from txl.inference.key_value import KeyValue
+from txl.inference.key_values import KeyValueMemory
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -41,7 +43,7 @@ def model_of(shape: Shape) -> TransformerXL:
     model = TransformerXL(config_of(shape), dropout=shape.dropout, dropatt=shape.dropatt)
     init_weights(model, TrainConfig())
     model.to(shape.device)
-    model.use_attention(shape.attn_impl)
+    use_attention(model, shape.attn_impl)
     return model
 
 
@@ -57,18 +59,18 @@ def reading_model(shape: Shape) -> TransformerXL:
             model.softmax.cluster_bias.copy_((share_C[1:] / share_C[0] * shape.cutoffs[0]).log())
     cast_weights(model.eval(), getattr(torch, shape.dtype))  # as eval.py and generate.py load it
     pack_weights(model)
-    fresh_memory = model.fresh_memory
+    fresh_memory = frozen.fresh_memory
 
-    def full_memory(batch_size: int) -> KeyValueMemory:
-        memory = fresh_memory(batch_size)
+    def full_memory(of: TransformerXL, batch_size: int) -> KeyValueMemory:
+        memory = fresh_memory(of, batch_size)
         room = (batch_size, shape.n_head, shape.mem_len, shape.d_head)
         like = torch.empty(0, dtype=getattr(torch, shape.dtype), device=shape.device)
         layers = (
             KeyValue(like.new_empty(2, *room).normal_(), 0, shape.mem_len, [shape.mem_len]) for _ in memory.layers
         )
-        return dataclasses.replace(memory, layers=tuple(layers))
+        return memory.of([*layers])
 
-    model.fresh_memory = full_memory
+    frozen.fresh_memory = reader.fresh_memory = full_memory
     return model
 
 

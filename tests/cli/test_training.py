@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import txl
 from tests.cli.conftest import Here, Trained, config_of, pointed, records, train_here
-from txl import TransformerXL
 from txl.commands.settings import with_batch_size
 from txl.runtime.distributed import Ranks
 from txl.training import loop
@@ -125,9 +124,9 @@ def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: p
         "--init_range 0.2 --proj_init_std 0.3 --tf32 --recompute --div_val 2 --cutoffs 10 30 --min_freq 1 "
         "--max_size 50 --attn_keep_mib 8 --shard --async_save"
     )
-    budgets, use = [], TransformerXL.use_attention
-    spy = lambda model, impl, *, keep_mib=32: budgets.append(keep_mib) or use(model, impl, keep_mib=keep_mib)  # noqa: E731
-    monkeypatch.setattr(TransformerXL, "use_attention", spy)
+    budgets = []
+    spy = lambda model, impl, *, keep_mib: budgets.append(keep_mib)  # noqa: E731
+    monkeypatch.setattr("txl.commands.train.use_attention", spy)
     out = here(f"train --init_std 0.02 {flags} --max_step 2").out  # its default: it is not read with --init uniform
     assert budgets == [8]
     assert "| --shard: one process has nothing to share out" in out

@@ -49,8 +49,8 @@ def compare(
     state: State = rule.empty(ModelConfig(n_head=N, d_head=H, d_model=D, **settings), B, like=segments[0])
     found, left, before = [], [], segments[0][:, :0]
     for segment_BTD, q_BNTH in zip(segments, qs, strict=True):
-        span = Span.of(context, n_mem=state.length, n_new=T)
-        found.append(rule.beside(state.more, span, q_BNTH, torch.ones_like(q_BNTH)))
+        span = Span.of(context, n_mem=rule.n_kept(state), n_new=T)
+        found.append(rule.beside(state.extra, span, q_BNTH, torch.ones_like(q_BNTH)))
         state = rule.kept(state, segment_BTD, span, context, layer)
         whole = torch.cat([before, segment_BTD], dim=1)
         left.append(whole[:, : whole.shape[1] - M])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
+from txl.memory import n_kept_at_most
 
 CONTEXT = Context(tgt_len=5, mem_len=3, compressed_len=3)
 RATE = 2
@@ -91,14 +92,13 @@ def by_the_book(layer: Any, segments: list[Tensor]) -> tuple[list[list[list[Tens
 def observed(model: TransformerXL, token_BT: Tensor) -> tuple[list[list[tuple[Tensor, Tensor]]], list[Any]]:
     """Per segment what each layer read: the segment and what stood before it; and the loss of each segment."""
     seen: list[tuple[Tensor, Tensor]] = []
-    hooks = [layer.register_forward_hook(lambda _, args, out: seen.append(args[:2])) for layer in model.layers]
+    for layer in model.layers:
+        layer.attend = lambda *args, plain=layer.attend: seen.append(args[:2]) or plain(*args)
     memory, losses, reads = None, [], []
     for segment_BT in token_BT.split(CUT, dim=1):
         memory = model(segment_BT, memory, CONTEXT).memory
         losses.append(memory.loss)
         reads.append(seen[-len(model.layers) :])
-    for hook in hooks:
-        hook.remove()
     return reads, losses
 
 
@@ -124,7 +124,7 @@ def test_what_is_read_and_the_loss_is_the_formula(shape: str, settings: dict[str
                     torch.testing.assert_close(found_D, state_D.detach(), rtol=1e-11, atol=1e-12)
         expected = [one + other for one, other in zip(expected, own, strict=True)]
     longest = max(segment[0][1].shape[1] for segment in reads)
-    assert longest == model.layers[0].memory.length(CONTEXT, model.config) == 3 + RATE - 1 + 3
+    assert longest == n_kept_at_most(model.config, CONTEXT) == 3 + RATE - 1 + 3
     if model.layers[0].memory.conv is None:
         assert losses == [None] * len(reads)
         return

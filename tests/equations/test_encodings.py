@@ -8,6 +8,7 @@ import torch
 from tests.equations import loops
 from tests.equations.loops import D, H, N, layer_by_loop
 from txl import ModelConfig, Span, TransformerXL
+from txl.attention_rules.paths import use_attention
 
 EQUATIONS: list[tuple[str, dict[str, Any]]] = [  # the encoding, and settings of the model
     ("none", {}),
@@ -52,7 +53,7 @@ def test_a_layer_is_the_formula(position: str, settings: dict[str, Any]) -> None
     shape |= settings
     impl = shape.pop("attn_impl", "auto")
     model = TransformerXL(ModelConfig(**shape)).double()
-    model.use_attention(impl)
+    use_attention(model, impl)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.7)
@@ -64,7 +65,7 @@ def test_a_layer_is_the_formula(position: str, settings: dict[str, Any]) -> None
         x_SD = torch.randn(span.n_key, D, dtype=torch.float64, requires_grad=True)
         for layer in model.layers:
             feats = pos.prepare(span, like=x_SD)
-            ours = layer(x_SD[None, span.n_mem :], x_SD[None, : span.n_mem], feats, span)[0]
+            ours = layer.attend(x_SD[None, span.n_mem :], x_SD[None, : span.n_mem], feats, span)[0]
             formula = getattr(loops, position)(model.config, layer.attn.pos, span)
             theirs = layer_by_loop(layer, x_SD, span, formula)
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from tests.equations import loops
 from tests.equations.loops import D, H, N, layer_by_loop
-from txl import Context, ModelConfig, Span, TransformerXL
+from txl import Context, ModelConfig, TransformerXL
+from txl.model.memory import Reading
+from txl.model.span import Span
 
 B, SIZES = 2, [3, 4, 1, 1, 1, 4]
 LONGEST, RAMP, ALPHA, MEM_LEN = 8, 2, 0.3, 4
@@ -66,17 +68,17 @@ def test_a_layer_is_the_formula(position: str, seeded: None) -> None:
     segments = [torch.randn(B, n, D).double().requires_grad_() for n in SIZES]
     state, outs, states = rule.empty(model.config, B, like=segments[0]), [], []
     for h_BTD in segments:
-        span = rule.span(state, context, n_new=h_BTD.shape[1])
-        out_BTD, state = rule.through(layer, h_BTD, state, h_BTD[:0], span, context, lambda of, *inputs: of(*inputs))
+        span = Span.of(context, n_mem=rule.n_kept(state), n_new=h_BTD.shape[1])
+        out_BTD, state = layer(h_BTD, state, Reading(context, span, layer.attn.pos, like=h_BTD))
         outs.append(out_BTD)
         states.append(state)
     books, losses, kept = by_the_book(model.config, layer, segments)
     for state, loss, rows, now in zip(states, losses, kept, accumulate(SIZES), strict=True):
         torch.testing.assert_close(state.loss, loss, rtol=1e-12, atol=0)
-        assert state.length == max(map(len, rows))
+        assert rule.n_kept(state) == max(map(len, rows))
         for b, row in enumerate(rows):
-            zeros = [0] * (state.length - len(row))
-            assert state.more["age"][b].tolist() == [*zeros, *(now - i for _, i in row)]
+            zeros = [0] * (rule.n_kept(state) - len(row))
+            assert state.extra["age"][b].tolist() == [*zeros, *(now - i for _, i in row)]
             for found_D, (h_D, _) in zip(state.hidden_BMD[b, len(zeros) :], row, strict=True):
                 assert torch.equal(found_D, h_D)
     assert len({len(row) for rows in kept for row in rows}) >= 3  # rows differ, shrink, and are cut at mem_len

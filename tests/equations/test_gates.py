@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.model.gates import GATES, Gate
+from txl.stacks.gates import GATES, Gate
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 

@@ -95,5 +95,5 @@ def test_equal_tokens_do_not_overshoot_however_many_leave_at_once(
     state = rule.empty(config, 1, like=x_D)
     for _ in range(100):
         state = rule.kept(state, x_D.expand(1, n_token, 8), Span(0, n_token), context, layer)
-    learned = network([weight[0, 0] for weight in rule.weights(state.more)], k_H)
+    learned = network([weight[0, 0] for weight in rule.weights(state.extra)], k_H)
     assert (learned - v_H).norm() < error * v_H.norm()

@@ -28,6 +28,8 @@ def test_what_is_read_and_written_is_the_formula(seeded: None) -> None:
     assert memory is not None
     of = [begin_MD, segments[0], *(p for name, p in model.named_parameters() if name.startswith("layers.1"))]
     grads, own = (torch.autograd.grad(outs[-1].square().sum(), of) for outs in (found, expected))
-    for ours, theirs in zip([*found, memory.more[0]["tokens"], *grads], [*expected, tokens_BMD, *own], strict=True):
+    for ours, theirs in zip(
+        [*found, memory.states[0].extra["tokens"], *grads], [*expected, tokens_BMD, *own], strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     assert bool(grads[0].any())

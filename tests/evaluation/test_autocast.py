@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from txl import Context, Memory, ModelConfig, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.config import UsageError
 from txl.evaluation.score import evaluate, score_text
 from txl.evaluation.test_time import Mixture
 from txl.evaluation.test_time.neighbour_store import build_store
 from txl.generation.sampling import generate
-from txl.memory import KeyValueMemory
+from txl.inference.cuda_graph import CudaGraphModel
+from txl.inference.frozen import Frozen
+from txl.inference.key_values import KeyValueMemory
 from txl.model.autocast import autocast, dtype_for, require_in_range
-from txl.model.cuda_graph import CudaGraphModel
 from txl.positions import POSITION_ENCODINGS
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
@@ -56,7 +58,7 @@ def test_the_loss_is_nearly_that_of_float32(number: int, sizes: dict[str, object
     impl = str(sizes.get("impl", "auto"))
     model = model_of(**{name: size for name, size in sizes.items() if name != "impl"})
     full = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
-    model.use_attention(impl)
+    use_attention(model, impl)
     for dtype in HALVES if "impl" in sizes else [[*HALVES][number % 2]]:
         with autocast_of(model, dtype):
             half = evaluate(model, SEGMENTS, CONTEXT).nats_per_token
@@ -76,10 +78,11 @@ def test_float32_changes_nothing_and_a_recording_gives_the_same_numbers() -> Non
 @pytest.mark.parametrize(("recurrence", "kind"), [("below", KeyValueMemory), ("same", Memory)])
 def test_keys_and_values_are_kept_in_half_precision_and_hidden_states_are_not(recurrence: str, kind: type) -> None:
     model = model_of(recurrence=recurrence)
-    memory = model.fresh_memory(3)
-    with autocast_of(model, "bfloat16"), torch.no_grad():
+    reader = Frozen(model)
+    memory = reader.fresh_memory(3)
+    with autocast_of(model, "bfloat16"):
         for input_BT, *_ in SEGMENTS[:3]:
-            hidden_BTD, memory = model(input_BT, memory, CONTEXT)
+            hidden_BTD, memory = reader(input_BT, memory, CONTEXT)
     assert isinstance(memory, kind)
     kept = memory.layers[0].k_BNMH if isinstance(memory, KeyValueMemory) else memory.layers[0]
     assert kept.dtype == (torch.bfloat16 if kind is KeyValueMemory else torch.float32)
@@ -145,7 +148,7 @@ class Watching:
 def test_words_seen_before_are_found_in_float32() -> None:
     model, source = model_of(), Watching()
     with autocast_of(model, "bfloat16"):
-        mixed = evaluate(model, SEGMENTS, CONTEXT, predictor=Mixture(model, [source]))
+        mixed = evaluate(model, SEGMENTS, CONTEXT, predictor=Mixture(Frozen(model), [source]))
         # losses of several segments come from other products
         assert mixed.nats == pytest.approx(evaluate(model, SEGMENTS, CONTEXT).nats, rel=1e-3)
     assert source.seen == {torch.float32}

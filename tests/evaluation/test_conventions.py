@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.evaluation.test_eval_path import OneOfMany
 from tests.golden.test_model import Golden
 from tests.laws.conftest import build
-from txl import Context, Memory, TransformerXL
+from txl import Context, TransformerXL
 from txl.commands import scoring
 from txl.convert import from_kimiyoung
 from txl.data_utils.raw_text import DataError
@@ -22,6 +22,7 @@ from txl.data_utils.scoring_stream import equal_streams
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.score import Score, evaluate
+from txl.model.streams import of_hidden
 from txl.positions.base import rel_shift
 
 IDS = np.random.default_rng(0).integers(0, 50, 157)
@@ -77,7 +78,7 @@ def test_original(context: Context, batch_size: int) -> None:
         everything = dataclasses.replace(KEEP_ALL, clamp_len=context.clamp_len)
         nll_BT, seen = model.nll(input_BT, target_BT, memory, everything)
         end = qlen + max(0, mlen - context.ext_len)
-        memory = Memory(tuple(layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers))
+        memory = of_hidden([layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers])
         weighted.append((target_BT.shape[1], nll_BT.mean().item()))
     ours = score("original", model, context, batch_size)
     assert ours.tokens == batch_size * (len(IDS) // batch_size - 1)
@@ -224,7 +225,7 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
         visible = nvidia_mask(n_new, n_key - n_new, context.mem_len, context.same_length)
         return logit.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
-    monkeypatch.setattr("txl.attention_rules.softmax.rel_attention", attend)
+    monkeypatch.setattr("txl.model.attention.rel_attention", attend)
     data = columns_of(batch_size)
     warmup = -(-context.mem_len // context.tgt_len) * context.tgt_len
     data = torch.cat([data.roll((warmup, 1), (0, 1))[:warmup], data])
@@ -234,7 +235,7 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
         mlen, qlen = (memory.layers[0].shape[1] if memory else 0), input_BT.shape[1]
         nll_BT, seen = model.nll(input_BT, target_BT, memory, everything)
         end = qlen + max(0, mlen - context.ext_len)
-        memory = Memory(tuple(layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers))
+        memory = of_hidden([layer[:, max(0, end - context.mem_len) : end] for layer in seen.layers])
         if i >= warmup:
             weighted.append((target_BT.shape[1], nll_BT.mean().item()))
     assert ours.tokens == batch_size * (len(IDS) // batch_size - 1)
@@ -248,7 +249,7 @@ def test_nvidia(context: Context, batch_size: int, monkeypatch: pytest.MonkeyPat
 def test_huggingface(shape: str, context: Context) -> None:
     """Streams as the original's; the memory begins as mem_len states of zeros, none of them masked."""
     model = build(shape, n_layer=2)
-    memory = Memory((torch.zeros(3, context.mem_len, 16, dtype=torch.float64),) * 2)
+    memory = of_hidden([torch.zeros(3, context.mem_len, 16, dtype=torch.float64)] * 2)
     weighted = []
     for _, input_BT, target_BT in batches(columns_of(3), context):
         assert memory.length == context.mem_len

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.model.cuda_graph import CudaGraphModel
+from txl.inference.cuda_graph import CudaGraphModel
+from txl.inference.frozen import Frozen
 
 CONTEXTS = [
     Context(tgt_len=4, mem_len=6),
@@ -26,7 +27,7 @@ def model() -> TransformerXL:
     return model
 
 
-def nats(predictor: TransformerXL | CudaGraphModel, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
+def nats(predictor: Frozen, token_BT: Tensor, sizes: list[int], context: Context) -> Tensor:
     memory, found = predictor.fresh_memory(len(token_BT)), []
     pieces = zip(token_BT[:, :-1].split(sizes, dim=1), token_BT[:, 1:].split(sizes, dim=1), strict=True)
     with torch.no_grad():
@@ -43,7 +44,7 @@ CUTS = [([4] * 6, 0), ([4] * 5 + [3, 1], 1), ([1] * 24, 0), ([4, 4, 4, 2, 4, 4, 
 def test_a_recording_gives_the_models_nats(model: TransformerXL, sizes: list[int], n: int) -> None:
     context, token_BT, recorded = CONTEXTS[n], torch.randint(0, 30, (3, 25)), []
     graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
-    torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(model, token_BT, sizes, context))
+    torch.testing.assert_close(nats(graphed, token_BT, sizes, context), nats(Frozen(model), token_BT, sizes, context))
     assert len(recorded) > 0 or context.mem_len == 0
 
 
@@ -53,7 +54,7 @@ def test_segments_of_one_length_are_recorded_once(model: TransformerXL) -> None:
     graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     for last in (4, 2, 4, 2, 3, 4):
         token_BT, sizes = torch.randint(0, 30, (2, 17 + last)), [4] * 4 + [last]
-        expected = nats(model, token_BT, sizes, CONTEXTS[0])
+        expected = nats(Frozen(model), token_BT, sizes, CONTEXTS[0])
         torch.testing.assert_close(nats(graphed, token_BT, sizes, CONTEXTS[0]), expected)
     assert len(recorded) == 3  # segments of 4, of 2 and of 3 tokens
 
@@ -76,13 +77,15 @@ def test_what_cannot_be_recorded_is_read_without(model: TransformerXL, caplog: p
 
     token_BT, context = torch.randint(0, 30, (2, 25)), CONTEXTS[0]
     graphed = CudaGraphModel(model, record=record)
-    torch.testing.assert_close(nats(graphed, token_BT, [4] * 6, context), nats(model, token_BT, [4] * 6, context))
+    torch.testing.assert_close(
+        nats(graphed, token_BT, [4] * 6, context), nats(Frozen(model), token_BT, [4] * 6, context)
+    )
     assert caplog.messages == ["no CUDA graph, running without: operation not permitted when stream is capturing"]
 
 
 def test_positions_are_projected_before_the_recording(model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that was filled by hand has none yet; were they made in the recording, each replay would make them."""
-    context, empty = CONTEXTS[0], model.fresh_memory(1)
+    context, empty = CONTEXTS[0], Frozen(model).fresh_memory(1)
     layers = [layer.appended(*torch.randn(2, 1, 2, 6, 4).double()) for layer in empty.layers]
     memory, calls = dataclasses.replace(empty, layers=tuple(layers)), []
     project = type(model.layers[0].attn.pos).project
@@ -98,7 +101,7 @@ def test_a_memory_of_other_numbers_is_read_without(model: TransformerXL) -> None
     model, context, recorded = model.float(), CONTEXTS[0], []
     graphed = CudaGraphModel(model, record=lambda work: recorded.append(work) or work)
     parts, results = torch.randint(0, 30, (2, 32)).split(4, dim=1), []
-    for predictor in (model, graphed):
+    for predictor in (Frozen(model), graphed):
         memory, hiddens = predictor.fresh_memory(2), []
         for i, token_BT in enumerate(parts):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=i in (3, 4)):

@@ -67,7 +67,7 @@ def test_segments_are_read_as_one_where_their_ends_change_nothing(name: str, mon
     """Where every token sees as many states, by distance; elsewhere one by one."""
     monkeypatch.setattr("txl.evaluation.score.READ_TOGETHER", 19)
     model, seen, widths = build(name, n_layer=2), list[torch.Tensor](), list[int]()
-    model.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
+    model.word_emb.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
     clamp_len = 5 if model.layers[0].attn.pos.clamps else -1
     context = Context(tgt_len=4, mem_len=6, same_length=True, clamp_len=clamp_len)
     evaluate(model, scoring_stream(IDS, batch_size=1, tgt_len=4, ext_len=0), context, observe=seen.append)
@@ -83,7 +83,7 @@ def test_shards_are_read_segment_by_segment(adaptive: TransformerXL, monkeypatch
     """Ranks gather weights for as many segments, whatever rows they have."""
     monkeypatch.setattr(adaptive, "is_sharded", True)
     widths = list[int]()
-    handle = adaptive.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
+    handle = adaptive.word_emb.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
     evaluate(adaptive, scoring_stream(IDS, batch_size=1, tgt_len=4), Context(tgt_len=4, mem_len=6, same_length=True))
     handle.remove()
     assert widths == [4] * 37 + [2]

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from txl import Context, Memory, ModelConfig, Span, TransformerXL
+from txl import Context, ModelConfig, Span, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.config import UsageError
 from txl.convert import from_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung import parameters_as_kimiyoung
+from txl.model.streams import of_hidden
 
 FOLDER = Path(__file__).parent / "model"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.npz"))
@@ -65,7 +67,7 @@ def test_losses_and_memory_over_all_segments(name: str) -> None:
     """By each implementation of attention in turn; `tests/ops` holds that they agree."""
     golden = Golden(name)
     model, context = golden.model()
-    model.use_attention(("auto", "naive", "dense", "blockwise")[NAMES.index(name) % 4])
+    use_attention(model, ("auto", "naive", "dense", "blockwise")[NAMES.index(name) % 4])
     memory = None
     for i in range(golden.n_segment):
         data_BT, target_BT, loss_BT = golden.segment(i)
@@ -134,7 +136,7 @@ def test_ext_len_where_the_original_is_right() -> None:
     golden = Golden("ext")
     model, context = golden.model()
     for i in range(2, golden.n_segment):
-        nll_BT, memory = model.nll(*golden.segment(i)[:2], Memory(tuple(golden.memory(i - 1))), context)
+        nll_BT, memory = model.nll(*golden.segment(i)[:2], of_hidden(golden.memory(i - 1)), context)
         assert_same(nll_BT, golden.segment(i)[2])
         for ours, theirs in zip(memory.layers, golden.memory(i), strict=True):
             assert_same(ours, theirs)
@@ -193,7 +195,7 @@ def test_absolute_positions_that_the_original_adds_to_its_memory_again_and_again
     for i in range(golden.n_segment):
         data_BT, target_BT, loss_BT = golden.segment(i)
         if i > 0:
-            nll_BT, _ = model.nll(data_BT, target_BT, Memory(tuple(golden.memory(i - 1))), context)
+            nll_BT, _ = model.nll(data_BT, target_BT, of_hidden(golden.memory(i - 1)), context)
             assert_same(nll_BT, loss_BT)
             if i == golden.config["grad_segment"]:
                 assert_same_gradients(model, nll_BT, golden)

@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     {"config", "files"},
+    {"registry"},
     {"runtime", "ops"},
-    {"memory"},
-    {"positions"},
-    {"attention_rules"},
     {"model"},
-    {"checkpoint", "convert", "inference"},
+    {"memory", "positions", "stacks"},
+    {"attention_rules"},
+    {"inference"},
+    {"checkpoint", "convert", "agents"},
     {"evaluation", "generation"},
     {"training"},
     {"language"},
@@ -33,7 +34,11 @@ TEXT = "data_utils"
 def imports(path: Path) -> list[str]:
     """Dotted names that a file imports, relative ones left out."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []  # names in annotations are imported by nobody
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -69,13 +74,13 @@ def test_no_module_imports_upward_and_every_room_has_its_floor() -> None:
 
 def test_an_upward_import_is_seen(tmp_path: Path) -> None:
     (tmp_path / "txl").mkdir()
-    (tmp_path / "txl" / "memory.py").write_text("from txl.model.transformer import TransformerXL\n")
+    (tmp_path / "txl" / "model.py").write_text("from txl.memory.none import NoMemory\n")
     (tmp_path / "txl" / "positions.py").write_text("import txl\nfrom txl import TransformerXL\n")
     (tmp_path / "txl" / "generation.py").write_text("from txl.evaluation.score import evaluate\n")
     (tmp_path / "txl" / "training.py").write_text("from txl.data_utils.corpus import Corpus\n")
     assert list(violations(tmp_path)) == [
         "txl.generation imports txl.evaluation",
-        "txl.memory imports txl.model",
+        "txl.model imports txl.memory",
         "txl.positions imports txl.TransformerXL",
         "txl.training imports txl.data_utils",
     ]

@@ -63,11 +63,19 @@ def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> No
         (tmp_path / f"{split}.txt").write_text("ba de fi go ku de ba\n" * 10)
     toy = (HERE / "toy.py").read_text().replace("max_distance", "toy_reach")
     (tmp_path / "txl/positions/toy.py").write_text(toy)
-    edit(tmp_path / "txl/positions/__init__.py", '    "none": "NoPosition",', '    "toy": "Toy",')
+    edit(
+        tmp_path / "txl/registry.py",
+        '        "none": "txl.positions.none:NoPosition",',
+        '        "toy": "txl.positions.toy:Toy",',
+    )
     field = '    toy_reach: int | None = option(None, "distances from this one on are all the same")'
     edit(tmp_path / "txl/config.py", "    n_bucket: int", field)
     shutil.copy(HERE / "toy_memory.py", tmp_path / "txl/memory/toy.py")
-    edit(tmp_path / "txl/memory/__init__.py", '    "none": "NoMemory",', '    "toy": "ToyMemory",')
+    edit(
+        tmp_path / "txl/registry.py",
+        '        "none": "txl.memory.none:NoMemory",',
+        '        "toy": "txl.memory.toy:ToyMemory",',
+    )
 
     done = subprocess.run([sys.executable, "-c", SESSION], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -151,7 +159,7 @@ def test_no_other_file_names_an_encoding_or_a_memory() -> None:
     of_2019 = {"txl/cli/legacy_flags.py", "txl/convert/kimiyoung.py", "txl/convert/kimiyoung_names.py"}
     for room, registry in (("positions", POSITION_ENCODINGS), ("memory", MEMORIES)):
         for name, files in naming(set(registry) - {"none"}, ROOT).items():
-            allowed = {f"txl/{room}/__init__.py", f"txl/{room}/{name}.py"}
+            allowed = {"txl/registry.py", f"txl/{room}/{name}.py"}
             allowed |= of_2019 if name in (*ATTN_TYPES, ModelConfig.memory) else set()
             allowed |= {"txl/config.py"} if name in (ModelConfig.position, ModelConfig.memory) else set()
             allowed |= {"txl/evaluation/test_time/additions.py"} if name == "knn" else set()  # --knn

@@ -111,7 +111,9 @@ def test_every_one_has_its_rows() -> None:
     assert re.findall(r"^\| law \| (.*) \|$", page, re.MULTILINE) == [" | ".join(ATTENTION_RULES)]
     listed, works = tables("memory.md", "--memory")
     assert [first for (first,), *_ in listed] == list(MEMORIES)
-    only = [(name, setting, allowed) for name, cls in MEMORIES.items() for setting, allowed in cls.only.items()]
+    only = [
+        (name, setting, allowed) for name, cls in MEMORIES.items() for setting, allowed in cls.traits.works_with.items()
+    ]
     said = {tuple(word for cell in row for word in cell) for row in works}
     assert said == {(name, f"--{of}", *map(str, allowed)) for name, of, allowed in only}
 

@@ -6,18 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import MemoryRule, State
-from txl.memory.span import Span
+from txl.memory import MemoryRule, State, Traits
+from txl.model.memory import Reading
 
 
 class ToyMemory(MemoryRule):
     """One vector: a moving average, with a learned decay, of the last state of each segment; it is to be short."""
 
-    is_bounded = False
-    reads_weights = True
+    traits = Traits(works_with={"reversible": (False,)})
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.decay = nn.Parameter(torch.full((1,), 0.5))
 
     @classmethod
@@ -26,16 +25,16 @@ class ToyMemory(MemoryRule):
         return State(like.new_empty(batch_size, 0, config.d_model), {"mean_BD": mean_BD})
 
     @classmethod
-    def length(cls, context: Context, config: ModelConfig) -> int:
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        return cls.empty(config, batch_size, like=like)
+
+    @classmethod
+    def n_kept(cls, state: State) -> int:
         return 1
 
-    def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
-        return Span.of(context, n_mem=1, n_new=n_new, since_BT=since_BT)
-
-    def read(self, state: State) -> Tensor:
-        return state.more["mean_BD"][:, None]
-
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
-        mean_BD = self.decay * state.more["mean_BD"] + (1 - self.decay) * new_BTD[:, -1]
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+        mean_BD = state.extra["mean_BD"]
+        out_BTD = layer.attend(h_BTD, mean_BD[:, None], reading.feats, reading.span)
+        mean_BD = self.decay * mean_BD + (1 - self.decay) * h_BTD[:, -1]
         loss = 1e-3 * mean_BD.square().mean() if self.training and torch.is_grad_enabled() else None
-        return State(state.hidden_BMD, {"mean_BD": mean_BD}, loss)
+        return out_BTD, State(state.hidden_BMD, {"mean_BD": mean_BD}, loss)

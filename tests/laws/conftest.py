@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.hygiene.toy_memory import ToyMemory
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import build as built
+from txl.inference.frozen import Frozen
 from txl.memory import MEMORIES
 from txl.positions import POSITION_ENCODINGS, PositionEncoding
 
@@ -153,7 +154,7 @@ def token_BT(seeded: None) -> Tensor:
 
 
 def read(
-    model: TransformerXL,
+    model: TransformerXL | Frozen,
     token_BT: Tensor,
     sizes: list[int],
     context: Context,
@@ -161,6 +162,8 @@ def read(
     since_BT: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """All hidden states and the last memory of a text read in segments of these sizes."""
+    if memory is None and isinstance(model, Frozen):
+        memory = model.fresh_memory(len(token_BT))
     hiddens = []
     marks = since_BT.split(sizes, dim=1) if since_BT is not None else [None] * len(sizes)
     for segment_BT, mark_BT in zip(token_BT.split(sizes, dim=1), marks, strict=True):

@@ -10,8 +10,9 @@ from benchmarks.kernels import step_peak
 from tests.conftest import long_test
 from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.model.feed_forward import ACTIVATIONS, GATED, FeedForward
-from txl.model.reversible import reversible_layers
+from txl.stacks.reversible import reversible_layers
 
 REVERSIBLE = LAYERS["reversible"]
 
@@ -42,7 +43,7 @@ def test_reversible_gradients_equal_the_stored_ones(name: str, impl: str, noisy:
     dropatt = 0.2 * noisy * (MODELS[name].get("attention") is None)  # the other rules refuse it
     changes = SMALL | MODELS[name] | REVERSIBLE | {"n_layer": 3}
     model = build_noisy(name, dropout=0.3 * noisy, dropatt=dropatt, **changes)
-    model.use_attention(impl)
+    use_attention(model, impl)
     memory = tuple(torch.randn(2, 5, 8).double() for _ in range(3))
     span, x1, x2 = Span(5, 7), *torch.randn(2, 2, 7, 8).double()
     upstream, kept = torch.randn(2, 2, 7, 8).double(), []
@@ -176,12 +177,12 @@ def test_a_layer_that_remembers_what_it_returned_is_the_formula(token_BT: Tensor
     returned, h_BTD = [], model.word_emb(token_BT[:, :7])
     feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
     for layer in model.layers:
-        h_BTD = layer(h_BTD, empty, feats, span)
+        h_BTD = layer.attend(h_BTD, empty, feats, span)
         returned.append(h_BTD.detach())
     span, h_BTD = Span(7, 5), model.word_emb(token_BT[:, 7:])
     feats = model.layers[0].attn.pos.prepare(span, like=h_BTD)
     for layer, mem_BMD in zip(model.layers, returned, strict=True):
-        h_BTD = layer(h_BTD, mem_BMD, feats, span)
+        h_BTD = layer.attend(h_BTD, mem_BMD, feats, span)
     ours, memory = read(model, token_BT, [7, 5], FAR)
     torch.testing.assert_close(ours[:, 7:], h_BTD)
     torch.testing.assert_close(memory.layers[-1], ours)  # without dropout what the last layer returned

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.laws.conftest import SHAPES, SMALL, build
 from txl import Context, ModelConfig, Span, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.ops.rel_attention.dense import dense
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -73,7 +74,7 @@ def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> Non
     """
     config = ModelConfig(n_token=5, n_layer=1, n_head=2, d_head=4, d_model=8, d_inner=12)
     model = TransformerXL(config, dropout=0.1, dropatt=0.1).train()
-    model.use_attention("dense")
+    use_attention(model, "dense")
     graphs: list[torch.fx.GraphModule] = []
 
     def counted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:

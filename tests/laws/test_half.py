@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from tests.laws.conftest import N_TOKEN, build, context_of, for_models
 from tests.processors import operators
 from txl import TransformerXL
-from txl.model import half
+from txl.inference import half
+from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast
 from txl.ops import linear, packed
 from txl.ops.packed import PackedLinear
@@ -30,12 +31,12 @@ def answers(model: TransformerXL, token_BT: Tensor, name: str, dtype: torch.dtyp
     """Losses with a memory of each kind, segment by segment, and the probabilities of the last word."""
     context, found = context_of(name), []
     with autocast(model.device, dtype):
-        for memory in (None, model.fresh_memory(2)):
+        for reader, memory in ((model, None), (Frozen(model), Frozen(model).fresh_memory(2))):
             for segment_BT in token_BT.split(context.tgt_len, dim=1):
-                nll_BT, memory = model.nll(segment_BT, segment_BT, memory, context)
+                nll_BT, memory = reader.nll(segment_BT, segment_BT, memory, context)
                 found.append(nll_BT)
         for segment_B1 in token_BT.split(1, dim=1)[:2]:
-            hidden_B1D, memory = model(segment_B1, memory, context)
+            hidden_B1D, memory = Frozen(model)(segment_B1, memory, context)
         return [*found, model.log_prob(hidden_B1D)]
 
 
@@ -53,7 +54,7 @@ def test_weights_kept_in_16_bits_give_what_rounded_weights_give(
     for one, other in losses:
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-    torch.testing.assert_close(*of_token_alone, rtol=0, atol=0.1)  # by `txl.model.one_token`: rounded elsewhere
+    torch.testing.assert_close(*of_token_alone, rtol=0, atol=0.1)  # by `txl.inference.one_token`: rounded elsewhere
     assert sum(p.nbytes for p in model.parameters()) < n_byte
     assert not any(p.requires_grad for p in model.parameters())
 

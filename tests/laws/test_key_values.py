@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.conftest import ENCODINGS, FAR, MODELS, SMALL, build, clamps, read
+from tests.laws.conftest import ENCODINGS, FAR, SMALL, build, clamps, read
 from txl import Context, Memory, ModelConfig, Span, TransformerXL
-from txl.memory import KeyValueMemory
+from txl.inference.frozen import Frozen, projected
+from txl.inference.key_values import KeyValueMemory
 
 TINY = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
 
@@ -19,13 +20,13 @@ TINY = {"n_token": 50, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_
 @pytest.mark.parametrize("name", ["plain", "t5", "relative_keys_short", "rotary"])
 def test_they_serve_another_look_back(model: TransformerXL, token_BT: Tensor) -> None:
     """Positions are projected anew when clamp_len changes or the span grows."""
-    hidden, cached = None, model.fresh_memory(2)
+    hidden, cached = None, Frozen(model).fresh_memory(2)
     near, far = Context(tgt_len=4, mem_len=6), Context(tgt_len=4, mem_len=20)
     clamped = dataclasses.replace(far, clamp_len=2 if clamps(model) else -1)
     with torch.inference_mode():
         for context, segment_BT in zip((near, far, clamped) * 2, token_BT.repeat(1, 2).split(4, dim=1), strict=True):
             one, hidden = model(segment_BT, hidden, context)
-            two, cached = model(segment_BT, cached, context)
+            two, cached = Frozen(model)(segment_BT, cached, context)
             torch.testing.assert_close(two, one)
 
 
@@ -35,7 +36,7 @@ def test_distances_are_projected_once(model: TransformerXL, token_BT: Tensor, mo
     calls, project = [], cls.project
     monkeypatch.setattr(cls, "project", lambda *args: calls.append(None) or project(*args))
     with torch.inference_mode():
-        read(model, token_BT, [4, 4, 4], Context(tgt_len=4, mem_len=8), model.fresh_memory(2))
+        read(Frozen(model), token_BT, [4, 4, 4], Context(tgt_len=4, mem_len=8))
     assert len(calls) == len(model.layers)
 
 
@@ -45,7 +46,7 @@ def test_clamped_distances_beyond_have_one_row(model: TransformerXL, token_BT: T
     """Of dropout each distance has its own."""
     context = Context(tgt_len=4, mem_len=8, clamp_len=3)
     for n_row, one in ((4, model), (12, copy.deepcopy(model).train())):
-        _, memory = read(one, token_BT, [4, 4, 4], context, one.fresh_memory(2))
+        _, memory = read(Frozen(one), token_BT, [4, 4, 4], context)
         assert [len(feats) for feats in memory.feats] == [n_row] * len(one.layers)
 
 
@@ -54,13 +55,13 @@ def test_they_may_go_two_ways(model: TransformerXL, token_BT: Tensor) -> None:
     """What one continuation appends is invisible to another from the same memory, and to the memory itself."""
     context = Context(tgt_len=4, mem_len=9)
     hidden = read(model, token_BT, [4, 4, 4], context)[1]
-    cached = read(model.requires_grad_(False), token_BT, [4, 4, 4], context, model.fresh_memory(2))[1]
+    cached = read(Frozen(model.requires_grad_(False)), token_BT, [4, 4, 4], context)[1]
     for first in (0, 4, 8, 0):
         ways = [(hidden, cached)] * 2
         for segment_BT in token_BT[:, first : first + 4].split(2, dim=1):
             for i, (one, two) in enumerate(ways):
                 expected, one = model((segment_BT + i) % 50, one, context)
-                found, two = model((segment_BT + i) % 50, two, context)
+                found, two = Frozen(model)((segment_BT + i) % 50, two, context)
                 torch.testing.assert_close(found, expected)
                 ways[i] = one, two
 
@@ -77,16 +78,15 @@ def test_keys_in_blocks_and_rows_in_another_order_keep_their_spans(
     assert after.length < 24  # some spans have ended
     monkeypatch.setattr(sys.modules["txl.ops.rel_attention"], "_LONG", 1)
     monkeypatch.setattr(sys.modules["txl.ops.rel_attention.blockwise"], "_KEYS", 5)
-    empty, cached = model.fresh_memory(2), read(model, token_BT, [4, 4, 4], context, model.fresh_memory(2))[1]
-    of_layers = zip(model.layers, empty.states, hidden.states, strict=True)
-    projected = empty.of([empty.rule(layer).of_hidden(layer, none, state) for layer, none, state in of_layers])
-    for memory in (cached, projected):
-        torch.testing.assert_close(read(model, token_BT, [1, 7, 4], context, memory.rows(other_way))[0], expected)
+    cached = read(Frozen(model), token_BT, [4, 4, 4], context)[1]
+    for memory in (cached, projected(model, hidden)):
+        found = read(Frozen(model), token_BT, [1, 7, 4], context, memory.rows(other_way))[0]
+        torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()
 def test_a_token_more_does_not_copy_the_memory(token_BT: Tensor) -> None:
-    model, rooms = build("plain", **SMALL), []
+    model, rooms = Frozen(build("plain", **SMALL)), []
     memory = model.fresh_memory(2)
     for segment_BT in token_BT.repeat(1, 6).split(1, dim=1):
         _, memory = model(segment_BT, memory, Context(tgt_len=1, mem_len=16))
@@ -107,9 +107,9 @@ def test_in_place_keys_stay_where_they_are(
     tgt_len: int, ext_len: int, n_kept: int, n_new: int, taken: int, token_BT: Tensor
 ) -> None:
     """And are those of a memory that is not. Room that is too small grows, and far more than is needed is not taken."""
-    model, context = build("plain", **SMALL), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
+    model, context = Frozen(build("plain", **SMALL)), Context(tgt_len=tgt_len, mem_len=8, ext_len=ext_len)
     plain = model.fresh_memory(2)
-    memory, places, sizes = plain.in_place(model.layers, n_kept=n_kept, n_new=n_new), [], set()
+    memory, places, sizes = plain.in_place(n_kept=n_kept, n_new=n_new), [], set()
     for segment_BT in token_BT.repeat(1, 4).split(tgt_len, dim=1):
         expected, plain = model(segment_BT, plain, context)
         found, memory = model(segment_BT, memory, context)
@@ -123,9 +123,9 @@ def test_in_place_keys_stay_where_they_are(
 
 @pytest.mark.parametrize("name", ["expire_span"])
 def test_keys_that_a_rule_looks_back_at_are_not_written_over(model: TransformerXL) -> None:
-    memory = model.fresh_memory(2)
+    memory = Frozen(model).fresh_memory(2)
     for n_new in (1, 9):
-        assert memory.in_place(model.layers, n_kept=9, n_new=n_new).states == memory.states
+        assert memory.in_place(n_kept=9, n_new=n_new).layers == memory.layers
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -139,25 +139,7 @@ def test_keys_that_hold_positions_are_not_remembered(model: TransformerXL) -> No
         for hook in (layer.attn.pos.layer_input, layer.attn.pos.qk_input)
     ]
     hold_positions = any(remembered.any() for _, remembered in placed)
-    assert isinstance(model.fresh_memory(2), Memory if hold_positions else KeyValueMemory)
-
-
-def test_a_fresh_memory_takes_gradients_to_every_layer(token_BT: Tensor) -> None:
-    """As the empty memory does, also with frozen embeddings; one of keys and values that holds something is refused."""
-    model, context = build("one_head_untied", **SMALL | MODELS["one_head_untied"]), Context(tgt_len=4, mem_len=8)
-    model.word_emb.requires_grad_(False)
-    first, second = token_BT.split((4, 8), dim=1)
-    grads = []
-    for memory in (None, model.fresh_memory(2)):
-        model.zero_grad()
-        _, memory = model.nll(first, first, memory, context)
-        model.nll(second[:, :-1], second[:, 1:], memory, context)[0].sum().backward()
-        grads.append([p.grad.clone() for p in model.layers.parameters()])
-    torch.testing.assert_close(grads[0], grads[1])
-    with torch.no_grad():
-        _, memory = model.nll(first, first, model.fresh_memory(2), context)
-    with pytest.raises(ValueError, match="takes no gradient"):
-        model.nll(first, first, memory, context)
+    assert isinstance(Frozen(model).fresh_memory(2), Memory if hold_positions else KeyValueMemory)
 
 
 def test_position_features_do_not_keep_what_training_dropped(token_BT: Tensor) -> None:
@@ -166,10 +148,11 @@ def test_position_features_do_not_keep_what_training_dropped(token_BT: Tensor) -
     first, second = token_BT.split(6, dim=1)
     for autocast in (False, True):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            memory = model.train()(first, model.fresh_memory(2), context).memory
-        with torch.no_grad():
-            found = model.eval()(second, memory, context).hidden_BTD
-            expected = model(second, dataclasses.replace(memory, feats=()), context).hidden_BTD
+            model.train()
+            _, memory = Frozen(model)(first, Frozen(model).fresh_memory(2), context)
+        model.eval()
+        found, _ = Frozen(model)(second, memory, context)
+        expected, _ = Frozen(model)(second, dataclasses.replace(memory, feats=()), context)
         torch.testing.assert_close(found, expected)
 
 

@@ -28,7 +28,10 @@ from tests.laws.conftest import (
 from txl import Context, Memory, ModelConfig, TransformerXL
 from txl.attention_rules import ATTENTION_RULES
 from txl.config import UsageError
+from txl.inference.frozen import Frozen
 from txl.memory import MEMORIES
+from txl.model.memory import State
+from txl.model.streams import chunks, joined
 from txl.positions import POSITION_ENCODINGS
 from txl.training.nats import Nats
 
@@ -80,7 +83,7 @@ def test_the_future_is_invisible(name: str, model: TransformerXL, token_BT: Tens
 @for_models(is_cut_anywhere)
 def test_one_token_at_a_time_equals_one_pass(model: TransformerXL, token_BT: Tensor) -> None:
     whole = read(model, token_BT, [12], FAR)[0]
-    torch.testing.assert_close(read(model, token_BT, [1] * 12, FAR, model.fresh_memory(2))[0], whole)
+    torch.testing.assert_close(read(Frozen(model), token_BT, [1] * 12, FAR)[0], whole)
 
 
 LOOKS = [
@@ -99,11 +102,11 @@ def test_remembered_keys_and_values_equal_remembered_hidden_states(
     looks = [(context_of(name), [4] * 3), (context_of(name), [1] * 12)] if model.config.memory != "fifo" else LOOKS
     for context, sizes in looks:
         context = context if clamps(model) else dataclasses.replace(context, clamp_len=-1)
-        hidden, fresh = None, model.fresh_memory(2)
+        hidden, fresh = None, Frozen(model).fresh_memory(2)
         for segment_BT in token_BT.split(sizes, dim=1):
             one, hidden = model(segment_BT, hidden, context)
             with torch.inference_mode():
-                two, fresh = model(segment_BT, fresh, context)
+                two, fresh = Frozen(model)(segment_BT, fresh, context)
             torch.testing.assert_close(two, one.detach())
             assert fresh.length == hidden.length
 
@@ -117,11 +120,11 @@ def test_memory_is_detached_bounded_by_mem_len_and_never_written_to(
     for context in [context_of(name, mem_len=n) for n in (0, 5)] if is_fifo else [context_of(name)]:
         memory = None
         for segment_BT in token_BT.split(4, dim=1):
-            memory = loss(segment_BT, segment_BT, memory, context)[-1]
+            memory = loss(segment_BT, segment_BT, memory, context)[2]
         assert not any(tensor.requires_grad for tensor in memory.named().values())
         assert not is_fifo or memory.length == context.mem_len
         before = {key: tensor.clone() for key, tensor in memory.named().items()}
-        loss_BT, _, later = loss(segment_BT, segment_BT, memory, context)
+        loss_BT, _, later, _ = loss(segment_BT, segment_BT, memory, context)
         loss_BT.sum().backward()
         assert all(torch.equal(before[key], tensor) for key, tensor in memory.named().items())
         assert {key: x.shape for key, x in later.named().items()} == {key: x.shape for key, x in before.items()}
@@ -129,14 +132,18 @@ def test_memory_is_detached_bounded_by_mem_len_and_never_written_to(
 
 @for_models(lambda c: c.memory == "fifo")
 def test_memory_holds_the_last_tokens_that_a_layer_read_or_returned(model: TransformerXL, token_BT: Tensor) -> None:
-    states: list[tuple[Tensor, Tensor]] = []
+    inputs, outputs = [], []
     for layer in model.layers:
-        layer.register_forward_hook(lambda _, args, out: states.append((args[0], out)))
+        if model.config.reversible:  # stream 2
+            layer.attended = lambda x, *more, plain=layer.attended: inputs.append(x) or plain(x, *more)
+            layer.ff.register_forward_hook(lambda _, args, out: outputs.append(inputs[-1] + out))
+        else:
+            layer.register_forward_hook(lambda _, args, out: inputs.append(args[0]) or outputs.append(out[0]))
     with torch.no_grad():
         memory = read(model, token_BT, [8, 4], Context(mem_len=6))[1]
-    returns = model.config.recurrence == "same"
-    for i, (layer, layer_BMD) in enumerate(zip(model.layers, memory.layers, strict=True)):
-        whole = torch.cat([layer.read(one[returns]) for one in states[i :: len(model.layers)]], dim=1)
+    states = outputs if model.config.recurrence == "same" else inputs
+    for i, layer_BMD in enumerate(memory.layers):
+        whole = torch.cat(states[i :: len(model.layers)], dim=1)
         assert torch.equal(layer_BMD, whole[:, -6:])
         assert layer_BMD.untyped_storage().nbytes() == layer_BMD.nbytes  # and nothing longer stays with it
 
@@ -161,7 +168,7 @@ def test_every_parameter_gets_a_gradient(name: str, model: TransformerXL) -> Non
         token_BT = choice[torch.randint(0, len(choice), (2, 13))]
         for begin, end in ((0, 1), (1, 7), (7, 12)):
             model.zero_grad()
-            loss_BT, _, memory = loss(
+            loss_BT, _, memory, _ = loss(
                 token_BT[:, begin:end], token_BT[:, begin + 1 : end + 1], memory, context_of(name)
             )
             loss_BT.mean().backward()
@@ -189,7 +196,7 @@ def test_a_step_in_parts_is_its_parts_one_after_the_other(compress: str, token_B
     for name in MEMORY_MODELS:
         model, context = build(name, **SMALL | {"compression": compress}).train(), context_of(name)
         target_BT = other(token_BT, slice(None))
-        loss_BT, nll_BT, _ = Nats(model, 0.0, 3)(token_BT, target_BT, None, context)
+        loss_BT, nll_BT, *_ = Nats(model, 0.0, 3)(token_BT, target_BT, None, context)
         embedded = [model.word_emb(part).detach().requires_grad_() for part in token_BT.split(4, dim=1)]
         memory, hiddens, own = None, [], []
         for h_BTD in embedded:
@@ -224,7 +231,7 @@ def test_same_length_does_not_depend_on_tgt_len(model: TransformerXL, token_BT: 
 def test_where_the_memory_came_from_does_not_matter(model: TransformerXL, token_BT: Tensor) -> None:
     """Positions are relative: the same remembered states read at other absolute positions give the same result."""
     late = read(model, token_BT[:, :8], [4, 4], FAR)[1]
-    cut = Memory(tuple(layer[:, -3:] for layer in late.layers))
+    cut = Memory(tuple(State(layer[:, -3:]) for layer in late.layers))
     bounded = read(model, token_BT[:, :8], [8], Context(mem_len=3))[1]
     one, two = (model(token_BT[:, 8:], memory, FAR).hidden_BTD for memory in (cut, bounded))
     torch.testing.assert_close(one, two)
@@ -254,12 +261,12 @@ def test_rows_of_a_batch_do_not_mix(name: str, model: TransformerXL, token_BT: T
     alone = [read(model, token_BT[row : row + 1], CUT, context) for row in range(2)]
     torch.testing.assert_close(torch.cat([hidden for hidden, _ in alone]), together)
     later = model(token_BT[:, :4], memory, context).hidden_BTD
-    joined = Memory.joined([one for _, one in alone])
-    torch.testing.assert_close(model(token_BT[:, :4], joined, context).hidden_BTD, later)
+    again = joined([one for _, one in alone])
+    torch.testing.assert_close(model(token_BT[:, :4], again, context).hidden_BTD, later)
     swapped = model(token_BT[:, :4].flip(0), memory.rows(torch.tensor([1, 0])), context).hidden_BTD
     torch.testing.assert_close(swapped, later.flip(0))
-    again = Memory.joined(memory.chunks(2)).named()
-    assert all(torch.equal(again[key], tensor) for key, tensor in memory.named().items())
+    whole = joined(chunks(memory, 2)).named()
+    assert all(torch.equal(whole[key], tensor) for key, tensor in memory.named().items())
     with pytest.raises(ValueError, match="memory holds 2 rows, the segment 1"):
         model(token_BT[:1], memory, context)
 
@@ -298,7 +305,7 @@ def test_documents_are_masked_whatever_is_remembered(name: str, model: Transform
     """In keys and values as in hidden states; a row of one document is the plain text, however long it is."""
     context = context_of(name)
     expected = read(model, token_BT, CUT, context, since_BT=SINCE_BT)[0]
-    found = read(model, token_BT, CUT, context, model.fresh_memory(2), SINCE_BT)[0]
+    found = read(Frozen(model), token_BT, CUT, context, since_BT=SINCE_BT)[0]
     torch.testing.assert_close(found, expected)
     plain = read(model, token_BT, CUT, context)[0]
     for begun in (0, 1000):

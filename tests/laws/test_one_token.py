@@ -1,4 +1,4 @@
-"""A token a stream at a time, by `txl.model.one_token`, as the layers read it."""
+"""A token a stream at a time, by `txl.inference.one_token`, as the layers read it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from tests.laws.conftest import build
 from tests.processors import operators
 from txl import Context, TransformerXL
-from txl.model import half, one_token
+from txl.attention_rules.paths import use_attention
+from txl.inference import half, one_token
+from txl.inference.frozen import Frozen
 from txl.model.autocast import autocast
 from txl.ops import few_rows, onednn, packed
 from txl.positions.rel_sinusoid import RelSinusoid
@@ -39,12 +41,12 @@ def through_both(
     model: TransformerXL, token_BT: Tensor, context: Context, change: Callable[[int, object], object] = lambda i, m: m
 ) -> list[tuple[Tensor, Tensor]]:
     """Hidden states of each token, by layers and by `one_token`, and what is remembered at the end."""
-    pairs, memories = [], {impl: model.fresh_memory(len(token_BT)) for impl in ("naive", "auto")}
+    pairs, memories = [], {impl: Frozen(model).fresh_memory(len(token_BT)) for impl in ("naive", "auto")}
     for i, token_B1 in enumerate(token_BT.split(1, dim=1)):
         one = {}
         for impl, memory in memories.items():
-            model.use_attention(impl)
-            one[impl], memories[impl] = model(token_B1, change(i, memory), context)
+            use_attention(model, impl)
+            one[impl], memories[impl] = Frozen(model)(token_B1, change(i, memory), context)
         pairs.append((one["auto"], one["naive"]))
     ends = zip(memories["auto"].layers, memories["naive"].layers, strict=True)
     return pairs + [(found.kv_2BNMH, expected.kv_2BNMH) for found, expected in ends]
@@ -74,10 +76,10 @@ def test_what_is_made_ready_follows_the_context_and_the_segments_between(token_B
     model, found, expected = build("plain"), [], []
     contexts = [dataclasses.replace(CONTEXTS["far"], mem_len=n, clamp_len=c) for n, c in ((3, 2), (9, -1), (3, 2))]
     for impl, hiddens in (("auto", found), ("naive", expected)):
-        model.use_attention(impl)
-        memory = model.fresh_memory(2)
+        use_attention(model, impl)
+        memory = Frozen(model).fresh_memory(2)
         for segment_BT, context in zip(token_BT.split([2, 1, 1, 1, 4, 1, 1, 1], dim=1), contexts * 3, strict=False):
-            hidden_BTD, memory = model(segment_BT, memory, context)
+            hidden_BTD, memory = Frozen(model)(segment_BT, memory, context)
             hiddens.append(hidden_BTD)
     torch.testing.assert_close(torch.cat(found, dim=1), torch.cat(expected, dim=1), rtol=0, atol=1e-11)
     assert len(calls) == 6
@@ -119,9 +121,8 @@ def test_products_of_large_weights_and_of_packed_ones(
 
 @pytest.mark.parametrize("name", ["gated", "same", "reversible", "rotary", "knn", "performer_none"])
 def test_other_models_read_by_their_layers(name: str, token_BT: Tensor, calls: list[int]) -> None:
-    model = build(name)
-    with torch.no_grad():
-        model(token_BT[:, :1], model.fresh_memory(2), CONTEXTS["far"])
+    reader = Frozen(build(name))
+    reader(token_BT[:, :1], reader.fresh_memory(2), CONTEXTS["far"])
     assert calls == []
 
 
@@ -135,15 +136,16 @@ def test_modules_that_were_put_in_and_hooks_are_called(token_BT: Tensor, calls: 
 
     token_B1, seen = token_BT[:, :1], []
     plain = build("plain")
-    before_B1D = plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0]
+    reader, memory = Frozen(plain), Frozen(plain).fresh_memory(2)
+    before_B1D = reader(token_B1, memory, CONTEXTS["far"])[0]
     handle = plain.layers[1].ff[1].register_forward_hook(lambda *args: seen.append(args))
-    torch.testing.assert_close(plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0], before_B1D)
+    torch.testing.assert_close(reader(token_B1, memory, CONTEXTS["far"])[0], before_B1D)
     assert (len(calls), len(seen)) == (1, 1)
     handle.remove()
     adapted = Adapted(16, 16, bias=False)
     adapted.weight = plain.layers[2].attn.v_net.weight
     plain.layers[2].attn.v_net = adapted
-    assert not plain(token_B1, plain.fresh_memory(2), CONTEXTS["far"])[0].isclose(before_B1D).any()
+    assert not reader(token_B1, memory, CONTEXTS["far"])[0].isclose(before_B1D).any()
     assert len(calls) == 1
 
 
@@ -151,22 +153,23 @@ def test_modules_that_were_put_in_and_hooks_are_called(token_BT: Tensor, calls: 
 def test_an_encoding_that_changes_queries_and_keys_too_is_read_by_the_layers(
     token_BT: Tensor, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, seen = build("plain"), []
+    seen: list[object] = []
     monkeypatch.setattr(RelSinusoid, "transform_qk", lambda self, q, k, span: seen.append(span) or (q, k))
-    model(token_BT[:, :1], model.fresh_memory(2), CONTEXTS["far"])
+    model = build("plain")
+    Frozen(model)(token_BT[:, :1], Frozen(model).fresh_memory(2), CONTEXTS["far"])
     assert (len(calls), len(seen)) == (0, len(model.layers))
 
 
-def test_gradients_dropout_and_documents_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:
+def test_dropout_documents_and_hidden_states_are_for_the_layers(token_BT: Tensor, calls: list[int]) -> None:
     model, context = build("plain"), CONTEXTS["far"]
-    token_B1 = token_BT[:, :1]
-    assert model(token_B1, model.fresh_memory(2), context).hidden_BTD.requires_grad
-    with torch.no_grad():
-        model(token_B1, model.fresh_memory(2), context, torch.zeros(2, 1, dtype=torch.int64))
-        model(token_B1, None, context)  # hidden states
-        model.train()(token_B1, model.fresh_memory(2), context)
-        assert calls == []
-        with pytest.raises(ValueError, match="holds 1 rows, the segment 2"):
-            model.eval()(token_B1, model.fresh_memory(1), context)
-        model(token_B1, model.fresh_memory(2), context)
+    reader, token_B1 = Frozen(model), token_BT[:, :1]
+    reader(token_B1, reader.fresh_memory(2), context, torch.zeros(2, 1, dtype=torch.int64))
+    reader(token_B1, model.empty_memory(2), context)
+    model.train()
+    reader(token_B1, reader.fresh_memory(2), context)
+    assert calls == []
+    model.eval()
+    with pytest.raises(ValueError, match="holds 1 rows, the segment 2"):
+        reader(token_B1, reader.fresh_memory(1), context)
+    reader(token_B1, reader.fresh_memory(2), context)
     assert calls == [2]

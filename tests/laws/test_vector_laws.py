@@ -8,8 +8,9 @@ from torch import Tensor
 
 import txl
 from tests.laws.conftest import ENCODINGS, MEMORY_MODELS, context_of, shape_of
-from txl import AgentMemory, Context, Memory, MemoryTransformer, ModelConfig
+from txl import AgentMemory, Context, MemoryTransformer, ModelConfig
 from txl.config import UsageError
+from txl.model.streams import joined
 
 B, T, D = 3, 17, 8
 CONTEXT = Context(tgt_len=T, mem_len=5, same_length=True)
@@ -234,7 +235,7 @@ def test_stacked_memories_give_what_each_gives_alone_or_are_refused(name: str, s
         parts.append(memory)
     if name in ("compressive", "knn"):
         what = {"compressive": r"2 and 4 states \(compressed\)", "knn": r"5 and 7 states \(keys\)"}[name]
-        for join in (AgentMemory.stacked, lambda both: Memory.joined([part.hidden for part in both])):
+        for join in (AgentMemory.stacked, lambda both: joined([part.hidden for part in both])):
             with pytest.raises(ValueError, match=f"memories of {what}: give memories of one length"):
                 join(parts)
         parts[1] = parts[0]

@@ -10,8 +10,9 @@ from txl import Context, TransformerXL
 from txl.data_utils.scoring_stream import scoring_stream
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
-from txl.memory import Memory, Span
-from txl.memory.fifo import kept_tokens
+from txl.memory import Span
+from txl.model.memory import last_tokens
+from txl.model.streams import of_hidden
 
 IDS = np.random.default_rng(0).integers(0, 50, 61)
 CONTEXTS = [
@@ -66,9 +67,9 @@ def by_the_book(model: TransformerXL, context: Context) -> tuple[dict[int, Tenso
             inputs.append(h)
             norm = layer.attn_norm if layer.pre_lnorm else torch.nn.Identity()
             probs.append(probabilities(layer.attn, norm(h), norm(mem), feats, span)[0])
-            h = layer(h, mem, feats, span)
-        kept = {"mem_len": context.mem_len, "ext_len": context.ext_len}
-        memory = Memory(tuple(kept_tokens(old, new, **kept) for old, new in zip(memory.layers, inputs, strict=True)))
+            h = layer.attend(h, mem, feats, span)
+        pairs_of_layers = zip(memory.layers, inputs, strict=True)
+        memory = of_hidden([last_tokens(old, new, context) for old, new in pairs_of_layers])
         for t in range(begin - first, len(piece)):
             for s in range(span.n_mem + t + 1):
                 distance = span.n_mem + t - s

@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is published for Linux only", exc_type=ImportError)
 
 from txl import Context, ModelConfig, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.ops.rel_attention import kept, launch, rel_attention
 from txl.ops.rel_attention.fused import fused, operator
 from txl.ops.rel_attention.launch import Tile
@@ -217,7 +218,7 @@ def test_a_models_budget_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> No
     asked = []
     monkeypatch.setitem(IMPLEMENTATIONS, "fused", lambda *args, keep_mib, **options: asked.append(keep_mib) or args[0])
     model = TransformerXL(ModelConfig(n_token=5, n_layer=2, n_head=1, d_head=4, d_model=4, d_inner=4))
-    model.use_attention("auto", keep_mib=3)
+    use_attention(model, "auto", keep_mib=3)
     for layer in model.layers:  # use_attention would ask for a GPU
         layer.attn.rule.impl = "fused"
     model(torch.zeros(1, 2, dtype=torch.long), None, Context())

@@ -10,6 +10,7 @@ from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.evaluation.config import CacheConfig
 from txl.evaluation.test_time import ContinuousCache, Mixture
+from txl.inference.frozen import Frozen
 
 CONFIG = CacheConfig(cache_size=9, cache_theta=0.05, cache_lambda=0.3)
 CONTEXT = Context(tgt_len=4, mem_len=6)
@@ -22,7 +23,7 @@ def text(batch_size: int = 1) -> Tensor:
 
 def nats(model: TransformerXL, config: CacheConfig, text_BL: Tensor, context: Context = CONTEXT) -> Tensor:
     """Nats of every token but the first, (B, L - 1)."""
-    predictor = Mixture(model, [ContinuousCache(model, config)])
+    predictor = Mixture(Frozen(model), [ContinuousCache(model, config)])
     memory, parts = predictor.fresh_memory(len(text_BL)), []
     with torch.no_grad():
         for begin in range(0, text_BL.shape[1] - 1, context.tgt_len):

@@ -24,6 +24,7 @@ from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import Mixture, NearestNeighbours, knn, neighbour_store
 from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
+from txl.inference.frozen import Frozen
 
 CONTEXT = Context(tgt_len=4, mem_len=6)
 TRAIN = np.random.default_rng(1).integers(0, 8, 60)
@@ -63,7 +64,7 @@ def folder(tmp_path: Path, kept: Store) -> Path:
 
 
 def mixture(model: TransformerXL, opened: Store, **settings: Any) -> Mixture:
-    return Mixture(model, [NearestNeighbours(opened, KnnConfig(**settings), device=torch.device("cpu"))])
+    return Mixture(Frozen(model), [NearestNeighbours(opened, KnnConfig(**settings), device=torch.device("cpu"))])
 
 
 def hidden_of(model: TransformerXL, ids: np.ndarray) -> Tensor:

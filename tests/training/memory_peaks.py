@@ -16,6 +16,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from txl import Context, ModelConfig, TransformerXL
+from txl.attention_rules.paths import use_attention
 from txl.runtime.allocator import keep_freed_memory
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -66,7 +67,7 @@ def planned(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_
         model = TransformerXL(
             ModelConfig(**shape), dropout=training.get("dropout", 0), dropatt=training.get("dropatt", 0)
         )
-        model.use_attention(training.get("attn_impl", "auto"))
+        use_attention(model, training.get("attn_impl", "auto"))
         config, context = TrainConfig(**training, batch_size=n_stream), Context(tgt_len=tgt_len, mem_len=mem_len)
         return sum(memory_plan(model, config, context, CPU, torch.float32, shard=False).values())
 
@@ -77,7 +78,7 @@ def steps(shape: dict[str, Any], training: dict[str, Any], n_stream: int, tgt_le
     config = TrainConfig(**training, batch_size=n_stream, dtype="float32")
     context = Context(tgt_len=tgt_len, mem_len=mem_len)
     init_weights(model, config)
-    model.use_attention(config.attn_impl)
+    use_attention(model, config.attn_impl)
     needed = training_bytes(model, config, context, CPU, torch.float32)
     state = TrainState(model, config, context, CPU)
     model.train()

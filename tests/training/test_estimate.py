@@ -17,6 +17,8 @@ from tests.laws.conftest import MEMORY_MODELS, build, context_of
 from tests.training import memory_peaks
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
+from txl.model.memory import Reading
+from txl.model.span import Span
 from txl.runtime import resources
 from txl.runtime.distributed import Ranks
 from txl.training import estimate
@@ -106,7 +108,7 @@ def test_what_each_part_of_a_segment_leaves_for_the_backward_pass_is_counted(nam
     model, context, kept = build(name).float().train(), context_of(name), {}
     layer, rule = model.layers[0], model.layers[0].memory
     state = rule.full(model.config, context, 2, like=torch.empty(0))
-    theirs = {x.data_ptr() for x in (*layer.parameters(), state.hidden_BMD, *state.more.values())}
+    theirs = {x.data_ptr() for x in (*layer.parameters(), state.hidden_BMD, *state.extra.values())}
 
     def count(x: Tensor) -> Tensor:
         kept[x.untyped_storage().data_ptr()] = x
@@ -115,9 +117,8 @@ def test_what_each_part_of_a_segment_leaves_for_the_backward_pass_is_counted(nam
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         for _ in range(3):
             h_BTD = torch.zeros(2, 2, model.config.d_model, requires_grad=True)
-            span = rule.span(state, context, n_new=2)
-            feats = layer.attn.pos.prepare(span, like=h_BTD)
-            _, state = rule.through(layer, h_BTD, state, feats, span, context, lambda of, *inputs: of(*inputs))
+            span = Span.of(context, n_mem=rule.n_kept(state), n_new=2)
+            _, state = layer(h_BTD, state, Reading(context, span, layer.attn.pos, like=h_BTD).prepared())
     exact = sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in theirs)
     config = TrainConfig(memory_parts=3)
     assert estimate._count_kept(layer, model, config, context, 2, torch.float32) == pytest.approx(exact, rel=0.06)

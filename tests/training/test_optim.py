@@ -11,7 +11,7 @@ from torch import nn
 
 from txl import ModelConfig, TransformerXL
 from txl.training.config import TrainConfig
-from txl.training.optim import Optimizers, Plateau, learning_rate, tensors_kept
+from txl.training.optim import Optimizers, Plateau, hidden_matrices, learning_rate, tensors_kept
 from txl.training.optimizers import Muon
 
 Array = np.ndarray
@@ -126,7 +126,7 @@ def test_muon_turns_what_mixes_features_of_hidden_states(position: dict[str, Any
     """Not what an encoding multiplies with features of positions, nor vectors, tables, gates and memories."""
     shape = {"n_token": 20, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "memory": "neural"}
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
-    turned, _ = Optimizers(model.named_parameters(), TrainConfig(optim="muon"), model.hidden_matrices())._all
+    turned, _ = Optimizers(model.named_parameters(), TrainConfig(optim="muon"), hidden_matrices(model))._all
     names = {parameter: name for name, parameter in model.named_parameters()}
     expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"]
     found = {names[parameter] for parameter in turned.param_groups[0]["params"]}

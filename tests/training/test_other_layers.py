@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import txl.model.body
+import txl.stacks.reversible
 from tests.checkpoints import as_of_0_2
 from tests.hygiene.toy_memory import ToyMemory
 from tests.laws.conftest import context_of
@@ -59,7 +59,7 @@ def test_reversible_layers_train_as_kept_ones(settings: dict[str, Any], monkeypa
             keep(before, x2)
         return x1, x2
 
-    monkeypatch.setattr(txl.model.body, "reversible_layers", kept)
+    monkeypatch.setattr(txl.stacks.reversible, "reversible_layers", kept)
     plain = Run(config(max_step=3, **settings), dtype=torch.float64, shape=REVERSIBLE).begin().trained()
     torch.testing.assert_close(reversible.weights(), plain.weights(), rtol=0, atol=1e-9)
 

@@ -10,6 +10,7 @@ from tests.conftest import long_test
 from tests.training.runs import ADAPTIVE, SHAPE, Run, config, same_weights
 from txl.memory import Memory
 from txl.model.autocast import _say_that_it_is_slow
+from txl.model.memory import State
 from txl.ops import linear_cross_entropy
 from txl.training.finite import without_bad_rows
 from txl.training.step import NonFiniteError, autocast_dtype
@@ -87,10 +88,10 @@ def poison(run: Run, *at: int) -> None:
     forward, calls = run.state.nats.forward, []
 
     def poisoned(*args: Any) -> Any:
-        loss_BT, nll_BT, memory = forward(*args)
+        loss_BT, nll_BT, *others = forward(*args)
         calls.append(None)
         factor = float("nan") if len(calls) in at else 1.0
-        return loss_BT * factor, nll_BT * factor, memory
+        return loss_BT * factor, nll_BT * factor, *others
 
     run.state.nats.forward = poisoned  # type: ignore[method-assign]
 
@@ -143,10 +144,10 @@ def test_skipping_a_step_leaves_nothing_that_is_not_finite_in_memory() -> None:
 
 
 def test_a_memory_with_one_number_a_stream_is_cleaned_too() -> None:
-    memory = Memory((torch.ones(2, 3, 4),), ({"n_own": torch.tensor([5, 6])},))
+    memory = Memory((State(torch.ones(2, 3, 4), {"n_own": torch.tensor([5, 6])}),))
     memory.layers[0][1, 0, 0] = torch.nan
     cleaned = without_bad_rows(memory)
-    assert cleaned.more[0]["n_own"].tolist() == [5, 0]
+    assert cleaned.states[0].extra["n_own"].tolist() == [5, 0]
     assert cleaned.layers[0].sum((1, 2)).tolist() == [12, 0]
 
 

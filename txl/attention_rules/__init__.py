@@ -1,16 +1,14 @@
-"""Attention rules: to add one, add a file here and a line to the registry."""
+"""Attention rules, a file each; the paper's is in `txl.model.attention`."""
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from txl.attention_rules.lsh import LshAttention
-from txl.attention_rules.performer import PerformerAttention
-from txl.attention_rules.softmax import SoftmaxAttention
+from txl.attention_rules.paths import attention_path, use_attention
 from txl.config import ModelConfig
-from txl.memory import Span
-from txl.positions import PositionEncoding
+from txl.model.span import Span
+from txl.registry import ATTENTION_RULES
 
 
 class AttentionRule(Protocol):
@@ -26,31 +24,21 @@ class AttentionRule(Protocol):
     settings: ClassVar[tuple[str, ...]]
     """Fields of `ModelConfig` and `TrainConfig` that not every rule reads."""
 
-    def path(self, pos: PositionEncoding) -> str:
-        """The name of the computation used with this encoding; `relative`: `txl.ops.rel_attention`."""
+    @classmethod
+    def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> Self:
+        """The rule for a model."""
         ...
 
     def __call__(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: Any, feats: Tensor, span: Span
     ) -> Tensor:
         """The attention output, (B, N, T, H)."""
         ...
 
 
-ATTENTION_RULES = {
-    "softmax": SoftmaxAttention,
-    "performer": PerformerAttention,
-    "lsh": LshAttention,
-}
-
-
-def build_attention_rule(config: ModelConfig, *, dropatt: float = 0.0) -> AttentionRule:
-    """The rule named by `config.attention`."""
-    return ATTENTION_RULES[config.attention](config, dropatt=dropatt)
-
-
 def redraw(model: nn.Module, generator: torch.Generator) -> None:
     """Redraw the random features or rotations of the attention rules, layer by layer."""
     for module in model.modules():
-        if isinstance(module, PerformerAttention | LshAttention):
-            module.redraw(generator)
+        draw = getattr(module, "redraw", None)
+        if draw is not None:
+            draw(generator)

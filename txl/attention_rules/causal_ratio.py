@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.memory import Span
+from txl.model.span import Span
 
 BLOCK = 128
 """Queries per block: keys within it are multiplied pair by pair, keys before it are summed as a prefix."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.ops.numbers import widened
 from txl.positions import PositionEncoding
 
@@ -49,9 +49,10 @@ class LshAttention(nn.Module):
         """Redraw the rotations; the result depends on the generator, not on the device."""
         self.rotation_RHK.copy_(torch.randn(self.rotation_RHK.shape, generator=generator))
 
-    def path(self, pos: PositionEncoding) -> str:
-        """See `AttentionRule.path`."""
-        return "lsh"
+    @classmethod
+    def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> "LshAttention":
+        """See `AttentionRule.of_model`."""
+        return cls(config, dropatt=dropatt)
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from txl.attention_rules.causal_ratio import causal_ratio
 from txl.attention_rules.refusals import require_no_dropatt, require_scoreless
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.ops.numbers import at_least_float32
 from txl.positions import PositionEncoding
 
@@ -45,9 +45,10 @@ class PerformerAttention(nn.Module):
         """Redraw the features; the result depends on the generator, not on the device."""
         self.omega_FH.copy_(orthogonal_normal(*self.omega_FH.shape, generator=generator))
 
-    def path(self, pos: PositionEncoding) -> str:
-        """See `AttentionRule.path`."""
-        return "performer"
+    @classmethod
+    def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> "PerformerAttention":
+        """See `AttentionRule.of_model`."""
+        return cls(config, dropatt=dropatt)
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span

@@ -1,30 +1,18 @@
 """Settings that attention rules other than softmax do not support."""
 
 from txl.config import ModelConfig, UsageError, require
-from txl.memory import MEMORIES
-from txl.positions import POSITION_ENCODINGS
+from txl.registry import POSITIONS
 
 
 def require_scoreless(config: ModelConfig) -> None:
     """Raise `UsageError` if the position encoding needs the scores of all pairs."""
-    if not POSITION_ENCODINGS[config.position].needs_scores():
+    if not POSITIONS[config.position].needs_scores():
         return
-    usable = sorted(name for name, cls in POSITION_ENCODINGS.items() if not cls.needs_scores())
+    usable = sorted(name for name, cls in POSITIONS.items() if not cls.needs_scores())
     others = f", or --attention {config.attention} with --position {' or '.join(usable)}" if usable else ""
     raise UsageError(
         f"--attention {config.attention} --position {config.position}: the rule does not compute the scores of all "
         f"pairs, which this encoding needs; use --attention softmax{others}"
-    )
-
-
-def require_masks_documents(config: ModelConfig) -> None:
-    """Raise `UsageError` if the attention rule or the memory cannot tell the documents of a row apart."""
-    how = f"--memory {config.memory}: it is read in all documents of a row; read them in rows of their own"
-    require(MEMORIES[config.memory].masks_documents, f"{how} (train without --reset)")
-    require(
-        config.attention == "softmax",
-        f"--attention {config.attention}: this rule does not mask the documents of a row; read documents in rows of "
-        f"their own (train without --reset), or use --attention softmax",
     )
 
 

@@ -1,69 +1,46 @@
-"""The attention rule of the paper."""
+"""Softmax attention with the terms of any position encoding, and with factors of a memory."""
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from txl.config import KEEP_MIB, ModelConfig
-from txl.memory import Span
-from txl.ops.dropout import Dropout
-from txl.ops.rel_attention import rel_attention, takes_factors, with_far_rows
+from txl.config import ModelConfig
+from txl.model.attention import RelativeSoftmax
+from txl.model.span import Span
+from txl.ops.rel_attention import takes_factors, with_far_rows
 from txl.positions import PositionEncoding
 from txl.positions.base import rel_shift
+from txl.registry import MEMORIES, POSITIONS
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(RelativeSoftmax):
     """out_t = sum_s softmax_s(scale * q_t.k_s + score_ts + log w_ts) v_s, over the keys visible to t under `span`.
 
     w is 1 unless a memory says otherwise, see `Span.log_weight_BTS`.
 
     Source: Vaswani et al. 2017, eq. 1, with the position encoding's terms. Dropout is applied to the probabilities,
-    without renormalisation, as in the original.
-
-    Attributes:
-        impl: implementation of relative attention, see `txl.ops.rel_attention`. Encodings without scores use PyTorch's
-            `scaled_dot_product_attention`, all others the equation above.
-        keep_mib: see `txl.ops.rel_attention`.
+    without renormalisation, as in the original. Encodings without scores use PyTorch's `scaled_dot_product_attention`,
+    those of relative terms `txl.ops.rel_attention`, all others the equation above.
     """
 
-    shared_qk = False
-    impl = "auto"
-    keep_mib = KEEP_MIB
-    settings = ()
-
-    def __init__(self, config: ModelConfig, *, dropatt: float = 0.0) -> None:
-        super().__init__()
-        self.drop = Dropout(dropatt)
-
-    def path(self, pos: PositionEncoding) -> str:
-        """See `AttentionRule.path`."""
-        if pos.is_relative():
-            return "relative"
-        return "plain" if pos.needs_scores() else "scaled_dot_product_attention"
+    @classmethod
+    def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> RelativeSoftmax:
+        """See `AttentionRule.of_model`: the paper's where that is all that a model needs."""
+        weighs_keys = MEMORIES.named(config.memory).traits.weighs_keys
+        if POSITIONS[config.position].is_relative() and not weighs_keys:
+            return RelativeSoftmax(config, dropatt=dropatt)
+        return cls(config, dropatt=dropatt)
 
     def forward(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: PositionEncoding, feats: Tensor, span: Span
     ) -> Tensor:
-        dropout = self.drop.p if self.training else 0.0
-        path, log_weight_BTS = self.path(pos), span.log_weight_BTS
+        path, log_weight_BTS = softmax_path(pos), span.log_weight_BTS
         n_key, needs_grad = k_BNSH.shape[2], torch.is_grad_enabled()
         factors_too = log_weight_BTS is None or takes_factors(q_BNTH.device, n_key=n_key, needs_grad=needs_grad)
         if path == "relative" and factors_too:
-            return rel_attention(
-                q_BNTH,
-                k_BNSH,
-                v_BNSH,
-                *pos.relative(feats),
-                scale=pos.scale,
-                window=span.window,
-                first_BT=span.first_BT,
-                log_weight_BTS=log_weight_BTS,
-                dropout=dropout,
-                clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped distances differ
-                impl=self.impl,
-                keep_mib=self.keep_mib,
-            )
+            return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
         if path == "scaled_dot_product_attention":
+            dropout = self.drop.p if self.training else 0.0
             mask = None if span.is_triangle else span.mask(q_BNTH.device)
             if log_weight_BTS is not None:
                 hidden = ~span.mask(q_BNTH.device)
@@ -80,6 +57,13 @@ class SoftmaxAttention(nn.Module):
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
         return out_BNTH
+
+
+def softmax_path(pos: PositionEncoding) -> str:
+    """The computation that serves an encoding."""
+    if pos.is_relative():
+        return "relative"
+    return "plain" if pos.needs_scores() else "scaled_dot_product_attention"
 
 
 def logits(q_BNTH: Tensor, k_BNSH: Tensor, pos: PositionEncoding, feats: Tensor, span: Span) -> Tensor:

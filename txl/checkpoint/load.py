@@ -17,9 +17,10 @@ from txl.checkpoint.save import Snapshot
 from txl.checkpoint.shards import SHARDS, read_into, shards_in, tensors_in
 from txl.config import ModelConfig, UsageError
 from txl.files import require_readable
-from txl.memory import Memory, empty_states, rows_joined
-from txl.model.half import cast_weights
+from txl.inference.half import cast_weights
+from txl.memory import empty_memory
 from txl.model.sizes import model_without_values, shapes_of, weights_of
+from txl.model.streams import of_named, rows_joined
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import at_least_float32
 from txl.runtime.distributed import local
@@ -84,7 +85,7 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
         UsageError: if a file is missing or damaged.
     """
     folder, shape = checkpoint.folder, checkpoint.model_config
-    empty = Memory.of(empty_states(shape, 1, like=torch.empty(0))).named()
+    empty = empty_memory(shape, 1, like=torch.empty(0)).named()
     remembered: dict[str, list[Tensor]] = {}
     rng: dict[str, Tensor] = {}
     for path in _stream_files(checkpoint):
@@ -103,7 +104,9 @@ def load_snapshot(checkpoint: Checkpoint, streams: slice, model: TransformerXL |
     sizes = {sum(map(len, parts)) for parts in remembered.values()}
     if remembered and (remembered.keys() != empty.keys() or sizes != {streams.stop - streams.start}):
         raise damaged(folder / "streams_*.safetensors")
-    memory = Memory.of_named({name: rows_joined(parts) for name, parts in remembered.items()}) if remembered else None
+    memory = None
+    if remembered:
+        memory = of_named({name: rows_joined(parts) for name, parts in remembered.items()})
     parameters = dict(model.named_parameters()) if model is not None and model.is_sharded else {}
     return Snapshot(progress_of(checkpoint), _tensors(folder, OPTIMIZER, parameters), memory, rng, folder)
 

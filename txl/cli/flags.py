@@ -16,12 +16,11 @@ from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.config import UsageError, require
-from txl.memory import MEMORIES
 from txl.model.axes import readers
-from txl.positions import POSITION_ENCODINGS
+from txl.registry import MEMORIES, POSITIONS
 
 Typed = dict[str, Any]
-_REGISTRIES = {"position": POSITION_ENCODINGS, "memory": MEMORIES}
+_REGISTRIES = {"position": POSITIONS, "memory": MEMORIES}
 
 
 def read_flags(

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from txl.attention_rules.paths import use_attention
 from txl.cli.flags import Typed, read_flags
 from txl.commands.settings import new_settings, with_batch_size
 from txl.commands.shape import AUTO, Shape
@@ -117,7 +118,7 @@ def estimated_model(shape: ModelConfig, config: TrainConfig, context: Context, d
         impl = "blockwise"  # which keeps the same for the backward pass
     # blockwise draws its dropout from a seed, which fake tensors cannot make
     model = TransformerXL(shape, dropout=config.dropout, dropatt=0.0 if impl == "blockwise" else config.dropatt)
-    model.use_attention(impl)
+    use_attention(model, impl)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from txl.attention_rules.paths import use_attention
 from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.scoring import Split, score, streams_by_default, streams_of
 from txl.config import Context, ModelConfig
@@ -59,7 +60,7 @@ def evaluate_best(
     of the 2019 code."""
     checkpoint = open_checkpoint(run_folder)
     model = load_model(checkpoint).to(ranks.device)
-    model.use_attention(config.attn_impl)
+    use_attention(model, config.attn_impl)
     asked, rows = evaluation_of(config, model.config, ranks), []
     for split in (Split.of(corpus, name) for name in ("valid", "test")):
         rows.append(score(model, split, within(context, len(split.ids)), asked, ranks))

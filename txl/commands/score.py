@@ -36,6 +36,7 @@ from txl.evaluation.report import (
 )
 from txl.evaluation.rows import Row, row_of_texts
 from txl.evaluation.test_time import Additions, prepared
+from txl.inference.cuda_graph import frozen
 from txl.inference.reader import reading_context
 from txl.language.model import LanguageModel
 from txl.runtime.distributed import Ranks, process_group
@@ -86,7 +87,7 @@ def score_file(
     with lm.used_as(config) as model:
         for asked in config.look_backs(lm.context):
             context = asked if config.ext_len is not None else reading_context(lm.model_config, asked)
-            predictors: list[tuple[str, Predictor]] = [("", model)]
+            predictors: list[tuple[str, Predictor]] = [("", frozen(model))]
             if additions.name:
                 added = prepared(additions, model, training, context, batch_size=1, ranks=ranks)
                 predictors.append((additions.name, added))

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from txl.attention_rules.refusals import require_masks_documents
 from txl.checkpoint import Checkpoint
 from txl.cli.flags import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
@@ -15,7 +14,9 @@ from txl.data_utils.addresses import remember_typed
 from txl.data_utils.corpus import DataConfig
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
-from txl.memory import MEMORIES, MemoryRule, require_works
+from txl.model.refusals import require_masks_documents, require_works
+from txl.model.rule import MemoryRule
+from txl.registry import MEMORIES
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
 from txl.training.folder import open_run, saved_settings
@@ -93,12 +94,12 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     shape = found.model if isinstance(found, Shape) else found
     require_works(shape.memory, context, can_change=isinstance(found, Shape))
     rule = MEMORIES[shape.memory]
-    why = rule.idle(context)
+    why = rule.traits.idle(context)
     require(not why, why)
     if "compressed_len" in rule.settings:
         context = context.overlaid(compressed_len=context.n_compressed)
     if train.memory_parts is None:
-        in_parts = rule.learns_to_write and not context.ext_len
+        in_parts = rule.traits.learns_to_write and not context.ext_len
         n_part = min(_PARTS, context.tgt_len) if in_parts else 1
         train = dataclasses.replace(train, memory_parts=n_part)
     note = _note_on_parts(rule, shape.memory, train.n_part, context)
@@ -109,9 +110,9 @@ def _with_memory(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
 
 def _note_on_parts(rule: type[MemoryRule], name: str, n_part: int, context: Context) -> str:
     """What is of no use in the parts that segments are read in; empty: nothing."""
-    if rule.learns_to_write and n_part == 1:
+    if rule.traits.learns_to_write and n_part == 1:
         return f"--memory_parts 1: nothing teaches --memory {name} what to write; give 2 or more, without --ext_len"
-    if n_part > 1 and rule.is_bounded and not context.mem_len:
+    if n_part > 1 and rule.traits.is_bounded and not context.mem_len:
         seen = f"nothing is remembered, so a token sees {-(-context.tgt_len // n_part)} of {context.tgt_len} tokens"
         return f"--memory_parts {n_part}: {seen} at most; leave it out, or use another --memory"
     return ""

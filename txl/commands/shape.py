@@ -8,7 +8,7 @@ from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.convert.kimiyoung_arguments import PUBLISHED, Published
 from txl.data_utils.corpus import Corpus
-from txl.memory import MEMORIES
+from txl.memory import n_kept_at_most
 from txl.model.cutoffs import best_cutoffs, products_per_token
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import print_line
@@ -75,5 +75,5 @@ def shape_of(typed: Typed, context: Context) -> Shape:
     require(not mixed, f"--cutoffs {' '.join(map(str, cutoffs or ()))}: give ranks, or auto alone")
     asked = {name: value for name, value in typed.items() if name != "cutoffs"}
     model = build(ModelConfig, asked)
-    n_position = context.tgt_len + context.ext_len + MEMORIES[model.memory].length(context, model)
+    n_position = context.tgt_len + context.ext_len + n_kept_at_most(model, context)
     return Shape(replace(model, n_position=model.n_position or n_position), cutoffs)

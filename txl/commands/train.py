@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from txl.attention_rules.paths import attention_path, use_attention
 from txl.checkpoint import Background, Checkpoint, CheckpointWriter, load_model, load_snapshot, load_weights
 from txl.cli.flags import read_flags
 from txl.commands.evaluations import evaluate_best, sample_text, validation_of
@@ -73,7 +74,7 @@ def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
     require_serves(model.layers[0].attn.pos, context, can_change=checkpoint is None and start is None)
     model.to(ranks.device)
-    model.use_attention(config.attn_impl, keep_mib=config.attn_keep_mib)
+    use_attention(model, config.attn_impl, keep_mib=config.attn_keep_mib)
 
     # what the loop reads and writes
     stream = training_stream(corpus, config, context, ranks)
@@ -149,7 +150,7 @@ def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -
     model, config = state.model, state.config
     by_row = config.reset == "document"
     print_line(describe(model, state.ranks, n_segment))
-    path = model.attention_path(state.context, state.dtype, needs_grad=True, by_row=by_row)
+    path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)
     print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
     what = unbounded(model.config)
     if what and config.eval_batch_size is None and config.reset == "never":

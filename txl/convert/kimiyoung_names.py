@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from txl.attention_rules.softmax import SoftmaxAttention
 from txl.config import ModelConfig, UsageError, require
+from txl.model.attention import RelativeSoftmax
 from txl.model.transformer import TransformerXL
 
 ATTN_TYPES = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
@@ -182,7 +182,7 @@ def _far_first(table: Tensor, name: str) -> Tensor:
 def rates_of(model: TransformerXL) -> dict[str, float]:
     """The rates of dropout that a model was built with."""
     rule = model.layers[0].attn.rule
-    return {"dropout": model.drop.p, "dropatt": rule.drop.p if isinstance(rule, SoftmaxAttention) else 0.0}
+    return {"dropout": model.drop.p, "dropatt": rule.drop.p if isinstance(rule, RelativeSoftmax) else 0.0}
 
 
 def inv_freq(d_model: int) -> Tensor:

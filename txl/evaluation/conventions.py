@@ -12,9 +12,10 @@ from torch import Tensor
 from txl.config import Context, ModelConfig, require
 from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.reading import Predictor, Reading, warmup_segments, within
-from txl.memory import Memory
-from txl.model.cuda_graph import with_cuda_graphs
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.inference.cuda_graph import frozen
+from txl.inference.frozen import AnyMemory, Frozen
+from txl.model.memory import Memory, State
+from txl.model.transformer import TransformerXL
 
 
 def reading_of(convention: str, model: TransformerXL, context: Context, *, n_token: int) -> Reading:
@@ -42,12 +43,12 @@ def reading_of(convention: str, model: TransformerXL, context: Context, *, n_tok
             # its memory starts full, so limiting it to the text would give another result
             return Reading(context, context, 0, ZeroMemory(model, context.mem_len))
     seen = within(context, n_token)
-    return Reading(context, seen, warmup_segments(model.config.n_layer, seen), with_cuda_graphs(model))
+    return Reading(context, seen, warmup_segments(model.config.n_layer, seen), frozen(model))
 
 
 def _as_the_original(model: TransformerXL, context: Context) -> Predictor:
     """A model with the memory of the original and of NVIDIA's; without ext_len it is ours."""
-    return OriginalMemory(model) if context.ext_len else with_cuda_graphs(model)
+    return OriginalMemory(model) if context.ext_len else frozen(model)
 
 
 def _without_idle_clamp(config: ModelConfig, context: Context) -> Context:
@@ -77,12 +78,13 @@ class OriginalMemory:
     """
 
     def __init__(self, model: TransformerXL) -> None:
-        self.model, self.fresh_memory = model, model.fresh_memory
+        self._model = Frozen(model)
+        self.fresh_memory = self._model.fresh_memory
 
     def nll(self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory, context: Context) -> tuple[Tensor, AnyMemory]:
         """See `TransformerXL.nll`."""
         context = dataclasses.replace(context, ext_len=min(context.ext_len, memory.length))
-        return self.model.nll(input_BT, target_BT, memory, context)
+        return self._model.nll(input_BT, target_BT, memory, context)
 
 
 class ZeroMemory:
@@ -98,4 +100,4 @@ class ZeroMemory:
         """Zeros, (B, mem_len, D) for each layer."""
         like = self.model.layers[0].attn_norm.weight
         zeros_BMD = like.new_zeros(batch_size, self.mem_len, self.model.config.d_model)
-        return Memory((zeros_BMD,) * self.model.config.n_layer)
+        return Memory((State(zeros_BMD),) * self.model.config.n_layer)

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, require
 from txl.evaluation.reading import Learner, Predictor, Segments, of_counted
-from txl.memory import KeyValueMemory, is_bounded
+from txl.inference.cuda_graph import frozen
+from txl.inference.frozen import Frozen
+from txl.inference.key_values import KeyValueMemory
+from txl.memory import is_bounded
 from txl.model.adaptive import AdaptiveSoftmax
-from txl.model.cuda_graph import CudaGraphModel, with_cuda_graphs
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import float64_sum
 from txl.positions import POSITION_ENCODINGS
@@ -87,7 +89,7 @@ def evaluate(
     """Score a text segment by segment, carrying the memory along. Sums are in float64.
 
     Args:
-        predictor: by default the model.
+        predictor: by default the model itself.
         observe: called with the nats of each segment's scored targets (N,), row by row, in the order of the segments.
     """
     nats = float64_sum(torch.zeros(1, device=model.device))
@@ -108,12 +110,12 @@ def scored(
 
     Puts the model in evaluation mode, and back into its previous mode at the end.
     """
-    if predictor is None or predictor is model:
-        predictor = with_cuda_graphs(model)
+    if predictor is None:
+        predictor = frozen(model)
     was_training = model.training
     model.eval()
     try:
-        if isinstance(predictor, TransformerXL | CudaGraphModel):
+        if isinstance(predictor, Frozen):
             yield from _of_model(predictor, model, segments, context)
         else:
             yield from _of_predictor(predictor, segments, context, model.device)
@@ -138,9 +140,7 @@ READ_TOGETHER = 512
 """Tokens of segments that are read as one, where that changes nothing: products of more rows take less time each."""
 
 
-def _of_model(
-    predictor: TransformerXL | CudaGraphModel, model: TransformerXL, segments: Segments, context: Context
-) -> Iterator[Tensor]:
+def _of_model(predictor: Frozen, model: TransformerXL, segments: Segments, context: Context) -> Iterator[Tensor]:
     """Ids stay on the host, which avoids GPU synchronisation."""
     memory: Any = None
     hiddens: list[Tensor] = []
@@ -151,7 +151,7 @@ def _of_model(
         if joins:
             context = dataclasses.replace(context, tgt_len=max(context.tgt_len, sum(x.shape[1] for x in inputs)))
         if memory is None:
-            memory = _fresh_memory(predictor, model, len(inputs[0]), context)
+            memory = _fresh_memory(predictor, len(inputs[0]), context)
         hidden_BTD, memory = predictor(torch.cat(inputs, dim=1), memory, context)
         widths = [target_BT.shape[1] for target_BT in targets_of_group]
         parts = hidden_BTD[:, -sum(widths) :].split(widths, dim=1)
@@ -165,12 +165,12 @@ def _of_model(
         yield from _losses(model.softmax, hiddens, targets)
 
 
-def _fresh_memory(predictor: TransformerXL | CudaGraphModel, model: TransformerXL, n_row: int, context: Context) -> Any:
+def _fresh_memory(predictor: Frozen, n_row: int, context: Context) -> Any:
     """An empty memory. Nobody goes back to an earlier one, so keys are written over."""
     memory = predictor.fresh_memory(n_row)
     if not isinstance(memory, KeyValueMemory):
         return memory
-    return memory.in_place(model.layers, n_kept=context.mem_len + context.ext_len, n_new=context.tgt_len)
+    return memory.in_place(n_kept=context.mem_len + context.ext_len, n_new=context.tgt_len)
 
 
 def _ends_change_nothing(config: ModelConfig, context: Context) -> bool:

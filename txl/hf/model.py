@@ -21,7 +21,7 @@ from txl.convert.kimiyoung_names import inv_freq
 from txl.evaluation.measures.attention_by_distance import probabilities
 from txl.hf.config import TransfoXLConfig
 from txl.hf.weights import Weights, add_weights, call_with, recomputed
-from txl.memory import Memory
+from txl.model.memory import Memory, Reading, State
 from txl.model.sizes import model_without_values
 from txl.model.transformer import TransformerXL
 
@@ -162,9 +162,9 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
         def run(model: TransformerXL) -> tuple[Tensor, Any]:
             h_BTD = model.word_emb(input_ids) if inputs_embeds is None else inputs_embeds
-            memory = None if mems is None else Memory(tuple(mem_MBD.transpose(0, 1) for mem_MBD in mems))
+            memory = None if mems is None else Memory(tuple(State(mem_MBD.transpose(0, 1)) for mem_MBD in mems))
             since_BT = None if padding is None else padding.since_BT(0 if mems is None else len(mems[0]))
-            model.run_layer = functools.partial(_run_layer, padding, self.gradient_checkpointing and self.training)
+            model.run = functools.partial(_run_layers, padding, self.gradient_checkpointing and self.training)
             with _recorded(model, hids, attentions if self._asked(output_attentions, "output_attentions") else None):
                 return model.train(self.training).read(h_BTD, memory, context, since_BT)
 
@@ -213,10 +213,28 @@ class _Padding:
         return x_BLD.where(is_token_BL1, 0.0)
 
 
-def _run_layer(padding: _Padding | None, recompute: bool, layer: Any, h_BTD: Tensor, *others: Any) -> Tensor:
-    """In place of `TransformerXL.run_layer`."""
-    h_BTD = h_BTD if padding is None else padding.zeroed(h_BTD)
-    return recomputed(layer, h_BTD, *others) if recompute and torch.is_grad_enabled() else layer(h_BTD, *others)
+def _run_layers(
+    padding: _Padding | None,
+    recompute: bool,
+    layers: Any,
+    h_BTD: Tensor,
+    states: tuple[State, ...],
+    reading: Reading,
+) -> tuple[Tensor, tuple[State, ...]]:
+    """In place of `txl.model.layer.run_layers`."""
+    reading = reading.prepared()
+    next_states = []
+    for layer, state in zip(layers, states, strict=True):
+        if padding is not None:
+            h_BTD = padding.zeroed(h_BTD)
+        call = recomputed if recompute and torch.is_grad_enabled() else _called
+        h_BTD, next_state = call(layer, h_BTD, state, reading)
+        next_states.append(next_state)
+    return h_BTD, tuple(next_states)
+
+
+def _called(layer: nn.Module, *inputs: Any) -> Any:
+    return layer(*inputs)
 
 
 @contextlib.contextmanager

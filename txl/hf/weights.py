@@ -60,7 +60,7 @@ def call_with(
     return torch.func.functional_call(_Call(model), ours, (function,), tie_weights=False)
 
 
-def recomputed(layer: nn.Module, *inputs: Any) -> Tensor:
+def recomputed(layer: nn.Module, *inputs: Any) -> Any:
     """The output of a layer, recomputed in the backward pass with the weights that it has now: those that `call_with`
     gives the model are gone by then."""
     weights: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))

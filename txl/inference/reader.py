@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig
-from txl.memory import MEMORIES, KeyValueMemory
-from txl.model.body import Part
-from txl.model.cuda_graph import with_cuda_graphs
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.inference.cuda_graph import frozen
+from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory
+from txl.inference.key_values import KeyValueMemory
+from txl.memory import remembers
+from txl.model.memory import Memory, State
+from txl.model.transformer import TransformerXL
+from txl.registry import MEMORIES
 
 
 def reading_context(config: ModelConfig, context: Context) -> Context:
@@ -20,7 +23,7 @@ def reading_context(config: ModelConfig, context: Context) -> Context:
     last half of a segment is read again with the next one, so that no more tokens stand together than
     in training.
     """
-    if MEMORIES[config.memory].remembers(context):
+    if remembers(config, context):
         return replace(context, ext_len=0)
     n_again = context.tgt_len // 2
     return replace(context, tgt_len=context.tgt_len - n_again, ext_len=n_again)
@@ -53,7 +56,7 @@ class Reader:
     """
 
     def __init__(self, model: TransformerXL, context: Context, batch_size: int) -> None:
-        memory = model.fresh_memory(batch_size)
+        memory = fresh_memory(model, batch_size)
         if _slides(model.config, context, memory):
             self._segments: _Segments = _Sliding(model, context, memory)
         elif _grows(model.config):
@@ -93,7 +96,8 @@ class _Segments:
     """
 
     def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
-        self._model, self._context, self._memory = model, context, memory
+        self._read: Any = Frozen(model)
+        self._context, self._memory = context, memory
         self.n_left = context.tgt_len
 
     def read(self, token_BT: Tensor) -> Tensor:
@@ -110,7 +114,7 @@ class _Sliding(_Segments):
 
     def __init__(self, model: TransformerXL, context: Context, memory: AnyMemory) -> None:
         super().__init__(model, context, memory)
-        self._read: Any = with_cuda_graphs(model)
+        self._read: Any = frozen(model)
 
     def read(self, token_BT: Tensor) -> Tensor:
         hidden_BTD, self._memory = self._read(token_BT, self._memory, self._context)
@@ -158,7 +162,7 @@ class _Growing(_ReadOn):
             input_BL = torch.cat([self._again_BL, token_BT], dim=1)
             self._n_full = self._memory.length + self._n_open
         part = Part(n_kept=self._context.mem_len + self._n_open, n_full=self._n_full)
-        hidden_BLD, self._memory = self._model(input_BL, self._memory, self._context, part=part)
+        hidden_BLD, self._memory = self._read(input_BL, self._memory, self._context, part=part)
         if self._context.ext_len:
             self._again_BL = self._last_again(torch.cat([self._again_BL, token_BT], dim=1))
         self.n_left -= n_token
@@ -168,7 +172,7 @@ class _Growing(_ReadOn):
 
     def _end_segment(self) -> None:
         end = max(0, self._memory.length - self._context.ext_len)
-        self._memory = self._memory.between(max(0, end - self._context.mem_len), end)
+        self._memory = _between(self._memory, max(0, end - self._context.mem_len), end)
         self.n_left = self._context.tgt_len
 
 
@@ -178,7 +182,7 @@ class _ReadAgain(_ReadOn):
     def read(self, token_BT: Tensor) -> Tensor:
         n_token = token_BT.shape[1]
         self._again_BL = torch.cat([self._again_BL, token_BT], dim=1)
-        hidden_BLD, memory = self._model(self._again_BL, self._memory, self._context)
+        hidden_BLD, memory = self._read(self._again_BL, self._memory, self._context)
         self.n_left -= n_token
         if not self.n_left:
             self._memory, self.n_left = memory, self._context.tgt_len
@@ -195,4 +199,11 @@ def _slides(config: ModelConfig, context: Context, memory: AnyMemory) -> bool:
 
 def _grows(config: ModelConfig) -> bool:
     """What is remembered of a token does not depend on where a segment ends."""
-    return MEMORIES[config.memory].is_queue and config.recurrence == "below" and not config.count_back
+    return MEMORIES[config.memory].traits.is_queue and config.recurrence == "below" and not config.count_back
+
+
+def _between(memory: AnyMemory, begin: int, end: int) -> AnyMemory:
+    """The remembered tokens from `begin` to `end`, exclusive."""
+    if isinstance(memory, KeyValueMemory):
+        return memory.between(begin, end)
+    return Memory(tuple(State(hidden_BMD[:, begin:end]) for hidden_BMD in memory.layers))

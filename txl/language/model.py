@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl.attention_rules.paths import use_attention
 from txl.checkpoint.config import ModelUse
 from txl.config import Context, Dtype, require
 from txl.data_utils.corpus import Corpus, DataConfig
@@ -25,6 +26,7 @@ from txl.data_utils.free_text import encode_text
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
+from txl.inference.half import pack_weights
 from txl.inference.reader import Reader, context_of_text
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
@@ -32,7 +34,6 @@ from txl.language.texts import open_corpus, resolved_data
 from txl.language.trained import TrainedModel
 from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for, dtype_on
-from txl.model.half import pack_weights
 from txl.model.transformer import TransformerXL
 from txl.positions import require_serves
 from txl.runtime.distributed import device_of
@@ -109,7 +110,7 @@ class LanguageModel(TrainedModel):
         require_works(self.model_config.memory, use, can_change=False)
         context = self.context.overlaid(clamp_len=use.clamp_len)
         require_serves(self.model.layers[0].attn.pos, context, can_change=False)
-        self.model.use_attention(use.attn_impl)
+        use_attention(self.model, use.attn_impl)
         with autocast(self.model.device, dtype_for(self.model, dtype_on(self.model.device, use.dtype))):
             yield self.model
 

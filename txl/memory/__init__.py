@@ -1,68 +1,59 @@
-"""Memories: to add one, add a file here and a line to the registry."""
+"""Memories besides the paper's, a file each, and what is asked of them by name."""
 
-from importlib import import_module
-from typing import Any
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from txl.config import Context, ModelConfig, UsageError, require
-from txl.memory.base import Memory, MemoryRule, State
-from txl.memory.key_value import KeyValue
-from txl.memory.key_values import KeyValueMemory
-from txl.memory.rows import rows_joined
-from txl.memory.span import Span
+from txl.config import Context, ModelConfig
+from txl.model.memory import Memory, State
+from txl.model.parts import build_memory_rule
+from txl.model.refusals import require_works
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
+from txl.registry import MEMORIES
 
 __all__ = [
     "MEMORIES",
-    "KeyValue",
-    "KeyValueMemory",
     "Memory",
     "MemoryRule",
     "Span",
     "State",
+    "Traits",
     "build_memory_rule",
-    "empty_states",
-    "full_states",
+    "empty_memory",
+    "full_memory",
     "is_bounded",
+    "n_kept_at_most",
+    "remembers",
     "require_works",
-    "rows_joined",
     "unbounded",
 ]
 
-_CLASSES = {
-    "fifo": "Fifo",
-    "none": "NoMemory",
-    "compressive": "Compressive",
-    "expire_span": "ExpireSpan",
-    "infini": "Infini",
-    "knn": "Knn",
-    "neural": "Neural",
-    "recurrent_tokens": "RecurrentTokens",
-}
-"""The class of each memory, in the file of the memory's name."""
 
-MEMORIES: dict[str, type[MemoryRule]] = {
-    name: getattr(import_module(f"{__name__}.{name}"), cls) for name, cls in _CLASSES.items()
-}
+def empty_memory(config: ModelConfig, batch_size: int, *, like: Tensor) -> Memory:
+    """What is remembered before the first segment, with dtype and device of `like`."""
+    rules = _rules(config)
+    return Memory(tuple(rule.empty(config, batch_size, like=like) for rule in rules))
 
 
-def build_memory_rule(config: ModelConfig, layer: int) -> MemoryRule:
-    """The rule of a layer, counted from 0, named by `config.memory`. Raises `UsageError` if there is none, or it does
-    not work with the model."""
-    require_works(config.memory, config)
-    return MEMORIES[config.memory].of_layer(config, layer)(config)
+def full_memory(config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> Memory:
+    """What is remembered at most, of zeros, with dtype and device of `like`."""
+    rules = _rules(config)
+    return Memory(tuple(rule.full(config, context, batch_size, like=like) for rule in rules))
 
 
-def empty_states(config: ModelConfig, batch_size: int, *, like: Tensor) -> list[State]:
-    """What each layer remembers before the first segment, with dtype and device of `like`."""
-    rules = [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]
-    return [rule.empty(config, batch_size, like=like) for rule in rules]
+def n_kept_at_most(config: ModelConfig, context: Context) -> int:
+    """How many keys the first layer attends to besides those of the segment, once its memory is
+    full."""
+    rule = _rules(config)[0]
+    return rule.n_kept(rule.full(config, context, 1, like=torch.empty(0, device="meta")))
 
 
-def full_states(config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> list[State]:
-    """What each layer remembers at most, with dtype and device of `like`."""
-    rules = [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]
-    return [rule.full(config, context, batch_size, like=like) for rule in rules]
+def remembers(config: ModelConfig, context: Context) -> bool:
+    """True if anything of a segment is there in the next."""
+    tensors = full_memory(config, context, 1, like=torch.empty(0, device="meta")).named().values()
+    return any(tensor.is_floating_point() and tensor.numel() > 0 for tensor in tensors)
 
 
 def is_bounded(config: ModelConfig) -> bool:
@@ -74,25 +65,8 @@ def unbounded(config: ModelConfig) -> str:
     """The flag for which a token sees more than that; empty: there is none."""
     if config.recurrence == "same":
         return "--recurrence same"
-    return "" if MEMORIES[config.memory].is_bounded else f"--memory {config.memory}"
+    return "" if MEMORIES[config.memory].traits.is_bounded else f"--memory {config.memory}"
 
 
-def require_works(memory: str, settings: Any, *, can_change: bool = True) -> None:
-    """Raise `UsageError` if there is no such memory, or it does not work with a field of these settings; the table is
-    `MemoryRule.only` of all memories.
-
-    Args:
-        can_change: another memory can be chosen, as for a new model; False: the model is trained.
-    """
-    require(memory in MEMORIES, f"--memory {memory}: no such memory; there are {', '.join(MEMORIES)}")
-    for name, allowed in MEMORIES[memory].only.items():
-        given = getattr(settings, name, None)
-        values = given if isinstance(given, tuple) else (given,)  # several lengths may be compared
-        value = next((one for one in values if one is not None and one not in allowed), None)
-        if value is None:
-            continue
-        refused = f"--{name}" if value is True else f"--{name} {value}"
-        others = [other for other, cls in MEMORIES.items() if value in cls.only.get(name, (value,))]
-        works = "does not work with it" if value is True else f"works with {' or '.join(map(str, allowed))} only"
-        change = f", or use --memory {' or '.join(others)}" if can_change else ""
-        raise UsageError(f"{refused}: --memory {memory} {works}; leave it out{change}")
+def _rules(config: ModelConfig) -> Sequence[type[MemoryRule]]:
+    return [MEMORIES[config.memory].of_layer(config, i) for i in range(config.n_layer)]

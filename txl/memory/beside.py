@@ -1,14 +1,27 @@
 """What memories share that keep what has left the window in another form, and read it beside attention."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from txl.config import Context
-from txl.memory.base import BESIDE, MemoryRule, State
-from txl.memory.span import Span
+from txl.config import Context, ModelConfig
+from txl.model.memory import Reading, State
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
+from txl.model.streams import grown
+
+BESIDE: dict[str, tuple[Any, ...]] = {
+    "recurrence": ("below",),
+    "reversible": (False,),
+    "same_length": (False,),
+    "convention": ("txl",),
+    "attention_by_distance": (False,),
+}
+"""What works with rules that keep what has left the window in another form."""
 
 
 class BesideAttention(MemoryRule):
@@ -17,14 +30,35 @@ class BesideAttention(MemoryRule):
     A = g A_memory + (1 - g) A_local          g = sigmoid(b)
     """
 
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
-    is_bounded = False
-    reads_weights = True
+    traits = Traits(BESIDE)
     gate_N: nn.Parameter
     """b."""
 
     def reset_parameters(self) -> None:
+        """Initialise what is not drawn as other weights are."""
         nn.init.zeros_(self.gate_N)
+
+    @classmethod
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        return grown(cls.empty(config, batch_size, like=like), context.mem_len)
+
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+        then = partial(self.beside, state.extra, reading.span)
+        out_BTD = layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span, then)
+        return out_BTD, self.kept(state, h_BTD, reading.span, reading.context, layer)
+
+    @abstractmethod
+    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        """The result of attention with what is read of `State.extra`, (B, N, T, H).
+
+        Args:
+            q_BNTH: queries without positions.
+            local_BNTH: the result of attention to hidden states and the segment.
+        """
+
+    @abstractmethod
+    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        """The state after a segment that the layer read as `new`."""
 
     def joined(self, read_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         """A."""

@@ -1,16 +1,28 @@
 """The memory of the Compressive Transformer: what leaves the first memory is compressed into a second one."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State
-from txl.memory.span import Span
+from txl.memory.beside import BESIDE
+from txl.model.memory import Reading, State
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
+from txl.model.streams import grown
 from txl.ops.linear import linear
+
+
+def _idle(context: Context) -> str:
+    if context.n_compressed:
+        return ""
+    if context.compressed_len is None:
+        return "--memory compressive: --mem_len and --compressed_len are 0; give --mem_len, or both"
+    other = f"leave it out, or use --memory {ModelConfig.memory}"
+    return f"--compressed_len 0: --memory compressive keeps no compressed state; {other}"
 
 
 class Compressive(MemoryRule):
@@ -34,12 +46,10 @@ class Compressive(MemoryRule):
     """
 
     settings = ("compress_rate", "compression", "compress_loss", "compressed_len")
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
-    is_bounded = False
-    reads_weights = True
+    traits = Traits(BESIDE, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.rate, self.compression = config.compress_rate, config.compression
         self.scale, wide = config.d_head**-0.5, config.compress_rate * config.d_model
         learns, of_attention = self.compression == "conv", config.compress_loss == "attention"
@@ -49,58 +59,58 @@ class Compressive(MemoryRule):
     @classmethod
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         none_B0D = like.new_empty(batch_size, 0, config.d_model)
-        more = {"compressed": none_B0D}
-        return State(none_B0D, more | ({"used": none_B0D[..., 0]} if config.compression == "most_used" else {}))
+        extra = {"compressed": none_B0D}
+        if config.compression == "most_used":
+            extra["used"] = none_B0D[..., 0]
+        return State(none_B0D, extra)
 
     @classmethod
-    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
-        plain = context.mem_len + config.compress_rate - 1  # before a block of them is compressed
-        return {"compressed": context.n_compressed, "hidden": plain, "used": plain}
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        n_plain = context.mem_len + config.compress_rate - 1  # before a block of them is compressed
+        lengths = {"compressed": context.n_compressed, "hidden": n_plain, "used": n_plain}
+        return grown(cls.empty(config, batch_size, like=like), context.mem_len, lengths)
 
     @classmethod
-    def idle(cls, context: Context) -> str:
-        if context.n_compressed:
-            return ""
-        if context.compressed_len is None:
-            return "--memory compressive: --mem_len and --compressed_len are 0; give --mem_len, or both"
-        other = f"leave it out, or use --memory {ModelConfig.memory}"
-        return f"--compressed_len 0: --memory compressive keeps no compressed state; {other}"
+    def n_kept(cls, state: State) -> int:
+        return state.extra["compressed"].shape[1] + state.hidden_BMD.shape[1]
 
-    @classmethod
-    def length(cls, context: Context, config: ModelConfig) -> int:
-        most = cls.longest(config, context)
-        return most["compressed"] + most["hidden"]
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
+        mem_BMD = torch.cat([state.extra["compressed"], state.hidden_BMD], dim=1)
+        span = self.in_keys(reading.span, state.hidden_BMD.shape[1])
+        out_BTD = layer.attend(h_BTD, mem_BMD, reading.feats, span)
+        return out_BTD, self.kept(state, h_BTD, span, reading.context, layer)
 
-    def span(self, state: State, context: Context, *, n_new: int, since_BT: Tensor | None = None) -> Span:
-        n_plain, n_compressed = state.hidden_BMD.shape[1], state.more["compressed"].shape[1]
-        if since_BT is not None:  # tokens of the document before a query, in keys
-            plain_T = n_plain + torch.arange(n_new, device=since_BT.device)
-            since_BT = torch.minimum(since_BT, plain_T) + (since_BT - plain_T).clamp(min=0) // self.rate
-        return Span.of(context, n_mem=n_compressed + n_plain, n_new=n_new, since_BT=since_BT)
-
-    def read(self, state: State) -> Tensor:
-        return torch.cat([state.more["compressed"], state.hidden_BMD], dim=1)
+    def in_keys(self, span: Span, n_plain: int) -> Span:
+        """The span in which tokens of a document before a query are counted in keys: the n_plain
+        last of those remembered are keys of their own."""
+        if span.since_BT is None:
+            return span
+        since_BT = span.since_BT
+        plain_T = n_plain + torch.arange(span.n_new, device=since_BT.device)
+        n_compressed_BT = (since_BT - plain_T).clamp(min=0) // self.rate
+        return replace(span, since_BT=torch.minimum(since_BT, plain_T) + n_compressed_BT)
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
+        """The state after a segment that the layer read as `new`."""
         before, n_new = state.hidden_BMD, max(0, new_BTD.shape[1] - context.ext_len)
         plain_BMD = torch.cat([before, new_BTD.detach()[:, :n_new]], dim=1)
         n_block = max(0, (plain_BMD.shape[1] - context.mem_len) // self.rate)
         n_old = n_block * self.rate
-        more = {}
-        if "used" in state.more:
-            n_older = state.more["compressed"].shape[1]
+        extra = {}
+        if "used" in state.extra:
+            n_older = state.extra["compressed"].shape[1]
             sees = span.mask(before.device)[..., n_older : n_older + before.shape[1]]
             prob_BNTM, _ = _attention(layer, new_BTD, before, self.scale, sees)
-            used_BM = F.pad(state.more["used"] + prob_BNTM.mean((1, 2)), (0, n_new))
-            more["used"], compressed_BKD = used_BM[:, n_old:], _most_used(plain_BMD, used_BM, n_block, self.rate)
+            used_BM = F.pad(state.extra["used"] + prob_BNTM.mean((1, 2)), (0, n_new))
+            extra["used"], compressed_BKD = used_BM[:, n_old:], _most_used(plain_BMD, used_BM, n_block, self.rate)
         else:
             compressed_BKD = self.compressed(plain_BMD[:, :n_old])
         loss = None
         if self.conv is not None and self.training and torch.is_grad_enabled():
             loss = self.loss(layer, new_BTD.detach(), plain_BMD[:, :n_old], compressed_BKD)
-        older_BCD = torch.cat([state.more["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1)
+        older_BCD = torch.cat([state.extra["compressed"], compressed_BKD.detach().to(before.dtype)], dim=1)
         begin = max(0, older_BCD.shape[1] - context.n_compressed)
-        return State(plain_BMD[:, n_old:].clone(), more | {"compressed": older_BCD[:, begin:].clone()}, loss)
+        return State(plain_BMD[:, n_old:].clone(), extra | {"compressed": older_BCD[:, begin:].clone()}, loss)
 
     def compressed(self, old_BLD: Tensor) -> Tensor:
         """f, (B, L / c, D)."""

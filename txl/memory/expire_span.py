@@ -1,54 +1,29 @@
 """The memory of Expire-Span: each state says by itself how long it stays."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State
-from txl.memory.key_value import KeyValue
-from txl.memory.key_values import KeyValues
-from txl.memory.span import Span
+from txl.memory.beside import BESIDE
+from txl.model.memory import Reading, State
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
+from txl.model.streams import grown
 from txl.ops.numbers import widened
 
 _FIRST_SHARE = 0.1
 """Of max_span: the span of every state in a new model."""
 
 
-class KeyValuesWithSpans(KeyValues):
-    """`expire_span` for fixed weights: keys, values and span of each token are computed once."""
-
-    @classmethod
-    def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> KeyValue:
-        none_B0 = like.new_empty(batch_size, 0)
-        more = {"age": none_B0.long(), "span": widened(none_B0)}
-        return super().empty(config, batch_size, like=like).with_more(more)
-
-    def of_hidden(self, layer: Any, empty: KeyValue, state: State) -> KeyValue:
-        found = super().of_hidden(layer, empty, state)
-        return found.with_more({"age": state.more["age"], "span": layer.memory.spans(state.hidden_BMD)})
-
-    def through(
-        self, layer: Any, h_BTD: Tensor, state: KeyValue, feats: Tensor, span: Span, context: Context, run: Any
-    ) -> tuple[Tensor, KeyValue]:
-        """See `ExpireSpan.through`."""
-        rule: ExpireSpan = layer.memory
-        begin = rule.first_held(state.more["age"])
-        age_BM, span_BM = state.more["age"][:, begin:], state.more["span"][:, begin:]
-        span_BS = torch.cat([span_BM, rule.spans(h_BTD)], dim=1)
-        own = rule.placed(span, age_BM)
-        own = replace(own, log_weight_BTS=rule.log_factors(age_BM, span_BS))
-        feats = feats[-own.n_key :] if layer.attn.pos.by_distance else feats
-        out_BTD, seen = layer.with_key_values(h_BTD, state.between(begin, state.length), feats, own)
-        n_kept = own.n_key - min(context.ext_len, span.n_new)
-        places = rule.staying(age_BM, span_BS[:, :n_kept], context.mem_len)
-        kept = seen.between(places.begin, n_kept) if places.at_BM is None else seen.at(places.at_BM)
-        return out_BTD, kept.with_more({"age": places.age_BM, "span": places.of(span_BS[:, :n_kept])})
+def _idle(context: Context) -> str:
+    if context.mem_len:
+        return ""
+    return "--mem_len 0: --memory expire_span keeps at most so many states; give --mem_len, such as 256"
 
 
 class ExpireSpan(MemoryRule):
@@ -71,20 +46,21 @@ class ExpireSpan(MemoryRule):
     """
 
     settings = ("max_span", "span_ramp", "span_loss")
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"attention": ("softmax",), "attn_impl": ("auto",)}
-    is_bounded = False
-    reads_weights = True
-    keeps_places = False
-    weighs_keys = True
-    projected = KeyValuesWithSpans()
+    traits = Traits(
+        BESIDE | {"attention": ("softmax",), "attn_impl": ("auto",)},
+        keeps_places=False,
+        weighs_keys=True,
+        idle=_idle,
+    )
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.limit, self.ramp, self.alpha = config.max_span, config.span_ramp, config.span_loss
         self.w_D, self.b = nn.Parameter(torch.empty(config.d_model)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise what is not drawn as other weights are."""
         nn.init.zeros_(self.w_D)
         nn.init.constant_(self.b, math.log(_FIRST_SHARE / (1 - _FIRST_SHARE)))
 
@@ -94,32 +70,23 @@ class ExpireSpan(MemoryRule):
         return State(none_B0D, {"age": none_B0D[..., 0].long()})
 
     @classmethod
-    def idle(cls, context: Context) -> str:
-        if context.mem_len:
-            return ""
-        return "--mem_len 0: --memory expire_span keeps at most so many states; give --mem_len, such as 256"
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        return grown(cls.empty(config, batch_size, like=like), context.mem_len)
 
     def spans(self, h_BSD: Tensor) -> Tensor:
         """e, (B, S), in float32 or wider: half precision does not tell long spans from each other."""
         e_BS = self.limit * ((h_BSD * self.w_D).sum(-1) + self.b).sigmoid()
         return widened(e_BS)
 
-    def through(
-        self,
-        layer: Any,
-        h_BTD: Tensor,
-        state: State,
-        feats: Tensor,
-        span: Span,
-        context: Context,
-        run: Callable[..., Any],
-    ) -> tuple[Tensor, State]:
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
         """As in other rules, over what this layer keeps: each has survivors of its own."""
-        begin = self.first_held(state.more["age"])
-        state = State(state.hidden_BMD[:, begin:], {"age": state.more["age"][:, begin:]})
-        own = self.placed(span, state.more["age"])
-        feats = layer.attn.pos.prepare(own, like=layer.read(h_BTD))
-        return super().through(layer, h_BTD, state, feats, own, context, run)
+        begin = self.first_held(state.extra["age"])
+        state = State(state.hidden_BMD[:, begin:], {"age": state.extra["age"][:, begin:]})
+        span = self.placed(reading.span, state.extra["age"])
+        feats = layer.attn.pos.prepare(span, like=reading.like)
+        span = self.weighed(span, h_BTD, state)
+        out_BTD = layer.attend(h_BTD, state.hidden_BMD, feats, span)
+        return out_BTD, self.kept(state, h_BTD, reading.context)
 
     def first_held(self, age_BM: Tensor) -> int:
         """Before this place no row holds a state: what joined rows were filled with falls away."""
@@ -137,9 +104,10 @@ class ExpireSpan(MemoryRule):
         remembered_BTM = (age_BM > 0)[:, None] & (age_BM[:, None] <= (since_BT - t_T)[..., None])
         return torch.minimum(since_BT, t_T) + remembered_BTM.sum(-1)
 
-    def weighed(self, span: Span, new_BTD: Tensor, mem_BMD: Tensor, more: Mapping[str, Tensor]) -> Span:
-        span_BS = torch.cat([self.spans(mem_BMD), self.spans(new_BTD)], dim=1)
-        return replace(span, log_weight_BTS=self.log_factors(more["age"], span_BS))
+    def weighed(self, span: Span, new_BTD: Tensor, state: State) -> Span:
+        """The span with the factors of attention."""
+        span_BS = torch.cat([self.spans(state.hidden_BMD), self.spans(new_BTD)], dim=1)
+        return replace(span, log_weight_BTS=self.log_factors(state.extra["age"], span_BS))
 
     def log_factors(self, age_BM: Tensor, span_BS: Tensor) -> Tensor:
         """log m, (B, T, S)."""
@@ -153,8 +121,9 @@ class ExpireSpan(MemoryRule):
         hidden_BTS = m_BTS <= 0
         return m_BTS.masked_fill(hidden_BTS, 1).log().masked_fill(hidden_BTS, -torch.inf)  # 0 has no gradient
 
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
-        n_new, age_BM = max(0, new_BTD.shape[1] - context.ext_len), state.more["age"]
+    def kept(self, state: State, new_BTD: Tensor, context: Context) -> State:
+        """The state after a segment that the layer read as `new`."""
+        n_new, age_BM = max(0, new_BTD.shape[1] - context.ext_len), state.extra["age"]
         loss = self.alpha * self.spans(new_BTD).mean() if self.training and torch.is_grad_enabled() else None
         hidden_BSD = torch.cat([state.hidden_BMD, new_BTD.detach()[:, :n_new]], dim=1)
         places = self.staying(age_BM, self.spans(hidden_BSD).detach(), context.mem_len)

@@ -1,16 +1,17 @@
 """The memory of Infini-attention: what has left the window is a matrix per head, read by linear attention."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, State
-from txl.memory.beside import BesideAttention, beyond_window, same_document
-from txl.memory.span import Span
+from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
+from txl.model.memory import State
+from txl.model.rule import Traits
+from txl.model.span import Span
 from txl.ops.numbers import at_least_float32, widened
 
 
@@ -30,11 +31,10 @@ class Infini(BesideAttention):
     """
 
     settings = ("infini_update",)
-    learns_to_write = True
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.has_delta = config.infini_update == "delta"
         self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.reset_parameters()
@@ -47,8 +47,8 @@ class Infini(BesideAttention):
             like.new_empty(batch_size, 0, config.d_model), {"matrix": matrix_BNHH, "norm": matrix_BNHH[..., 0].clone()}
         )
 
-    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
-        read_BNTH = _read(more["matrix"], more["norm"], _feature(q_BNTH))
+    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        read_BNTH = _read(extra["matrix"], extra["norm"], _feature(q_BNTH))
         if span.first_BT is not None:
             read_BNTH = torch.where((span.first_BT < 0)[:, None, :, None], read_BNTH, 0)
         return self.joined(read_BNTH, local_BNTH)
@@ -56,10 +56,10 @@ class Infini(BesideAttention):
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
-            return State(hidden_BMD, state.more)
+            return State(hidden_BMD, state.extra)
         k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
-        k_BNLH, v_BNLH = _feature(k_BNLH), v_BNLH.to(state.more["norm"].dtype)
-        matrix_BNHH, norm_BNH = state.more["matrix"], state.more["norm"]
+        k_BNLH, v_BNLH = _feature(k_BNLH), v_BNLH.to(state.extra["norm"].dtype)
+        matrix_BNHH, norm_BNH = state.extra["matrix"], state.extra["norm"]
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
             matrix_BNHH = torch.where(goes_on_B[:, None, None, None], matrix_BNHH, 0)
@@ -68,8 +68,8 @@ class Infini(BesideAttention):
             k_BNLH, v_BNLH = (torch.where(stays_BNLH, x, 0) for x in (k_BNLH, v_BNLH))
         if self.has_delta:
             v_BNLH = v_BNLH - _read(matrix_BNHH, norm_BNH, k_BNLH)
-        more = {"matrix": matrix_BNHH + k_BNLH.mT @ v_BNLH, "norm": norm_BNH + k_BNLH.sum(2)}
-        return State(hidden_BMD, more)
+        extra = {"matrix": matrix_BNHH + k_BNLH.mT @ v_BNLH, "norm": norm_BNH + k_BNLH.sum(2)}
+        return State(hidden_BMD, extra)
 
 
 def _feature(x: Tensor) -> Tensor:

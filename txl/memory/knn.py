@@ -1,7 +1,7 @@
 """The memory of Memorizing Transformers: one layer looks up the nearest keys of what has left the window."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, UsageError, require
-from txl.memory.base import MemoryRule, State
-from txl.memory.beside import BesideAttention, beyond_window, same_document
-from txl.memory.fifo import Fifo
-from txl.memory.span import Span
+from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
+from txl.model.memory import Fifo, Reading, State
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
+from txl.model.streams import grown
 
 _AT_A_TIME = 1 << 24
 """Similarities that are there at once."""
+
+
+def _idle(context: Context) -> str:
+    if context.lookup_len:
+        return ""
+    return f"--lookup_len 0: --memory knn looks nothing up; leave it out, or use --memory {ModelConfig.memory}"
 
 
 class Knn(BesideAttention):
@@ -35,9 +42,10 @@ class Knn(BesideAttention):
     """
 
     settings = ("lookup_layer", "lookup_k", "lookup_len", "lookup_faiss")
+    traits = Traits(BESIDE, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.k, self.nearest = config.lookup_k, _nearest
         self.gate_N, self.scale_N = (nn.Parameter(torch.empty(config.n_head)) for _ in range(2))
         self.reset_parameters()
@@ -54,45 +62,31 @@ class Knn(BesideAttention):
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         none_BN0H = like.new_empty(batch_size, config.n_head, 0, config.d_head)
         n_found_B = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
-        more = {"keys": none_BN0H, "values": none_BN0H, "n_own": n_found_B}
-        return State(like.new_empty(batch_size, 0, config.d_model), more)
+        extra = {"keys": none_BN0H, "values": none_BN0H, "n_own": n_found_B}
+        return State(like.new_empty(batch_size, 0, config.d_model), extra)
 
     @classmethod
-    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
-        return {"keys": context.lookup_len, "values": context.lookup_len}
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        lengths = {"keys": context.lookup_len, "values": context.lookup_len}
+        return grown(cls.empty(config, batch_size, like=like), context.mem_len, lengths)
 
-    @classmethod
-    def idle(cls, context: Context) -> str:
-        if context.lookup_len:
-            return ""
-        return f"--lookup_len 0: --memory knn looks nothing up; leave it out, or use --memory {ModelConfig.memory}"
-
-    def through(
-        self,
-        layer: Any,
-        h_BTD: Tensor,
-        state: State,
-        feats: Tensor,
-        span: Span,
-        context: Context,
-        run: Callable[..., Any],
-    ) -> tuple[Tensor, State]:
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
         """As in other rules, with the search that the context asks for."""
         self.nearest = _nearest
-        if context.lookup_faiss:
+        if reading.context.lookup_faiss:
             require(h_BTD.device.type == "cpu", "--lookup_faiss: searches on a CPU; use --device cpu, or leave it out")
             self.nearest = partial(_nearest_by_faiss, _faiss())
-        return super().through(layer, h_BTD, state, feats, span, context, run)
+        return super().forward(layer, h_BTD, state, reading)
 
-    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
-        n_own_B1 = more["n_own"][:, None]
+    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        n_own_B1 = extra["n_own"][:, None]
         if span.first_BT is not None:  # none of another document
             n_own_B1 = n_own_B1 * (span.first_BT < 0)
-        return self.joined(self._found(more, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH)
+        return self.joined(self._found(extra, n_own_B1.expand(-1, q_BNTH.shape[2]), q_BNTH), local_BNTH)
 
-    def _found(self, more: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
+    def _found(self, extra: Mapping[str, Tensor], n_own_BT: Tensor, q_BNTH: Tensor) -> Tensor:
         """Attention to the nearest of the last `n_own` keys of each query, (B, N, T, H); 0 where there are none."""
-        k_BNLH, v_BNLH = more["keys"], more["values"]
+        k_BNLH, v_BNLH = extra["keys"], extra["values"]
         n_key = k_BNLH.shape[2]
         q_BNTH = F.normalize(q_BNTH.to(k_BNLH.dtype), dim=-1) * self.scale_N.exp()[:, None, None]
         if not n_key:
@@ -110,7 +104,7 @@ class Knn(BesideAttention):
 
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
-        n_left, n_own_B = left_BLD.shape[1], state.more["n_own"]
+        n_left, n_own_B = left_BLD.shape[1], state.extra["n_own"]
         if span.since_BT is None:
             n_own_B = n_own_B + n_left
         else:
@@ -118,13 +112,13 @@ class Knn(BesideAttention):
             n_own_B = n_own_B * goes_on_B + stays_BL.sum(1)
         with torch.no_grad():
             k_BNLH, v_BNLH = layer.keys_and_values(left_BLD)
-        more = {}
+        extra = {}
         for name, new_BNLH in (("keys", F.normalize(k_BNLH, dim=-1)), ("values", v_BNLH)):
-            old_BNLH = state.more[name]
+            old_BNLH = state.extra[name]
             n_old = min(old_BNLH.shape[2], max(0, context.lookup_len - n_left))
             parts = old_BNLH[:, :, old_BNLH.shape[2] - n_old :], new_BNLH[:, :, max(0, n_left - context.lookup_len) :]
-            more[name] = torch.cat([part.to(old_BNLH.dtype) for part in parts], dim=2)
-        return State(hidden_BMD, {**more, "n_own": n_own_B.clamp(max=context.lookup_len)})
+            extra[name] = torch.cat([part.to(old_BNLH.dtype) for part in parts], dim=2)
+        return State(hidden_BMD, {**extra, "n_own": n_own_B.clamp(max=context.lookup_len)})
 
 
 def _nearest(q_BNTH: Tensor, k_BNLH: Tensor, n_own_BT: Tensor, k: int) -> Tensor:

@@ -1,17 +1,18 @@
 """The memory of Titans: a small network per head whose weights learn what has left the window."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, State
-from txl.memory.beside import BesideAttention, beyond_window, same_document
-from txl.memory.rows import per_row
-from txl.memory.span import Span
+from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
+from txl.model.memory import State
+from txl.model.rule import Traits
+from txl.model.span import Span
+from txl.model.streams import per_row
 from txl.ops.numbers import at_least_float32
 
 _RATES = (0.01, 0.5, 0.05)
@@ -37,18 +38,17 @@ class Neural(BesideAttention):
     the paper normalises both results with learned vectors and multiplies them; there are no persistent tokens; W begins
     at learned weights, from which a row remembers its difference; rates are divided by s, over the tokens that leave at
     once. c bounds the curvature of the sum of their losses, each times what its step comes to: where 2 c is above 1,
-    steps of similar keys overshoot, more at each segment, until nothing is finite.
+    steps of similar keys overshoot, extra at each segment, until nothing is finite.
     Gradients: hidden states in the window are detached; what W learned from keys, values and rates is not, until the
     end of a step.
     Documents: W begins anew with the first token of a document that leaves the window.
     """
 
     settings = ("neural_layers",)
-    learns_to_write = True
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE
+    traits = Traits(BESIDE, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.begin = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in _shapes(config))
         self.gate_N = nn.Parameter(torch.empty(config.n_head))
         self.rates = nn.Linear(config.d_model, 3 * config.n_head)
@@ -67,15 +67,15 @@ class Neural(BesideAttention):
     def empty(cls, config: ModelConfig, batch_size: int, *, like: Tensor) -> State:
         dtype = at_least_float32(like.dtype)
         zeros = [like.new_zeros(batch_size, *shape, dtype=dtype) for shape in _shapes(config)]
-        more = {f"{name}{i}": x for i, x in enumerate(zeros, 1) for name in ("learned", "momentum")}
-        return State(like.new_empty(batch_size, 0, config.d_model), more)
+        extra = {f"{name}{i}": x for i, x in enumerate(zeros, 1) for name in ("learned", "momentum")}
+        return State(like.new_empty(batch_size, 0, config.d_model), extra)
 
-    def weights(self, more: Mapping[str, Tensor]) -> list[Tensor]:
+    def weights(self, extra: Mapping[str, Tensor]) -> list[Tensor]:
         """The weights of each row's networks, (B, N, in, out), the first layer first."""
-        return [begin + more[f"learned{i}"] for i, begin in enumerate(self.begin, 1)]
+        return [begin + extra[f"learned{i}"] for i, begin in enumerate(self.begin, 1)]
 
-    def beside(self, more: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
-        q_BNTH, weights = F.normalize(q_BNTH.to(more["learned1"].dtype), dim=-1), self.weights(more)
+    def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
+        q_BNTH, weights = F.normalize(q_BNTH.to(extra["learned1"].dtype), dim=-1), self.weights(extra)
         read_BNTH = _layers(q_BNTH, weights)[-1]
         if span.first_BT is not None:  # nothing of another document
             unlearned_BNTH = _layers(q_BNTH, [w[None] for w in self.begin])[-1]
@@ -86,16 +86,16 @@ class Neural(BesideAttention):
     def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
         left_BLD, hidden_BMD = beyond_window(state, new_BTD, context)
         if not left_BLD.shape[1]:
-            return State(hidden_BMD, state.more)
-        more, dtype = dict(state.more), state.more["learned1"].dtype
+            return State(hidden_BMD, state.extra)
+        extra, dtype = dict(state.extra), state.extra["learned1"].dtype
         k_BNLH, v_BNLH = (x.to(dtype) for x in layer.keys_and_values(left_BLD))
         rates = self.rates(left_BLD).to(dtype).sigmoid().unflatten(-1, (-1, 3)).permute(3, 0, 2, 1)
         forget_BNL, momentum_BNL, rate_BNL = rates
         if span.since_BT is not None:
             goes_on_B, stays_BL = same_document(span, left_BLD.shape[1])
-            more = {name: torch.where(per_row(goes_on_B, x), x, 0) for name, x in more.items()}
+            extra = {name: torch.where(per_row(goes_on_B, x), x, 0) for name, x in extra.items()}
             forget_BNL, rate_BNL = (torch.where(stays_BL[:, None], x, 0) for x in (forget_BNL, rate_BNL))
-        k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(more)
+        k_BNLH, weights = F.normalize(k_BNLH, dim=-1), self.weights(extra)
         of_weights, of_momentum = _shares(forget_BNL, momentum_BNL, rate_BNL)
         last_BN1 = momentum_BNL[..., -1:]
         later_BNL = last_BN1 / (1 - last_BN1).clamp(min=_LEAST_DAMPING) * of_momentum.tokens
@@ -105,10 +105,10 @@ class Neural(BesideAttention):
         shares = (share.tokens / slower_BN[..., None] for share in (of_weights, of_momentum))
         steps = _gradients(inputs, slope_BNLH, v_BNLH, weights, *shares)
         for i, (begin, weight, step, last) in enumerate(zip(self.begin, weights, *steps, strict=True), 1):
-            momentum = more[f"momentum{i}"]
-            more[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
-            more[f"momentum{i}"] = of_momentum.momentum * momentum - last
-        return State(hidden_BMD, more)
+            momentum = extra[f"momentum{i}"]
+            extra[f"learned{i}"] = of_weights.before * weight + of_weights.momentum * momentum - step - begin
+            extra[f"momentum{i}"] = of_momentum.momentum * momentum - last
+        return State(hidden_BMD, extra)
 
 
 def _shapes(config: ModelConfig) -> list[tuple[int, int, int]]:

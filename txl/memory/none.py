@@ -1,9 +1,7 @@
 """No memory: each segment is read alone."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from txl.memory.fifo import Fifo
+from txl.model.memory import Fifo
+from txl.model.rule import Traits
 
 
 class NoMemory(Fifo):
@@ -12,8 +10,8 @@ class NoMemory(Fifo):
     Differs from `fifo` with mem_len 0 in what it says: a longer memory is refused, in evaluation and generation too.
     """
 
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "mem_len": (0,),
-        "recurrence": ("below",),
-        "same_length": (False,),
-    }
+    traits = Traits(
+        {"mem_len": (0,), "recurrence": ("below",), "same_length": (False,)},
+        is_bounded=True,
+        is_queue=True,
+    )

@@ -1,15 +1,18 @@
 """The memory of the Recurrent Memory Transformer: a few tokens that a segment reads and writes."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig
-from txl.memory.base import BESIDE, MemoryRule, State
+from txl.memory.beside import BESIDE
 from txl.memory.none import NoMemory
-from txl.memory.span import Span
+from txl.model.layer import run_layers
+from txl.model.memory import Reading, State
+from txl.model.rule import MemoryRule, Traits
+from txl.model.span import Span
 
 
 class RecurrentTokens(MemoryRule):
@@ -28,14 +31,10 @@ class RecurrentTokens(MemoryRule):
     """
 
     settings = ("n_memory_token",)
-    learns_to_write = True
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = BESIDE | {"mem_len": (0,)}
-    is_bounded = False
-    entered_weights = ("begin_MD",)
-    masks_documents = False
+    traits = Traits(BESIDE | {"mem_len": (0,)}, masks_documents=False, learns_to_write=True)
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
         self.begin_MD = nn.Parameter(torch.zeros(config.n_memory_token, config.d_model))
 
     @classmethod
@@ -48,22 +47,34 @@ class RecurrentTokens(MemoryRule):
         return State(none_B0D, {"tokens": none_B0D})
 
     @classmethod
-    def longest(cls, config: ModelConfig, context: Context) -> Mapping[str, int]:
-        return {"tokens": config.n_memory_token}
+    def full(cls, config: ModelConfig, context: Context, batch_size: int, *, like: Tensor) -> State:
+        tokens_BMD = like.new_zeros(batch_size, config.n_memory_token, config.d_model)
+        return State(tokens_BMD[:, :0], {"tokens": tokens_BMD})
 
     @classmethod
-    def length(cls, context: Context, config: ModelConfig) -> int:
-        return 2 * config.n_memory_token
+    def n_kept(cls, state: State) -> int:
+        """Keys before the segment and after it."""
+        return 2 * state.extra["tokens"].shape[1]
 
-    def entered(self, h_BTD: Tensor, state: State) -> Tensor:
+    @staticmethod
+    def run(
+        layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """One layer after the other, over the segment and its memory tokens on both sides."""
+        n_token = len(layers[0].memory.begin_MD)
+        n_new = 2 * n_token + h_BTD.shape[1]
+        longer = replace(reading, span=Span.of(reading.context, n_mem=0, n_new=n_new))
+        h_BTD, states = run_layers(layers, h_BTD, states, longer)
+        written_BMD = h_BTD[:, -n_token:].clone()
+        first = states[0]._replace(extra={"tokens": written_BMD})
+        return h_BTD[:, n_token:-n_token], (first, *states[1:])
+
+    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
         begin_BMD = self.begin_MD.expand(len(h_BTD), -1, -1)
-        written_BMD = state.more["tokens"]
-        tokens_BMD = written_BMD + 0 * begin_BMD if written_BMD.shape[1] else begin_BMD  # a gradient in each step
-        return torch.cat([tokens_BMD, h_BTD, tokens_BMD], dim=1).to(h_BTD.dtype)
-
-    def left(self, h_BTD: Tensor, state: State) -> tuple[Tensor, State]:
-        n = len(self.begin_MD)
-        return h_BTD[:, n:-n], state._replace(more={"tokens": h_BTD[:, -n:].clone()})
-
-    def kept(self, state: State, new_BTD: Tensor, span: Span, context: Context, layer: Any) -> State:
-        return state
+        written_BMD = state.extra["tokens"]
+        if written_BMD.shape[1]:
+            tokens_BMD = written_BMD + 0 * begin_BMD  # a gradient in each step
+        else:
+            tokens_BMD = begin_BMD
+        h_BTD = torch.cat([tokens_BMD, h_BTD, tokens_BMD], dim=1).to(h_BTD.dtype)
+        return layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span), state

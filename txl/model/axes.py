@@ -2,9 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from txl.attention_rules import ATTENTION_RULES
-from txl.memory import MEMORIES
-from txl.positions import POSITION_ENCODINGS
+from txl.registry import ATTENTION_RULES, MEMORIES, POSITIONS
 
 AXES = ("position", "attention", "memory")
 """Flags that choose one of several, each with settings of its own."""
@@ -21,7 +19,7 @@ class Readers(NamedTuple):
 def readers(name: str) -> Readers:
     """The encodings, rules and memories that read a setting."""
     return Readers(
-        tuple(key for key, cls in POSITION_ENCODINGS.items() if name in cls.reads()),
+        tuple(key for key, cls in POSITIONS.items() if name in cls.reads()),
         tuple(key for key, cls in ATTENTION_RULES.items() if name in cls.settings),
         tuple(key for key, cls in MEMORIES.items() if name in cls.settings),
     )

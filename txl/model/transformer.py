@@ -1,11 +1,106 @@
-"""Transformer-XL: words in, memory and losses out. Its layers and their memory are in `txl.model.body`."""
+"""Transformer-XL: words in, losses and memory out."""
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.model.body import AnyMemory, Body, Output, Part
+from txl.model.documents import without_ended
+from txl.model.memory import Memory, Reading
+from txl.model.parts import build_layers, run_of
+from txl.model.refusals import require_context
+from txl.model.span import Span
+from txl.ops.dropout import Dropout
+
+
+class Output(NamedTuple):
+    """Hidden states of the last layer (B, T, D), and the memory for the next segment."""
+
+    hidden_BTD: Tensor
+    memory: Memory
+
+
+class Body(nn.Module):
+    """Layers that read vectors and remember; what reads words or observations is built on it.
+
+    Attributes:
+        is_sharded: weights are sharded (FSDP): a layer holds its own only while it runs.
+    """
+
+    def add_layers(self, config: ModelConfig, *, dropout: float, dropatt: float) -> None:
+        """Make the layers. A subclass may have parts that come before them."""
+        self.config = config
+        self.layers = build_layers(config, dropout=dropout, dropatt=dropatt)
+        self.run = run_of(config)
+        self.drop = Dropout(dropout)
+        self.is_sharded = False
+        self._contexts: set[tuple[Context, bool]] = set()  # those that the parts are known to serve
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
+        """The memory before the first segment, with dtype and device of `like` (default: the
+        weights)."""
+        like = self.layers[0].attn_norm.weight if like is None else like
+        rules = [layer.memory for layer in self.layers]
+        return Memory(tuple(rule.empty(self.config, batch_size, like=like) for rule in rules))
+
+    def read(
+        self,
+        h_BTD: Tensor,
+        memory: Memory | None,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        span: Span | None = None,
+    ) -> Output:
+        """Read a segment of vectors (B, T, D), such as embedded tokens.
+
+        Args:
+            memory: of the segment before; None: an empty one.
+            since_BT: how many tokens before each one, at least 0, belong to the same document; none
+                before them is seen. Each row has its own borders. None: the text is one document.
+            span: where the segment stands, from a reader of parts of segments that has asked whether
+                the model serves the context; None: as the context says.
+        Raises:
+            ValueError: if the memory has another batch size.
+            UsageError: if a part of the model does not support the context, or documents.
+        """
+        if span is None:
+            self.require_serves(context, has_documents=since_BT is not None)
+        h_BTD = self.drop(h_BTD)
+        if memory is None:
+            memory = self.empty_memory(len(h_BTD), like=h_BTD)
+        if memory.batch_size != len(h_BTD):
+            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {len(h_BTD)}")
+        first = self.layers[0]
+        if span is None:
+            n_mem = first.memory.n_kept(memory.states[0])
+            span = Span.of(context, n_mem=n_mem, n_new=h_BTD.shape[1])
+        states, ended = memory.states, None
+        if since_BT is not None:
+            since_BT = since_BT.to(h_BTD.device, non_blocking=True)
+            span = replace(span, since_BT=since_BT)
+            ended = without_ended(h_BTD, memory, since_BT)
+            h_BTD, states = ended.h_BTD, ended.memory.states
+        reading = Reading(context, span, first.attn.pos, like=h_BTD)
+        h_BTD, states = self.run(self.layers, h_BTD, states, reading)
+        if ended is not None:
+            h_BTD = ended.marked(h_BTD)
+        return Output(self.drop(h_BTD), Memory(states))
+
+    def require_serves(self, context: Context, *, has_documents: bool) -> None:
+        """Raise `UsageError` once for each context that a part does not support."""
+        if (context, has_documents) not in self._contexts:
+            pos = self.layers[0].attn.pos
+            require_context(self.config, context, pos, has_documents=has_documents)
+            self._contexts.add((context, has_documents))
 
 
 class TransformerXL(Body):
@@ -14,8 +109,8 @@ class TransformerXL(Body):
         hidden, memory = model(token_BT, memory, context)
         nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
 
-    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty memory. `context` holds
-    the segment and memory lengths, and may change from call to call.
+    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty
+    memory. `context` holds the segment and memory lengths, and may change from call to call.
     With `pre_lnorm` there is no LayerNorm after the last layer, as in the original.
     """
 
@@ -23,44 +118,38 @@ class TransformerXL(Body):
         super().__init__()
         require(config.n_token > 0, f"--n_token {config.n_token}: must be at least 1")
         self.word_emb = AdaptiveEmbedding(config)
-        self.build(config, dropout=dropout, dropatt=dropatt)
+        self.add_layers(config, dropout=dropout, dropatt=dropatt)
         self.softmax = AdaptiveSoftmax(config, self.word_emb)
 
     def forward(
         self,
         token_BT: Tensor,
-        memory: AnyMemory | None,
+        memory: Memory | None,
         context: Context,
         since_BT: Tensor | None = None,
-        *,
-        part: Part | None = None,
     ) -> Output:
         """Read a segment of token ids (B, T), which may be on the CPU, see `AdaptiveEmbedding`.
 
-        Args:
-            since_BT: how many tokens before each one, at least 0, belong to the same document; none before them is
-                seen. Each row has its own borders. None: the text is one document.
-            part: see `Body.read`.
         Raises:
-            ValueError: if the memory has another batch size or takes no gradient, or an id is outside the vocabulary.
-            UsageError: if the position encoding does not support the context, or the attention rule no documents.
+            ValueError: if the memory has another batch size, or an id is outside the vocabulary.
+            UsageError: if a part of the model does not support the context, or documents.
         """
-        return self.read(self.word_emb(token_BT), memory, context, since_BT, part=part)
+        return self.read(self.word_emb(token_BT), memory, context, since_BT)
 
     def nll(
         self,
         input_BT: Tensor,
         target_BT: Tensor,
-        memory: AnyMemory | None,
+        memory: Memory | None,
         context: Context,
         since_BT: Tensor | None = None,
         *,
         same_weight: bool = False,
-    ) -> tuple[Tensor, AnyMemory]:
+    ) -> tuple[Tensor, Memory]:
         """Loss of each target in nats, (B, T), and the memory for the next segment.
 
-        The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
-        GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
+        The input may be longer than the target (`ext_len`): targets belong to its last positions.
+        Ids on the CPU avoid GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
         """
         nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context, since_BT, same_weight=same_weight)
         return nll_BT, memory
@@ -69,16 +158,17 @@ class TransformerXL(Body):
         self,
         input_BT: Tensor,
         target_BT: Tensor,
-        memory: AnyMemory | None,
+        memory: Memory | None,
         context: Context,
         since_BT: Tensor | None = None,
         *,
         same_weight: bool = False,
-    ) -> tuple[Tensor, Tensor, AnyMemory]:
-        """`nll`, with the hidden states (B, T, D) that the targets are predicted from between its results."""
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """`nll`, with the hidden states (B, T, D) that the targets are predicted from."""
         tables: list[Tensor] | None = None
+        is_tied = not (self.config.not_tied or self.is_sharded)
         # one gradient for both uses of a tied table; a GPU would sum its rows in any order
-        if torch.is_grad_enabled() and self.device.type == "cpu" and not (self.config.not_tied or self.is_sharded):
+        if is_tied and torch.is_grad_enabled() and self.device.type == "cpu":
             tables = []
             out = self.read(self.word_emb(input_BT, tables), memory, context, since_BT)
         else:

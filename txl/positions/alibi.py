@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.ops.numbers import at_least_float32
 from txl.positions.base import PositionEncoding, rows_to_pairs
 

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig, UsageError
-from txl.memory import Span
+from txl.model.attention import Attention, Then, as_multiplied, with_memory
+from txl.model.layer import Layer
+from txl.model.span import Span
 from txl.ops.dropout import Dropout
 from txl.ops.numbers import at_least_float32
 
@@ -109,6 +111,21 @@ class PositionEncoding(nn.Module):
         return hooks != (PositionEncoding.qk_input, PositionEncoding.layer_input)
 
     @classmethod
+    def attention_class(cls) -> type[Attention]:
+        """The attention that calls the hooks of this encoding."""
+        hooks = (cls.qk_input, cls.transform_qk)
+        if hooks == (PositionEncoding.qk_input, PositionEncoding.transform_qk):
+            return Attention
+        return PlacedAttention
+
+    @classmethod
+    def layer_class(cls) -> type[Layer]:
+        """The layer that calls the hooks of this encoding."""
+        if cls.layer_input is PositionEncoding.layer_input:
+            return Layer
+        return PlacedLayer
+
+    @classmethod
     def is_relative(cls) -> bool:
         """True if the logits have the form of `RelativeTerms`."""
         return cls.relative is not PositionEncoding.relative
@@ -118,6 +135,39 @@ class PositionEncoding(nn.Module):
         """True if the encoding needs the T x S logits, which linear attention does not compute."""
         hooks = ("score", "value", "relative")
         return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for hook in hooks)
+
+
+class PlacedAttention(Attention):
+    """Attention whose queries and keys are changed by the position encoding."""
+
+    def project(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attention.project`."""
+        x_BTD, mem_BMD = as_multiplied(x_BTD), as_multiplied(mem_BMD)
+        placed_BTD, placed_BMD = self.pos.qk_input(x_BTD, mem_BMD, feats, span)
+        k_BNSH = with_memory(self.heads(self.k_net(placed_BMD)), self.heads(self.k_net(placed_BTD)))
+        q_BNTH = self.heads(self.q_net(placed_BTD))
+        v_BNSH = with_memory(self.heads(self.v_net(mem_BMD)), self.heads(self.v_net(x_BTD)))
+        return q_BNTH, k_BNSH, v_BNSH
+
+    def attend(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, feats: Tensor, span: Span) -> Tensor:
+        """See `Attention.attend`."""
+        if not self.rule.shared_qk:
+            q_BNTH, k_BNSH = self.pos.transform_qk(q_BNTH, k_BNSH, span)
+        return super().attend(q_BNTH, k_BNSH, v_BNSH, feats, span)
+
+
+class PlacedLayer(Layer):
+    """A layer to whose input the position encoding adds."""
+
+    def attend(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+        """See `Layer.attend`."""
+        x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
+        return self.finish(x_BTD, super().attended(x_BTD, mem_BMD, feats, span, then))
+
+    def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
+        """See `Layer.attended`: in reversible layers positions do not stay in the stream."""
+        x_BTD, mem_BMD = self.attn.pos.layer_input(x_BTD, mem_BMD, feats, span)
+        return super().attended(x_BTD, mem_BMD, feats, span, then)
 
 
 def add_positions(x_BTD: Tensor, mem_BMD: Tensor, feats_SD: Tensor) -> tuple[Tensor, Tensor]:

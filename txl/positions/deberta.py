@@ -5,7 +5,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.positions.base import PositionEncoding, rel_shift
 
 

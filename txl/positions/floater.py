@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig, UsageError
-from txl.memory import Span
+from txl.model.span import Span
 from txl.positions.base import PositionEncoding, add_positions, sinusoid
 
 TIME_PER_TOKEN = 0.1

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.positions.base import PositionEncoding, rel_shift, rel_unshift
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from txl.config import ModelConfig
-from txl.memory import Span
+from txl.model.span import Span
 from txl.positions.base import PositionEncoding, add_positions, sinusoid
 
 

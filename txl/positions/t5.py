@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import ModelConfig, require
-from txl.memory import Span
+from txl.model.span import Span
 from txl.positions.base import PositionEncoding, rows_to_pairs
 
 

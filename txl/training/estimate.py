@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context, ModelConfig, require
-from txl.memory import MEMORIES, Memory, Span, full_states
+from txl.memory import full_memory, n_kept_at_most
 from txl.model.autocast import autocast
-from txl.model.layer import Layer
+from txl.model.memory import Memory, Reading, State
+from txl.model.parts import build_layer, build_position_encodings
 from txl.model.sizes import model_without_values
+from txl.model.span import Span
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
-from txl.positions import build_position_encodings
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
 from txl.training.config import TrainConfig
-from txl.training.optim import tensors_kept
+from txl.training.optim import hidden_matrices, tensors_kept
 
 _LIBRARIES = 40 * 2**20
 """Workspace of matrix product libraries on a CPU, in bytes."""
@@ -63,7 +64,8 @@ def lasting_bytes(model: TransformerXL, config: TrainConfig, context: Context, w
 
 def remembered(shape: ModelConfig, context: Context, n_stream: int) -> list[Tensor]:
     """Tensors without values of the shapes that a full memory of all layers has."""
-    return [*Memory.of(full_states(shape, context, n_stream, like=torch.empty(0, device="meta"))).named().values()]
+    memory = full_memory(shape, context, n_stream, like=torch.empty(0, device="meta"))
+    return [*memory.named().values()]
 
 
 def passing_bytes(
@@ -126,7 +128,7 @@ def require_room_for_weights(shape: ModelConfig, config: TrainConfig, ranks: Ran
 
 def optimizer_bytes(model: TransformerXL, config: TrainConfig) -> int:
     """Bytes that the optimizer keeps of the parameters."""
-    n_kept = tensors_kept(model.parameters(), config, model.hidden_matrices())
+    n_kept = tensors_kept(model.parameters(), config, hidden_matrices(model))
     return sum(n * _bytes([parameter]) for parameter, n in n_kept.items())
 
 
@@ -162,31 +164,31 @@ def _count_kept(
         return x
 
     with autocast(device, dtype), torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-        memory = run_layer(layer, model.config, context, n_stream, n_part=config.n_part)
-    return sum(n for storage, n in kept.items() if storage not in own | {_storage(memory)})
+        state = run_layer(layer, model.config, context, n_stream, n_part=config.n_part)
+    remembered = {_storage(tensor) for tensor in Memory((state,)).named().values()}
+    return sum(n for storage, n in kept.items() if storage not in own | remembered)
 
 
-def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *, n_part: int = 1) -> Tensor:
-    """Run the forward pass of a layer as in training, over a full memory, which is returned: the hidden states of the
-    first of `n_part` parts of the segment."""
+def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *, n_part: int = 1) -> State:
+    """Run the forward pass of a layer as in training, over a full memory, which is returned: that of the first of
+    `n_part` parts of the segment."""
     weight, rule = layer.attn.v_net.weight, layer.memory
-    n_new, n_mem = -(-(context.tgt_len + context.ext_len) // n_part), positions_before(shape, context)
-    found = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
-    span, was_training = Span.of(context, n_mem=n_mem, n_new=n_new), layer.training
+    n_new = -(-(context.tgt_len + context.ext_len) // n_part)
+    context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
+    was_training = layer.training
     layer.train()
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
-        state = rule.full(shape, found, n_stream, like=weight.detach())
-        first_BMD = mem_BMD = weight.new_zeros(n_stream, n_mem, shape.d_model)
-        width = shape.d_model * (2 if shape.reversible else 1)
+        first = state = rule.full(shape, context, n_stream, like=weight.detach())
         for _ in range(n_part):
-            h_BTD = weight.new_zeros(n_stream, n_new, width, requires_grad=True)
-            layer(h_BTD, mem_BMD, layer.attn.pos.prepare(span, like=layer.read(h_BTD)), span, state.more)
-            if rule.reads_weights and rule.keeps_places:  # one that does not drops states by their values
-                state = rule.kept(state, layer.read(h_BTD), span, found, layer)
-            mem_BMD = mem_BMD.clone()
+            h_BTD = weight.new_zeros(n_stream, n_new, shape.d_model, requires_grad=True)
+            span = Span.of(context, n_mem=rule.n_kept(state), n_new=n_new)
+            reading = Reading(context, span, layer.attn.pos, like=h_BTD).prepared()
+            _, after = layer(h_BTD, state, reading)
+            if rule.traits.keeps_places:  # one that does not drops states by their values
+                state = after
     layer.train(was_training)
-    return first_BMD
+    return first
 
 
 def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
@@ -196,7 +198,7 @@ def of_layers(shape: ModelConfig, n_layer: int) -> ModelConfig:
 
 def positions_before(shape: ModelConfig, context: Context) -> int:
     """What stands before a segment once the memory is full."""
-    return MEMORIES[shape.memory].length(context, shape)
+    return n_kept_at_most(shape, context)
 
 
 def _storage(x: Tensor) -> int:
@@ -208,7 +210,8 @@ def _layer_like(model: TransformerXL, config: TrainConfig, index: int) -> nn.Mod
     """A whole layer of a sharded model, with other weights."""
     with torch.random.fork_rng([]):
         pos = build_position_encodings(of_layers(model.config, 1), dropout=config.dropout)[0]
-        layer = Layer(model.config, pos, index=index, dropout=config.dropout, dropatt=config.dropatt).to(model.device)
+        rates = {"dropout": config.dropout, "dropatt": config.dropatt}
+        layer = build_layer(model.config, pos, index=index, **rates).to(model.device)
     layer.attn.rule.impl = model.layers[0].attn.rule.impl
     return layer
 

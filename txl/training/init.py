@@ -1,12 +1,14 @@
 """Weight initialisation, in one function."""
 
+from typing import Any
+
 from torch import nn
 
-from txl.memory import MemoryRule
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.model.gates import Gate
+from txl.model.rule import MemoryRule
 from txl.model.transformer import TransformerXL
 from txl.positions import PositionEncoding
+from txl.stacks.gates import Gate
 from txl.training.config import TrainConfig
 
 
@@ -39,5 +41,6 @@ def init_weights(model: TransformerXL, config: TrainConfig) -> None:
         else:
             nn.init.normal_(parameter, 0.0, config.init_std)
     for module in model.modules():
-        if isinstance(module, PositionEncoding | Gate | MemoryRule):
-            module.reset_parameters()
+        reset: Any = getattr(module, "reset_parameters", None)
+        if isinstance(module, PositionEncoding | Gate | MemoryRule) and reset is not None:
+            reset()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl.model.transformer import Body
 from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
 from txl.training.optimizers import Lamb, Muon
@@ -21,12 +22,25 @@ _KINDS = {
 """The tensors that optimizers other than Adam and its like keep per parameter; SGD without momentum: none."""
 
 
+def hidden_matrices(model: Body) -> list[Tensor]:
+    """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
+    updates (Jordan et al. 2024)."""
+    layers: list[nn.Linear] = []
+    for layer in model.layers:
+        pos = layer.attn.pos
+        of_positions = set() if pos.mixes_hidden_states else set(pos.modules())
+        for module in (*layer.attn.modules(), *layer.ff.modules()):
+            if isinstance(module, nn.Linear) and module not in of_positions:
+                layers.append(module)
+    return [module.weight for module in layers]
+
+
 class Optimizers:
     """The optimizer of --optim, or the two of muon, behind one interface.
 
     Args:
         named: the parameters by name; the saved state uses the same names.
-        matrices: those of them that muon updates, see `Body.hidden_matrices`.
+        matrices: those of them that muon updates, see `hidden_matrices`.
     """
 
     def __init__(

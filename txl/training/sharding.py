@@ -65,8 +65,8 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
 
     A layer is gathered for its own pass only. The softmax, and with it the embedding where they share weights, belongs
     to the root, which stays gathered from the forward pass until `reshard` is called: parts of a segment use it before
-    and after the gradient of a memory has passed through it. Weights that layers share, and those of a memory that are
-    read between layers, stay gathered from the forward to the backward pass.
+    and after the gradient of a memory has passed through it. Weights that layers share stay gathered from the forward
+    to the backward pass.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -76,15 +76,12 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
     of_layers = [set(layer.parameters()) for layer in model.layers]
     shared = {p for i, mine in enumerate(of_layers) for other in of_layers[:i] for p in mine & other}
-    entered = {layer.memory.get_parameter(name) for layer in model.layers for name in layer.memory.entered_weights}
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh, ignored_params=shared | entered)
-    rules = [layer.memory for layer in model.layers if layer.memory.entered_weights]
-    apart: list[tuple[list[Any], set[Any]]] = [([layer.attn.pos for layer in model.layers], shared), (rules, entered)]
-    apart = [(modules, mine) for modules, mine in apart if mine]
-    for modules, mine in apart:
-        others = set(model.parameters()) - mine
-        fully_shard(modules, mesh=mesh, ignored_params=others, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, ignored_params=shared)
+    encodings = [layer.attn.pos for layer in model.layers]
+    if shared:
+        others = set(model.parameters()) - shared
+        fully_shard(encodings, mesh=mesh, ignored_params=others, reshard_after_forward=False)
     if not set(model.word_emb.parameters()) & set(model.softmax.parameters()):
         fully_shard(model.word_emb, mesh=mesh)
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -93,8 +90,8 @@ def shard(model: TransformerXL, ranks: Ranks) -> None:
         model.to_empty(device=ranks.device)
     root.unshard()  # the first to be unsharded becomes the root
     root.reshard()
-    for modules, _ in apart:
-        model.register_forward_pre_hook(lambda *_, first=modules[0]: first.unshard())
+    if shared:
+        model.register_forward_pre_hook(lambda *_: encodings[0].unshard())
     model.is_sharded = True
 
 

@@ -14,8 +14,9 @@ from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context
 from txl.evaluation.report import finite
-from txl.memory import Memory
 from txl.model.autocast import autocast, dtype_on
+from txl.model.memory import Memory
+from txl.model.streams import chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
@@ -24,7 +25,7 @@ from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
-from txl.training.optim import Optimizers, Plateau, learning_rate
+from txl.training.optim import Optimizers, Plateau, hidden_matrices, learning_rate
 from txl.training.sharding import reshard
 
 
@@ -66,19 +67,19 @@ class TrainState:
     def __init__(self, model: TransformerXL, config: TrainConfig, context: Context, ranks: Ranks) -> None:
         self.model, self.config, self.context, self.ranks = model, config, context, ranks
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
-        model.recompute = config.recompute
         for layer in model.layers:
+            layer.recompute = config.recompute
             layer.ff.chunk = config.ff_chunk
         if config.compile:
             for layer in model.layers:
-                for part in (layer.attn, layer.ff) if layer.reversible else (layer,):
+                for part in (layer.attn, layer.ff) if model.config.reversible else (layer,):
                     part.compile()
         self.dtype = autocast_dtype(config, ranks.device)
         self.nats: Nats | DistributedDataParallel = Nats(model, config.label_smoothing, config.n_part)
         if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
-        self.optimizers = Optimizers(model.named_parameters(), config, model.hidden_matrices())
+        self.optimizers = Optimizers(model.named_parameters(), config, hidden_matrices(model))
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
@@ -172,7 +173,7 @@ class TrainState:
         if self.ranks.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.ranks.device)
         optimizer = self.optimizers.state() | self.average.trained()
-        return Snapshot(finite(progress), optimizer, Memory.joined(parts) if parts else None, rng)
+        return Snapshot(finite(progress), optimizer, joined(parts) if parts else None, rng)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; the weights are restored elsewhere. Raises `UsageError` if it does not fit the
@@ -190,7 +191,7 @@ class TrainState:
             raise damaged(snapshot.folder / OPTIMIZER, error) from None
         if snapshot.memory is not None:
             where = torch.device("cpu") if self.config.swap_mem else self.ranks.device
-            self.memories = [*snapshot.memory.to(where).chunks(self.config.batch_chunk)]
+            self.memories = [*chunks(snapshot.memory.to(where), self.config.batch_chunk)]
         if snapshot.rng:
             self._restore_rng(snapshot)
         else:  # another number of processes: dropout cannot continue exactly, but must differ between ranks
@@ -229,12 +230,12 @@ class TrainState:
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory = nats(input_part, target_part, memory, self.context, since_part)
+                    loss_BT, nll_BT, memory, of_memory = nats(input_part, target_part, memory, self.context, since_part)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)
-            own += [] if memory.loss is None else [memory.loss]
-            memories.append(memory.swapped_out() if self.config.swap_mem else memory)
+            own += [] if of_memory is None else [of_memory]
+            memories.append(swapped_out(memory) if self.config.swap_mem else memory)
         reshard(self.model)
         self.memories = memories
         self.memory_loss = torch.stack(own).mean() if own else None

@@ -14,8 +14,10 @@ from txl.config import Context, require
 from txl.evaluation.measures.bins import bin_of, log_edges, spans
 from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.score import evaluate
-from txl.memory import Memory, Span
+from txl.inference.frozen import Frozen
 from txl.model.attention import Attention
+from txl.model.memory import Memory
+from txl.model.span import Span
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import widened
 from txl.runtime.distributed import Ranks
@@ -96,7 +98,9 @@ def attention_by_distance(
     hooks = [layer.attn.register_forward_hook(watch.of_layer(i)) for i, layer in enumerate(model.layers)]
     try:
         for segments in streams:
-            evaluate(model, watch.segments(segments), context, predictor=_OfHiddenStates(predictor or model, model))
+            evaluate(
+                model, watch.segments(segments), context, predictor=_OfHiddenStates(predictor or Frozen(model), model)
+            )
     finally:
         for hook in hooks:
             hook.remove()
@@ -117,7 +121,8 @@ class _OfHiddenStates:
 def probabilities(attention: Attention, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span) -> Tensor:
     """The attention probabilities (B, N, T, S) of a layer; arguments as for `Attention.forward`."""
     pos = attention.pos
-    q_BNTH, k_BNSH = pos.transform_qk(*attention.queries_and_keys(x_BTD, mem_BMD, feats, span), span)
+    q_BNTH, k_BNSH, _ = attention.project(x_BTD, mem_BMD, feats, span)
+    q_BNTH, k_BNSH = pos.transform_qk(q_BNTH, k_BNSH, span)
     logit_BNTS = logits(q_BNTH, k_BNSH, pos, pos.project(feats), span)
     return widened(logit_BNTS).masked_fill(~span.mask_TS(x_BTD.device), -torch.inf).softmax(-1)
 

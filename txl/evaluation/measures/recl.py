@@ -13,6 +13,7 @@ import torch
 
 from txl.config import Context
 from txl.evaluation.reading import Segments
+from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.log import perplexity
 
@@ -134,15 +135,15 @@ def losses_by_context(
         NaN for those that `windows` does not cover.
     """
     nats_CP = np.full((len(lengths), n_token - lengths[-1]), np.nan, dtype=np.float32)
-    device = model.device
+    device, frozen = model.device, Frozen(model)
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for first_B, segments in windows:
-            memory = model.fresh_memory(len(first_B))
+            memory = frozen.fresh_memory(len(first_B))
             seen = 0  # tokens of the window before this segment
             for input_BT, target_BT, _ in segments:
-                hidden_BTD, memory = model(input_BT.to(device), memory, context)
+                hidden_BTD, memory = frozen(input_BT.to(device), memory, context)
                 n_new = target_BT.shape[1]
                 column_W, length_W = _wanted(seen, n_new, lengths, every)
                 if len(column_W):

@@ -28,7 +28,7 @@ from torch import Tensor
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments, of_counted
-from txl.memory import Memory
+from txl.model.memory import Memory
 from txl.model.transformer import TransformerXL
 
 Weights = dict[str, Tensor]
@@ -136,7 +136,6 @@ def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Conte
     """Nats of each target, the hidden states they are predicted from, and the state with what `_gradients` needs."""
     with torch.enable_grad():
         nll_BT, hidden_BTD, after = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, context)
-    assert isinstance(after, Memory)  # gradients are needed
     return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after.detached(), scored=nll_BT)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from txl.config import Context
 from txl.evaluation.test_time.dynamic import DynamicEvaluation
-from txl.model.transformer import TransformerXL
+from txl.inference.frozen import Frozen
 
 
 class Source(Protocol):
@@ -43,7 +43,7 @@ class Mixture:
     the model's own loss.
     """
 
-    def __init__(self, predictor: TransformerXL | DynamicEvaluation, sources: Sequence[Source]) -> None:
+    def __init__(self, predictor: Frozen | DynamicEvaluation, sources: Sequence[Source]) -> None:
         self.predictor, self.sources = predictor, tuple(sources)
 
     def fresh_memory(self, batch_size: int) -> Remembered:

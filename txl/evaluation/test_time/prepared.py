@@ -16,6 +16,7 @@ from txl.evaluation.test_time.dynamic import DynamicEvaluation, gradient_statist
 from txl.evaluation.test_time.knn import NearestNeighbours
 from txl.evaluation.test_time.mixture import Mixture, Source
 from txl.evaluation.test_time.neighbour_store import Store, build_store, open_store
+from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks
 from txl.runtime.log import progress, ticking
@@ -61,7 +62,7 @@ def prepared(
         store = ranks.main_first(lambda: stored(additions.knn, model, text, batch_size=batch_size, shown=ranks.is_main))
         sources.append(NearestNeighbours(store, additions.knn, device=model.device))
     if additions.dynamic.dynamic == "off":
-        return Mixture(model, sources)
+        return Mixture(Frozen(model), sources)
     mean_square = None
     if text is not None and additions.dynamic.dynamic == "rms":
         ids = text.ids[: additions.dynamic.dynamic_segments * batch_size * context.tgt_len + 1]

@@ -8,7 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from txl.memory import Span
+from txl.model.memory import Reading, State
+from txl.model.span import Span
+
+
+def run(layers: Any, h_BTD: Tensor, states: tuple[State, ...], reading: Reading) -> tuple[Tensor, tuple[State, ...]]:
+    """Layers over two streams, equal at first and averaged at the end: the output, and the states
+    for the next segment, which hold stream 2."""
+    reading = reading.prepared()
+    next_states: list[State] = []
+
+    def keep(before_BTD: Tensor, after_BTD: Tensor) -> None:
+        rule, state = layers[len(next_states)].memory, states[len(next_states)]
+        next_states.append(rule.next_state(state, before_BTD, after_BTD, reading.context))
+
+    memory = [state.hidden_BMD for state in states]
+    x1_BTD, x2_BTD = _streams(layers, h_BTD)(layers, h_BTD, h_BTD, memory, reading.feats, reading.span, keep)
+    return (x1_BTD + x2_BTD) / 2, tuple(next_states)
+
+
+def _streams(layers: Any, h_BTD: Tensor) -> Any:
+    """By what the two streams are computed."""
+    if not torch.is_grad_enabled():
+        return plain_streams
+    needs_gradients = h_BTD.requires_grad or any(p.requires_grad for p in layers.parameters())
+    return reversible_layers if needs_gradients else plain_streams
 
 
 class TwoStreams(Protocol):
@@ -25,6 +49,24 @@ class TwoStreams(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters that need gradients."""
         ...
+
+
+def plain_streams(
+    layers: Sequence[TwoStreams],
+    x1_BTD: Tensor,
+    x2_BTD: Tensor,
+    memory: Sequence[Tensor],
+    feats: Tensor,
+    span: Span,
+    keep: Callable[[Tensor, Tensor], None],
+) -> tuple[Tensor, Tensor]:
+    """`reversible_layers` by definition; autograd would keep all activations."""
+    for layer, mem_BMD in zip(layers, memory, strict=True):
+        before_BTD = x2_BTD
+        x1_BTD = x1_BTD + layer.attended(x2_BTD, mem_BMD, feats, span)
+        x2_BTD = x2_BTD + layer.feed_forward(x1_BTD)
+        keep(before_BTD, x2_BTD)
+    return x1_BTD, x2_BTD
 
 
 def reversible_layers(

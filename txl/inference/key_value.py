@@ -31,7 +31,7 @@ class KeyValue:
     with spare space at the end, so appending a token does not copy the tokens before it.
 
     Attributes:
-        more: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_more`.
+        extra: what the rule keeps of them besides, by name, one row a stream. Other keys have none, see `with_extra`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class KeyValue:
         begin: int,
         end: int,
         used: list[int],
-        more: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
         *,
         room: int = 0,
         workspace: Workspace | None = None,
@@ -51,7 +51,7 @@ class KeyValue:
         self._room = room  # of a buffer that is used in place; 0: it is not
         self._workspace = workspace  # where others put theirs, too
         self._home = home  # of keys that are in the workspace: what was remembered before
-        self.more = more or {}
+        self.extra = extra or {}
 
     @classmethod
     def empty(cls, batch_size: int, n_head: int, d_head: int, *, like: Tensor) -> "KeyValue":
@@ -95,32 +95,32 @@ class KeyValue:
     def in_place(self, room: int) -> "KeyValue":
         """The same keys for a reader that never goes back: in a buffer that grows to `room` tokens, in which what is
         appended takes the place of tokens that are no longer remembered. All before `appended` are invalid then."""
-        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, room=room)
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, room=room)
 
     def in_workspace(self, workspace: Workspace) -> "KeyValue":
         """The same keys for a reader that never goes back: `appended` gives keys in the workspace, valid until others
         are put there, and `between` of these takes the place of what was remembered before."""
-        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.more, workspace=workspace)
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, self.extra, workspace=workspace)
 
     def rows(self, index_B: Tensor) -> "KeyValue":
         """The rows with these indices, which may repeat, in their order: a copy with as much spare space."""
-        more = {name: x.index_select(0, index_B) for name, x in self.more.items()}
-        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], more)
+        extra = {name: x.index_select(0, index_B) for name, x in self.extra.items()}
+        return KeyValue(self._buffer_2BNCH.index_select(1, index_B), self._begin, self._end, [self._end], extra)
 
     def finite_in(self, row_B: Tensor) -> tuple["KeyValue", Tensor]:
         """See `Memory.finite_in`. A copy with as much spare space, or the same one where all is finite."""
         index_R, was_bad_B = row_B.nonzero()[:, 0], torch.zeros_like(row_B)
         kv_2RNMH = self.kv_2BNMH.index_select(1, index_R)
-        more = {name: x.index_select(0, index_R) for name, x in self.more.items()}
-        everything = [kv_2RNMH.transpose(0, 1), *more.values()]
+        extra = {name: x.index_select(0, index_R) for name, x in self.extra.items()}
+        everything = [kv_2RNMH.transpose(0, 1), *extra.values()]
         bad_R = torch.stack([~x_RX.isfinite().flatten(1).all(1) for x_RX in everything]).any(0)
         if not bool(bad_R.any()):
             return self, was_bad_B
         was_bad_B[index_R] = bad_R
         changed = self.rows(torch.arange(self.batch_size, device=row_B.device))
         changed.kv_2BNMH[:, index_R] = kv_2RNMH.masked_fill(~kv_2RNMH.isfinite(), 0)
-        for name, x in more.items():
-            changed.more[name][index_R] = x.masked_fill(~x.isfinite(), 0)
+        for name, x in extra.items():
+            changed.extra[name][index_R] = x.masked_fill(~x.isfinite(), 0)
         return changed, was_bad_B
 
     def between(self, begin: int, end: int) -> "KeyValue":
@@ -137,9 +137,9 @@ class KeyValue:
             buffer_2BNCH[:, b, :, :length] = self.kv_2BNMH[:, b].index_select(2, place_M)
         return KeyValue(buffer_2BNCH, 0, length, [length])
 
-    def with_more(self, more: Mapping[str, Tensor]) -> "KeyValue":
+    def with_extra(self, extra: Mapping[str, Tensor]) -> "KeyValue":
         """The same keys, with this besides."""
-        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, more)
+        return KeyValue(self._buffer_2BNCH, self._begin, self._end, self._used, extra)
 
     def _longer(self, n_new: int, *, like: Tensor) -> tuple["KeyValue", Tensor]:
         """With n_new more tokens, whose keys and values are to be written into the second result."""

@@ -2,17 +2,19 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from txl.config import Context
-from txl.memory import KeyValue, KeyValueMemory
-from txl.model.transformer import AnyMemory, TransformerXL
+from txl.inference.frozen import AnyMemory, Frozen, Part, read
+from txl.inference.key_value import KeyValue
+from txl.inference.key_values import KeyValueMemory
+from txl.model.transformer import TransformerXL
 from txl.ops.numbers import product_dtype
 
-_LOG = logging.getLogger("txl.model.cuda_graph")
+_LOG = logging.getLogger(__name__)
 _N_KEPT = 2  # recordings, each with buffers for a whole memory: full segments and a text's shorter last one
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -32,11 +34,11 @@ class _Recording:
         self._h_BTD, self.hidden_BTD = torch.empty_like(h_BTD), torch.empty_like(h_BTD)
         self._buffers_2BNCH = [self._buffer(layer, n_new=n_new) for layer in memory.layers]
         # position features are projected here, not in each replay
-        self._feats = replace(memory.with_feats(model.layers, context, n_new=n_new), layers=())
+        self._feats = memory.with_feats(model.layers, context, n_new=n_new).of(())
 
         def work() -> None:
-            out = model.read(self._h_BTD, self.memory(), context)
-            self.hidden_BTD.copy_(out.hidden_BTD)
+            hidden_BTD, _ = read(model, self._h_BTD, self.memory(), context)
+            self.hidden_BTD.copy_(hidden_BTD)
             for buffer_2BNCH in self._buffers_2BNCH:
                 buffer_2BNCH[:, :, :, :n_mem] = buffer_2BNCH[:, :, :, n_new:].clone()
 
@@ -56,7 +58,7 @@ class _Recording:
     def memory(self) -> KeyValueMemory:
         """The current memory, a view of the buffers."""
         n_mem = self.length
-        return replace(self._feats, layers=tuple(KeyValue(b, 0, n_mem, [n_mem]) for b in self._buffers_2BNCH))
+        return self._feats.of([KeyValue(b, 0, n_mem, [n_mem]) for b in self._buffers_2BNCH])
 
     def run(self, h_BTD: Tensor) -> Tensor:
         """The hidden states of a segment; the next run overwrites them."""
@@ -89,7 +91,7 @@ class _RecordedMemory:
         return self.recording.memory()
 
 
-class CudaGraphModel:
+class CudaGraphModel(Frozen):
     """A model that replays a recording for segments over a full memory, and runs normally otherwise.
 
     Results equal the model's. Recordings are reused from text to text, so make one `CudaGraphModel` per evaluation and
@@ -101,32 +103,35 @@ class CudaGraphModel:
     """
 
     def __init__(self, model: TransformerXL, *, record: Record | None = None) -> None:
-        self.model = model
+        super().__init__(model)
         self._record = record or _cuda_graph
         self._recordings: dict[tuple[torch.Size, torch.dtype, Context], _Recording] = {}  # least recently used first
         self.failed = False
         """True once a recording has failed."""
 
-    def fresh_memory(self, batch_size: int) -> AnyMemory:
-        """See `TransformerXL.fresh_memory`."""
-        return self.model.fresh_memory(batch_size)
-
     @torch.no_grad()
     def __call__(
-        self, token_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context
+        self,
+        token_BT: Tensor,
+        memory: AnyMemory | _RecordedMemory,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        part: Part | None = None,
     ) -> tuple[Tensor, AnyMemory | _RecordedMemory]:
-        """See `TransformerXL.forward`. The next call overwrites the hidden states.
+        """See `Frozen`. The next call overwrites the hidden states.
 
         Raises:
             ValueError: if the memory has been used already.
         """
         h_BTD = self.model.word_emb(token_BT)
         before = memory.current() if isinstance(memory, _RecordedMemory) else memory
-        if not isinstance(before, KeyValueMemory) or not self._can_record(before, context):
-            return self.model.read(h_BTD, before, context)
+        is_plain = since_BT is None and part is None
+        if not (is_plain and isinstance(before, KeyValueMemory) and self._can_record(before, context)):
+            return read(self.model, h_BTD, before, context, since_BT, part=part)
         recording = self._recording(h_BTD, before, context)
         if recording is None:
-            return self.model.read(h_BTD, before, context)
+            return read(self.model, h_BTD, before, context)
         if not (isinstance(memory, _RecordedMemory) and memory.recording is recording):
             recording.load(before)
         return recording.run(h_BTD), _RecordedMemory(recording, recording.turn)
@@ -149,7 +154,7 @@ class CudaGraphModel:
 
     def _can_record(self, memory: KeyValueMemory, context: Context) -> bool:
         """True if the memory is full, stays full, and has the dtype of the new keys."""
-        if not self.model.layers[0].memory.keeps_places:  # what stays depends on what is read
+        if not self.model.layers[0].memory.traits.keeps_places:  # what stays depends on what is read
             return False
         is_full = 0 < context.mem_len == memory.length and not context.ext_len
         return is_full and memory.layers[0].k_BNMH.dtype == self._key_dtype()
@@ -157,17 +162,12 @@ class CudaGraphModel:
     def _key_dtype(self) -> torch.dtype:
         return product_dtype(self.model.layers[0].attn_norm.weight)
 
-    def nll(
-        self, input_BT: Tensor, target_BT: Tensor, memory: AnyMemory | _RecordedMemory, context: Context
-    ) -> tuple[Tensor, AnyMemory | _RecordedMemory]:
-        """See `TransformerXL.nll`."""
-        hidden_BTD, after = self(input_BT, memory, context)
-        return self.model.softmax.nll(hidden_BTD[:, -target_BT.shape[1] :], target_BT), after
 
-
-def with_cuda_graphs(model: TransformerXL) -> "TransformerXL | CudaGraphModel":
-    """The model, on a GPU as a `CudaGraphModel` unless it is sharded."""
-    return CudaGraphModel(model) if model.device.type == "cuda" and not model.is_sharded else model
+def frozen(model: TransformerXL) -> Frozen:
+    """The model for reading without gradients, on a GPU as a `CudaGraphModel` unless it is sharded."""
+    if model.device.type == "cuda" and not model.is_sharded:
+        return CudaGraphModel(model)
+    return Frozen(model)
 
 
 def _cuda_graph(work: Callable[[], None]) -> Callable[[], None]:

@@ -2,8 +2,8 @@
 
 Where one token is read, as in generation, a layer is some hundred small operations, most of which take less time than
 calling them. Here they are some thirty: modules are not entered, what a product needs is looked up once, keys and
-values are stored together, and the scale and the sum of both terms of the logits are parts of one product. `Body.read`
-comes here where `serves` says so, with the same results up to rounding.
+values are stored together, and the scale and the sum of both terms of the logits are parts of one product.
+`txl.inference.frozen` comes here where `serves` says so, with the same results up to rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,36 +12,38 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from txl.attention_rules.softmax import SoftmaxAttention
 from txl.config import Context
-from txl.memory import KeyValue, KeyValueMemory
-from txl.memory.key_values import KeyValues
+from txl.inference.forms import KeyValues
+from txl.inference.key_value import KeyValue
+from txl.inference.key_values import KeyValueMemory
+from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.layer import Layer
 from txl.ops.linear import Linear, product_with
 from txl.ops.numbers import at_least_float32, product_dtype
 from txl.ops.packed import PackedLinear
-from txl.positions import PositionEncoding
 
 
-def serves(layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context) -> bool:
+def serves(
+    layers: Sequence[Layer], h_BTD: Tensor, memory: KeyValueMemory, context: Context, *, is_reversible: bool
+) -> bool:
     """One token a stream, read without gradients on a CPU by softmax attention with the terms of
     `txl.ops.rel_attention`, remembered first in first out; weights in the dtype that they are multiplied in."""
     if h_BTD.shape[1] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     layer, attn = layers[0], layers[0].attn
     is_plain = not (layer.training or context.ext_len)
-    has_rule = isinstance(attn.rule, SoftmaxAttention) and attn.rule.impl in ("auto", "dense")
+    has_rule = isinstance(attn.rule, RelativeSoftmax) and attn.rule.impl in ("auto", "dense")
     is_cast = attn.q_net.weight.dtype == product_dtype(h_BTD) and layer.attn_norm.weight.dtype == h_BTD.dtype
     is_known = h_BTD.device.type == "cpu" and is_plain and has_rule and is_cast
-    return is_known and (bool(memory.one_token) or all(_is_served(one) and _is_as_built(one) for one in layers))
+    if not is_known or is_reversible or type(memory.form) is not KeyValues:
+        return False
+    return bool(memory.one_token) or all(_is_served(layer) and _is_as_built(layer) for layer in layers)
 
 
 def _is_served(layer: Layer) -> bool:
     """`_Reader` computes what this kind of layer does."""
-    pos = layer.attn.pos
-    has_terms = pos.is_relative() and type(pos).transform_qk is PositionEncoding.transform_qk
-    is_residual = not layer.reversible and layer.attn_gate is None
-    return has_terms and is_residual and type(layer.memory.projected) is KeyValues
+    attn = layer.attn
+    return attn.pos.is_relative() and type(attn) is Attention and layer.attn_gate is torch.add
 
 
 def _is_as_built(layer: Layer) -> bool:

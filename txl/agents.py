@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError
-from txl.memory import KeyValueMemory, Memory
-from txl.model.body import AnyMemory, Body
+from txl.inference.frozen import AnyMemory, fresh_memory, projected, read
+from txl.inference.key_values import KeyValueMemory
+from txl.model.memory import Memory
+from txl.model.streams import joined, of_named
+from txl.model.transformer import Body
 from txl.positions import PositionEncoding
 
 _EVER = 2**30
@@ -65,16 +68,16 @@ class AgentMemory:
         """The memory of these `tensors`."""
         counts = {name: tensor for name, tensor in tensors.items() if name in ("age", "n_step")}
         rest = {name: tensor for name, tensor in tensors.items() if name not in counts}
-        return cls._of_counts(Memory.of_named(rest), counts)
+        return cls._of_counts(of_named(rest), counts)
 
     @classmethod
     def stacked(cls, parts: Sequence["AgentMemory"]) -> "AgentMemory":
         """The rows of several memories of as many steps, in their order.
 
         Raises:
-            ValueError: if they remember different numbers of steps, see `Memory.joined`, or one is projected.
+            ValueError: if they remember different numbers of steps, see `streams.joined`, or one is projected.
         """
-        memory = Memory.joined([part.hidden for part in parts])
+        memory = joined([part.hidden for part in parts])
         is_aged = any(part.age_B is not None for part in parts)
         ages_B = torch.cat([part.ages_B for part in parts]) if is_aged else None
         n_steps = [part.n_step_B for part in parts if part.n_step_B is not None]
@@ -113,7 +116,7 @@ class MemoryTransformer(Body):
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
         super().__init__()
-        self.build(config, dropout=dropout, dropatt=dropatt)
+        self.add_layers(config, dropout=dropout, dropatt=dropatt)
         for module in self.modules():
             if isinstance(module, PositionEncoding):
                 module.reset_parameters()
@@ -143,9 +146,21 @@ class MemoryTransformer(Body):
         since_BT = None
         if reset_BT is not None or memory.age_B is not None:
             since_BT = _since(memory.ages_B, reset_BT, n_new=x_BTD.shape[1])
-        out = self.read(x_BTD, memory.memory, context, since_BT)
+        hidden_BTD, after = self._read(x_BTD, memory.memory, context, since_BT)
         age_B = None if since_BT is None else since_BT[:, -1] + 1
-        return out.hidden_BTD, AgentMemory(out.memory, age_B, self._n_step_B(x_BTD))
+        return hidden_BTD, AgentMemory(after, age_B, self._n_step_B(x_BTD))
+
+    def _read(
+        self, x_BTD: Tensor, memory: AnyMemory, context: Context, since_BT: Tensor | None
+    ) -> tuple[Tensor, AnyMemory]:
+        if isinstance(memory, Memory):
+            return self.read(x_BTD, memory, context, since_BT)
+        needs_gradients = x_BTD.requires_grad or any(p.requires_grad for p in self.parameters())
+        if torch.is_grad_enabled() and needs_gradients:
+            raise ValueError(
+                "a memory of keys and values takes no gradient; use torch.no_grad(), or start with memory=None"
+            )
+        return read(self, x_BTD, memory, context, since_BT)
 
     @torch.no_grad()
     def projected(self, memory: AgentMemory | None, batch_size: int | None = None) -> AgentMemory:
@@ -157,13 +172,10 @@ class MemoryTransformer(Body):
             memory: None: an empty one, for `batch_size` rows.
         """
         if memory is None:
-            return AgentMemory(self.fresh_memory(batch_size or 1))
-        empty = self.fresh_memory(memory.memory.batch_size)
-        if not isinstance(empty, KeyValueMemory) or not isinstance(memory.memory, Memory):
+            return AgentMemory(fresh_memory(self, batch_size or 1))
+        if not isinstance(memory.memory, Memory):
             return memory
-        of_layers = zip(self.layers, empty.layers, memory.memory.states, strict=True)
-        layers = tuple(empty.rule(layer).of_hidden(layer, none, state) for layer, none, state in of_layers)
-        return AgentMemory(KeyValueMemory(layers), memory.age_B)
+        return replace(memory, memory=projected(self, memory.memory))
 
     def _n_step_B(self, x_BTD: Tensor) -> Tensor | None:
         """`AgentMemory.n_step_B` after this segment."""

@@ -4,12 +4,13 @@ Attention gives hidden tokens the probability 0, and 0 times NaN is NaN, in valu
 finite is taken out where its document has ended, and the outputs that it belongs to are NaN all the same.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from txl.memory import KeyValueMemory, Memory
+from txl.model.memory import Memory
+from txl.model.streams import of_named, of_rows, per_row
 
 _NEVER = -(2**31)
 """A place that no token sees."""
@@ -25,7 +26,7 @@ class Ended(NamedTuple):
     """
 
     h_BTD: Tensor
-    memory: Memory | KeyValueMemory
+    memory: Any
     spoiled_BT: Tensor
 
     def marked(self, out_BTD: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ class Ended(NamedTuple):
         return torch.where(self.spoiled_BT[..., None], torch.nan, out_BTD)
 
 
-def without_ended(h_BTD: Tensor, memory: Memory | KeyValueMemory, since_BT: Tensor) -> Ended:
+def without_ended(h_BTD: Tensor, memory: Any, since_BT: Tensor) -> Ended:
     """Zeros in place of what is not finite, in documents that end in the segment or ended before it.
 
     What is not finite in a row's last document stays: its end is not known.
@@ -45,8 +46,23 @@ def without_ended(h_BTD: Tensor, memory: Memory | KeyValueMemory, since_BT: Tens
     t_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
     last_begin_B = t_T[-1] - since_BT[:, -1]
     bad_BT = ~h_BTD.isfinite().all(-1) & (t_T < last_begin_B[:, None])
-    memory, was_bad_B = memory.finite_in(last_begin_B >= 0)
+    finite_in = _finite_in if isinstance(memory, Memory) else type(memory).finite_in
+    memory, was_bad_B = finite_in(memory, last_begin_B >= 0)
     place_BT = torch.where(bad_BT, t_T, _NEVER).cummax(dim=1).values
     place_BT = torch.where(was_bad_B[:, None], place_BT.clamp(min=-1), place_BT)  # the memory stands before token 0
     first_seen_BT = (t_T - since_BT).clamp(min=_NEVER + 1)
     return Ended(h_BTD.masked_fill(bad_BT[..., None], 0), memory, place_BT >= first_seen_BT)
+
+
+def _finite_in(memory: Memory, row_B: Tensor) -> tuple[Memory, Tensor]:
+    """With zeros for what is not finite in the rows where `row_B` is True, (B,), and in which rows
+    that was."""
+    tensors = memory.named()
+    bad = {name: not_finite_in(tensor, row_B) for name, tensor in tensors.items()}
+    was_bad_B = torch.stack([of_rows(bad_BX).any(1) for bad_BX in bad.values()]).any(0)
+    return of_named({name: x.masked_fill(bad[name], 0) for name, x in tensors.items()}), was_bad_B
+
+
+def not_finite_in(tensor: Tensor, row_B: Tensor) -> Tensor:
+    """True where a tensor of rows is not finite, in the rows where `row_B` is True."""
+    return ~tensor.isfinite() & per_row(row_B, tensor)

@@ -1,0 +1,159 @@
+"""A model that reads with weights that do not change, as in evaluation and generation."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.config import Context
+from txl.inference import one_token
+from txl.inference.forms import form_of
+from txl.inference.key_values import KeyValueMemory
+from txl.model.documents import without_ended
+from txl.model.memory import Memory
+from txl.model.span import Span
+from txl.model.transformer import Body, TransformerXL
+
+AnyMemory = Memory | KeyValueMemory
+
+
+class Part(NamedTuple):
+    """A part of a segment, read after other parts of it, which stand at the end of the memory.
+
+    Attributes:
+        n_kept: how many tokens the memory may hold meanwhile, in place of mem_len.
+        n_full: tokens that stand together once the segment has been read, remembered ones included.
+    """
+
+    n_kept: int
+    n_full: int
+
+
+def fresh_memory(model: Body, batch_size: int) -> AnyMemory:
+    """An empty memory for reading without gradients: keys and values where the position encoding
+    and the memory allow it."""
+    form = form_of(model.layers)
+    if model.is_sharded:  # keys are projected between layers, whose weights are not there
+        dtype = next(model.parameters()).dtype
+        return model.empty_memory(batch_size, like=torch.empty(0, dtype=dtype, device=model.device))
+    if form is None:
+        return model.empty_memory(batch_size)
+    like = model.layers[0].attn_norm.weight
+    layers = tuple(form.empty(model.config, batch_size, like=like) for _ in model.layers)
+    return KeyValueMemory(layers, form)
+
+
+def projected(model: Body, memory: Memory) -> AnyMemory:
+    """The memory with keys and values projected, where the encoding and its rule allow it."""
+    empty = fresh_memory(model, memory.batch_size)
+    if not isinstance(empty, KeyValueMemory):
+        return memory
+    of_layers = zip(model.layers, empty.layers, memory.states, strict=True)
+    return empty.of([empty.form.of_hidden(*of_layer) for of_layer in of_layers])
+
+
+def read(
+    model: Body,
+    h_BTD: Tensor,
+    memory: AnyMemory,
+    context: Context,
+    since_BT: Tensor | None = None,
+    *,
+    part: Part | None = None,
+) -> tuple[Tensor, AnyMemory]:
+    """The last layer's hidden states of a segment of vectors, (B, T, D), and the memory for the
+    next one; see `Body.read`.
+
+    Args:
+        part: these are a part of a segment; None: a whole one.
+    """
+    span = Span.of(context, n_mem=memory.length, n_new=h_BTD.shape[1], since_BT=since_BT)
+    model.require_serves(context, has_documents=since_BT is not None)
+    if part is not None:
+        span = replace(span, n_full=part.n_full)
+        context = replace(context, mem_len=part.n_kept, ext_len=0)
+    if isinstance(memory, Memory):
+        return model.read(h_BTD, memory, context, since_BT, span=None if part is None else span)
+    return _read_key_values(model, h_BTD, memory, context, span)
+
+
+@torch.no_grad()
+def _read_key_values(
+    model: Body, h_BTD: Tensor, memory: KeyValueMemory, context: Context, span: Span
+) -> tuple[Tensor, KeyValueMemory]:
+    if memory.batch_size != len(h_BTD):
+        raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {len(h_BTD)}")
+    h_BTD = model.drop(h_BTD)
+    is_reversible = model.config.reversible
+    if span.since_BT is None and one_token.serves(model.layers, h_BTD, memory, context, is_reversible=is_reversible):
+        return one_token.read(model.layers, h_BTD, memory, context)
+    ended = None
+    if span.since_BT is not None:
+        since_BT = span.since_BT.to(h_BTD.device, non_blocking=True)
+        span = replace(span, since_BT=since_BT)
+        ended = without_ended(h_BTD, memory, since_BT)
+        h_BTD, memory = ended.h_BTD, ended.memory
+    memory = memory.with_feats(model.layers, context, n_new=span.n_new)
+    h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)
+    if ended is not None:
+        h_BTD = ended.marked(h_BTD)
+    return model.drop(h_BTD), memory
+
+
+def _through_layers(
+    model: Body, h_BTD: Tensor, memory: KeyValueMemory, context: Context, span: Span
+) -> tuple[Tensor, KeyValueMemory]:
+    form, next_layers = memory.form, []
+    other_BTD = h_BTD  # the first of two streams in reversible layers
+    feats = memory.feats_of(model.layers, span.n_new)
+    for layer, remembered, of_layer in zip(model.layers, memory.layers, feats, strict=True):
+        attended_BTD, kept = form.attended(layer, h_BTD, remembered, of_layer, span, context)
+        if model.config.reversible:
+            other_BTD = other_BTD + attended_BTD
+            h_BTD = h_BTD + layer.feed_forward(other_BTD)
+        else:
+            h_BTD = layer.finish(h_BTD, attended_BTD)
+        next_layers.append(kept)
+    if model.config.reversible:
+        h_BTD = (other_BTD + h_BTD) / 2
+    return h_BTD, memory.of(next_layers)
+
+
+class Frozen:
+    """A language model that reads text without gradients. Its weights must not change."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        self.model = model
+
+    def fresh_memory(self, batch_size: int) -> Any:
+        """The memory before the first segment, see `fresh_memory`."""
+        return fresh_memory(self.model, batch_size)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        token_BT: Tensor,
+        memory: Any,
+        context: Context,
+        since_BT: Tensor | None = None,
+        *,
+        part: Part | None = None,
+    ) -> tuple[Tensor, Any]:
+        """See `TransformerXL.forward` and `read`."""
+        h_BTD = self.model.word_emb(token_BT)
+        return read(self.model, h_BTD, memory, context, since_BT, part=part)
+
+    def nll(self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context) -> tuple[Tensor, Any]:
+        """See `TransformerXL.nll`."""
+        nll_BT, _, after = self.nll_and_hidden(input_BT, target_BT, memory, context)
+        return nll_BT, after
+
+    @torch.no_grad()
+    def nll_and_hidden(
+        self, input_BT: Tensor, target_BT: Tensor, memory: Any, context: Context
+    ) -> tuple[Tensor, Tensor, Any]:
+        """See `TransformerXL.nll_and_hidden`."""
+        hidden_BTD, after = self(input_BT, memory, context)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        return self.model.softmax.nll(hidden_BTD, target_BT), hidden_BTD, after

@@ -1,0 +1,104 @@
+"""Parts that a name chooses: a file each, imported when it is asked for."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from txl.config import UsageError
+
+
+class Registry(Mapping[str, Any]):
+    """The classes of one kind of part, by name.
+
+    Args:
+        flag: that names one.
+        kind: what they are, for messages.
+        places: of each name the module and the class in it, as `module:Class`.
+    """
+
+    def __init__(self, flag: str, kind: str, places: Mapping[str, str]) -> None:
+        self.flag, self.kind = flag, kind
+        self._places = dict(places)
+        self._added: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._added:
+            return self._added[name]
+        module, _, attribute = self._places[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        self._added[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places | self._added)
+
+    def __len__(self) -> int:
+        return len(self._places | self._added)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places or name in self._added
+
+    def named(self, name: str) -> Any:
+        """The class of this name. Raises `UsageError` if there is none."""
+        if name not in self:
+            raise UsageError(f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}")
+        return self[name]
+
+
+POSITIONS = Registry(
+    "position",
+    "encoding",
+    {
+        "rel_sinusoid": "txl.positions.rel_sinusoid:RelSinusoid",
+        "learned_relative": "txl.positions.learned_relative:LearnedRelative",
+        "sinusoid_input": "txl.positions.sinusoid_input:SinusoidInput",
+        "learned_per_layer": "txl.positions.learned_per_layer:LearnedPerLayer",
+        "learned_absolute": "txl.positions.learned_absolute:LearnedAbsolute",
+        "rotary": "txl.positions.rotary:Rotary",
+        "t5": "txl.positions.t5:T5",
+        "shaw": "txl.positions.shaw:Shaw",
+        "relative_keys": "txl.positions.relative_keys:RelativeKeys",
+        "deberta": "txl.positions.deberta:Deberta",
+        "floater": "txl.positions.floater:Floater",
+        "alibi": "txl.positions.alibi:Alibi",
+        "none": "txl.positions.none:NoPosition",
+    },
+)
+ATTENTION_RULES = Registry(
+    "attention",
+    "rule",
+    {
+        "softmax": "txl.attention_rules.softmax:SoftmaxAttention",
+        "performer": "txl.attention_rules.performer:PerformerAttention",
+        "lsh": "txl.attention_rules.lsh:LshAttention",
+    },
+)
+MEMORIES = Registry(
+    "memory",
+    "memory",
+    {
+        "fifo": "txl.model.memory:Fifo",
+        "none": "txl.memory.none:NoMemory",
+        "compressive": "txl.memory.compressive:Compressive",
+        "expire_span": "txl.memory.expire_span:ExpireSpan",
+        "infini": "txl.memory.infini:Infini",
+        "knn": "txl.memory.knn:Knn",
+        "neural": "txl.memory.neural:Neural",
+        "recurrent_tokens": "txl.memory.recurrent_tokens:RecurrentTokens",
+    },
+)
+STACKS = Registry("stack", "way to run layers", {"reversible": "txl.stacks.reversible:run"})
+GATES = Registry(
+    "gate",
+    "gate",
+    {
+        "gru": "txl.stacks.gates:GRUGate",
+        "output": "txl.stacks.gates:OutputGate",
+        "highway": "txl.stacks.gates:HighwayGate",
+        "sigmoid_tanh": "txl.stacks.gates:SigmoidTanhGate",
+    },
+)

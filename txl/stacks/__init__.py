@@ -1,0 +1,1 @@
+"""Other ways to build and run the layers: gates, reversible streams."""
