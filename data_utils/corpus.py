@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from txl.files import content_of
+
 from .checks import Checks
 from .config import DataConfig
 from .datasets import DATA_SETS
@@ -199,7 +201,7 @@ class Corpus:
         if open_record(folder, self._checks) is None:
             return None
         try:
-            return self.kind.tokenizer.from_files(lambda name: (folder / name).read_bytes().decode())
+            return self.kind.tokenizer.from_files(lambda name: content_of(folder / name).decode())
         except (ValueError, OSError):  # changed on purpose, or not all of it is there
             return None
 

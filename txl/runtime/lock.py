@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import errors_naming, not_through_a_link
+from txl.files import content_of, errors_naming, not_through_a_link
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -90,7 +90,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            who = json.loads(self.path.read_text(encoding="utf-8").partition("\n")[0])
+            who = json.loads(content_of(self.path).decode().partition("\n")[0])
             return f"process {who['pid']} on {who['host']}, since {who['since']},"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
