@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from txl.config import UsageError
@@ -21,16 +22,17 @@ class Lock:
 
     Args:
         wait_s: seconds to wait for the lock; may be infinite.
+        gives_up: asked while waiting, whether to wait no longer.
     Raises:
         UsageError: if another process holds it, or the file holds something else, which stays.
         OSError: if the file cannot be written, or a link stands in its place.
     """
 
-    def __init__(self, path: Path, *, wait_s: float = 0.0) -> None:
+    def __init__(self, path: Path, *, wait_s: float = 0.0, gives_up: Callable[[], object] = bool) -> None:
         self.path = path
         end = time.monotonic() + wait_s
         while not self._taken():
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or gives_up():
                 raise UsageError(
                     f"--work_dir {path.parent}: {self._holder()} is training in it; wait for it, or name another folder"
                 )
