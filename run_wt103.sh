@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154 # launch.sh reads what is set here, and sets root and python
 # WikiText-103: train, evaluate and generate; `demo` does all three on Python's bundled documentation.
 set -euo pipefail
 
 script=run_wt103.sh name=wt103
+# shellcheck source=scripts/launch.sh disable=SC1091 # without -x it is not followed
 source "$(dirname "$0")/scripts/launch.sh"
 
 first_line="run_wt103.sh demo                     [flags of train.py]
@@ -58,9 +60,9 @@ demo() {
         --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
         --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
     echo
-    "$python" "$root/eval.py" --work_dir "$run" --split test --tgt_len 16 --mem_len 0 8 32 128
+    "$python" "$root/eval.py" "--work_dir=$run" --split test --tgt_len 16 --mem_len 0 8 32 128
     echo
-    "$python" "$root/generate.py" --work_dir "$run" --prompt "This module provides" --length 120 --finish_line \
+    "$python" "$root/generate.py" "--work_dir=$run" --prompt "This module provides" --length 120 --finish_line \
         --top_p 0.8 --no_unk
 }
 

@@ -19,7 +19,7 @@
 set -uo pipefail
 
 called_from=$PWD
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-python3}
 
 if [[ ${1:-} == --tests ]]; then
@@ -36,6 +36,10 @@ fi
 out=${2:-$PWD/benchmarks/results/gpu}
 [[ $out == /* ]] || out=$called_from/$out
 in_all=${SECONDS_IN_ALL:-585}
+if [[ ! $in_all =~ ^[1-9][0-9]{0,5}$ ]]; then
+    echo "benchmarks/gpu.sh: SECONDS_IN_ALL=$in_all: must be a number of seconds" >&2
+    exit 2
+fi
 device=${DEVICE:-cuda}
 begin=$SECONDS
 due=0 # seconds after the beginning at which the benchmarks so far must be done

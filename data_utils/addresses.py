@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from txl.files import not_through_a_link
+from txl.files import content_of, not_through_a_link
 
 from .raw_text import DataError
 from .remote import is_copied, is_remote, names_in
@@ -49,7 +49,7 @@ def require_typed(data: tuple[str, ...] | str, named_in: Path) -> None:
 def _typed_before() -> set[str]:
     typed: set[str] = set()
     with suppress(OSError, UnicodeDecodeError):
-        for line in place_of_list().read_text(encoding="utf-8").splitlines():
+        for line in content_of(place_of_list()).decode().splitlines():
             with suppress(ValueError, TypeError):
                 typed.add(json.loads(line))
     return typed

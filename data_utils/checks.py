@@ -22,6 +22,7 @@ class Checks:
         self._path = cache / CHECKED
         self._known = read_record(self._path)
         self._new: dict[str, Any] = {}
+        self._young: set[str] = set()
 
     def result(self, path: Path, what: str, find: Callable[[], str]) -> str:
         """The result of `find`, a check named `what` of the content of a file."""
@@ -32,11 +33,20 @@ class Checks:
             match self._known.get(name):
                 case [then, str(answer)] if then == stamp:
                     return answer
+            age = time.time_ns() - state.st_mtime_ns
             answer = find()
         self._known[name] = [stamp, answer]
-        if time.time_ns() - state.st_mtime_ns > _SETTLED_NS:
+        if age > _SETTLED_NS:
             self._new[name] = [stamp, answer]
+        else:
+            self._young.add(name)
         return answer
+
+    def forget_young(self) -> None:
+        """Find again, when asked, what was found in files so young that they may have changed without a new time."""
+        for name in self._young:
+            self._known.pop(name, None)
+        self._young.clear()
 
     def digest(self, path: Path) -> str:
         """The SHA-256 of a file."""

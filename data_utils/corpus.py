@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from txl.files import content_of
+
 from .checks import Checks
 from .config import DataConfig
 from .datasets import DATA_SETS
@@ -188,6 +190,22 @@ class Corpus:
         digests = [self._checks.digest(path) for path in self.texts.files(name)]
         return [digests, self.texts.settings(name)]
 
+    def _state(self, name: str) -> list[Any]:
+        """What a change of a split's files changes, be it undone before the end."""
+        of_text = self._of_text(name)  # which names a file that is not there
+        states = [path.stat() for path in self.texts.files(name)]
+        return [of_text, *((state.st_size, state.st_mtime_ns) for state in states)]
+
+    @contextmanager
+    def _unchanged(self, splits: Sequence[str]) -> Iterator[None]:
+        """Raise `DataError` if files of these splits change meanwhile: what was read has another text's name then."""
+        before = {name: self._state(name) for name in splits}
+        yield
+        self._checks.forget_young()
+        for name in splits:
+            if self._state(name) != before[name]:
+                raise self.texts.changed(name)
+
     def _vocabulary_folder(self) -> Path:
         config = self.config
         limits = [self.kind.special, config.min_freq, config.max_size, config.vocab_size]
@@ -199,7 +217,7 @@ class Corpus:
         if open_record(folder, self._checks) is None:
             return None
         try:
-            return self.kind.tokenizer.from_files(lambda name: (folder / name).read_bytes().decode())
+            return self.kind.tokenizer.from_files(lambda name: content_of(folder / name).decode())
         except (ValueError, OSError):  # changed on purpose, or not all of it is there
             return None
 
@@ -211,7 +229,8 @@ class Corpus:
         assert self.kind.trained is not None
         pieces = (one.piece.content for one in self.texts.pieces(self.kind.counted) if one.split in self.kind.counted)
         try:
-            tokenizer = self.kind.trained(pieces, self.config)
+            with self._unchanged(self.kind.counted):
+                tokenizer = self.kind.trained(pieces, self.config)
         except UnicodeDecodeError:
             raise self.texts.fault("train") from None
         with draft_folder(self.cache) as draft:
@@ -233,8 +252,9 @@ class Corpus:
             n_token = None if isinstance(encoder, Numbering) else len(encoder)
             writers = {name: stack.enter_context(Writer(draft / name, n_token)) for name in splits}
             tagged = (one for one in self.texts.pieces(splits) if one.split in writers)
-            for batch, block in self._encoded(encoder, tagged):
-                writers[batch.split].add(batch, block)
+            with self._unchanged(splits):
+                for batch, block in self._encoded(encoder, tagged):
+                    writers[batch.split].add(batch, block)
             self.texts.describe({name: writer.n_document for name, writer in writers.items()})
             tokenizer = self._translated(writers, numbering) if numbering else self.vocab
             for name, writer in writers.items():

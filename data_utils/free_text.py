@@ -4,10 +4,11 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
+
+from txl.files import NoFileError, require_end, typed_content
 
 from .raw_text import DataError, no_text, text_of
 from .sizes import MEASURES, sizes_of
@@ -45,7 +46,7 @@ def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     if name == "-" and sys.stdin is None:
         raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
     try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        content = _standard_input() if name == "-" else typed_content(name)
     except OSError as error:
         raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
     is_of_bytes = vocab is not None and vocab.keeps_line_ends
@@ -55,11 +56,20 @@ def read_text(name: str, vocab: Tokenizer | None = None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def _standard_input() -> bytes:
+    require_end(sys.stdin.buffer)
+    return sys.stdin.buffer.read()
+
+
 def read_turns() -> Iterator[str]:
     """The lines of standard input, each as soon as it is there, without line breaks. Raises `DataError` if a line is
     not UTF-8, or standard input is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed; --interactive reads from it")
+    try:
+        require_end(sys.stdin.buffer)
+    except NoFileError as error:
+        raise DataError(f"standard input {error.strerror}; --interactive reads a terminal, a file or a pipe") from None
     while line := sys.stdin.buffer.readline():
         yield _decoded(line, "standard input").rstrip("\r\n")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError
-from txl.files import lock, written_whole
+from txl.files import content_of, lock, written_whole
 
 _AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
 """What begins a file of UTF-16 that was converted from Latin-1."""
@@ -26,7 +26,7 @@ class DataError(UsageError):
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Let one process of this host at a time work on `folder`. A folder that does not exist is not locked."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         yield
         return
@@ -130,7 +130,7 @@ def line_without_text(path: Path, lines: Iterable[bytes], *, is_string: bool) ->
 def read_record(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if it is missing or damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(content_of(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 

@@ -119,16 +119,20 @@ class Texts:
             lines = lines_or_rows(path, self.config.text_field, task="searching")
             if error := line_without_text(path, lines, is_string=has_rows(path)):
                 return error
-        raise AssertionError(f"every line of {split} is UTF-8")
+        return self.changed(split)  # every line is UTF-8 now
+
+    def changed(self, split: str) -> DataError:
+        """The error for files that changed between two looks at them."""
+        return DataError(f"{self.name(split)}: has changed while it was read; start again")
 
     def line_with(self, split: str, words: set[str]) -> tuple[Path, int, str]:
         """The first of these words in a split: its file, the number of its line or row, and the word."""
         for path in self.files(split):
             for n, line in enumerate(lines_or_rows(path, self.config.text_field, task="searching"), 1):
-                for word in line.decode().split():
+                for word in line.decode(errors="replace").split():
                     if word in words or word.lower() in words:
                         return path, n, word
-        raise AssertionError(f"{split} has none of {words}")
+        raise self.changed(split)
 
 
 def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file: bool) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from txl.files import not_through_a_link
+from txl.files import content_of, not_through_a_link
 
 from .raw_text import DataError
 
@@ -124,7 +124,7 @@ def _go_on(url: str, part: Path, mark: Path | None) -> None:
     """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not known. Raises `OSError`
     where they are cut."""
     before = _size(part)
-    known = mark.read_text(encoding="utf-8") if before and mark is not None and mark.exists() else ""
+    known = content_of(mark).decode() if before and mark is not None and mark.exists() else ""
     before = before if mark is None or known else 0
     headers = _AGENT | ({"Range": f"bytes={before}-"} if before else {}) | ({"If-Range": known} if known else {})
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:

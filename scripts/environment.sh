@@ -1,10 +1,13 @@
+# shellcheck shell=bash
 # Sourced by run_wt103.sh and run_tests.sh: sets `python` to an interpreter with the packages of a requirements file.
 # .venv is created, or updated if stale, from the newest python3, or from PYTHON if set.
 # A PYTHON that already has PyTorch is used as is. The package txl is installed in .venv, from this folder.
 
-
 txl_python() {
     local here=$1 requirements=$2 venv=$1/.venv
+    if [[ ${PYTHON:-} == */* && $PYTHON != /* ]]; then
+        PYTHON=$PWD/$PYTHON # callers go to other folders
+    fi
     if [ -n "${PYTHON:-}" ] && ! "$PYTHON" -c '' 2>/dev/null; then
         echo "PYTHON=$PYTHON: no Python that runs; name another, or leave PYTHON out" >&2
         exit 2

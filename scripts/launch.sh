@@ -1,8 +1,10 @@
+# shellcheck shell=bash disable=SC2154 # the caller sets the variables
 # Sourced by run_wt103.sh and scripts/run_*.sh: starts train.py, eval.py, generate.py and `txl estimate` with the settings of a data set.
 # The caller sets `name` (of the data set), `data` (flags that name its text), `sizes`, and for each size the arrays
 # train_SIZE, eval_SIZE and generate_SIZE (flags); then it calls `txl_run "$@"`.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed
 source "$root/scripts/environment.sh"
 
 usage() {
@@ -22,26 +24,48 @@ USAGE
 }
 
 refuse() {
-    echo "$script: $*" >&2
+    echo "$script: ${*//[[:cntrl:]]/ }" >&2
     exit 2
 }
 
-# number NAME LEAST: the variable, if set, must be a whole number of at least LEAST
+# number NAME LEAST [MOST]: the variable, if set, must be a whole number of at least LEAST
 number() {
-    local value=${!1:-}
-    [[ -z $value || ($value =~ ^[0-9]{1,6}$ && 10#$value -ge $2) ]] || refuse "$1=$value: must be a number, at least $2"
+    local value=${!1:-} most=${3:-999999}
+    [[ -n $value ]] || return 0
+    if [[ ! $value =~ ^[0-9]{1,6}$ ]] || ((10#$value < $2 || 10#$value > most)); then
+        refuse "$1=$value: must be a number, at least $2${3:+ and at most $3}"
+    fi
+}
+
+# among WORD WORD...: true if the first is one of the others
+among() {
+    local word
+    for word in "${@:2}"; do
+        [[ $word != "$1" ]] || return 0
+    done
+    return 1
+}
+
+# resumes FLAG...: true if --resume is among the flags
+resumes() {
+    local word
+    for word in "$@"; do
+        [[ $word != --resume && $word != --resume=* ]] || return 0
+    done
+    return 1
 }
 
 # exec the training, in one process or in several under torchrun
 launch() {
     number NPROC 1
     number NODE_RANK 0
-    number MASTER_PORT 1
+    number MASTER_PORT 1 65535
     number MAX_RESTARTS 0
+    number TORCH_ELASTIC_SHUTDOWN_TIMEOUT 1
     local nnodes=${NNODES:-1} nproc=${NPROC:-} max_restarts=3
     [[ $nnodes =~ ^([0-9]{1,6}:)?[0-9]{1,6}$ ]] || refuse "NNODES=$nnodes: must be a number of hosts, or a range like 2:4"
     local least=$((10#${nnodes%:*})) most=$((10#${nnodes#*:}))
-    [ "$least" -ge 1 ] && [ "$least" -le "$most" ] || refuse "NNODES=$nnodes: must be at least 1, and the smaller number first"
+    ((1 <= least && least <= most)) || refuse "NNODES=$nnodes: must be at least 1, and the smaller number first"
     # torchrun kills processes 30 s after a signal, too soon for a large checkpoint (from PyTorch 2.12 on)
     export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
     [ -n "$nproc" ] || nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
@@ -58,12 +82,12 @@ launch() {
         [ -n "${MASTER_ADDR:-}" ] || refuse "MASTER_ADDR: NNODES is set, so it must name the first host"
         [ "$NODE_RANK" -lt "$most" ] || refuse "NODE_RANK=$NODE_RANK: hosts are counted from 0 to $((most - 1))"
         [ "$NODE_RANK" -ne 0 ] || is_host=true
-        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d --rdzv_id "${RUN_ID:-txl}"
-            --rdzv_conf "is_host=$is_host${RDZV_CONF:+,$RDZV_CONF}" --rdzv_endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}")
+        rendezvous=(--nnodes "$nnodes" --rdzv_backend c10d "--rdzv_id=${RUN_ID:-txl}"
+            --rdzv_conf "is_host=$is_host${RDZV_CONF:+,$RDZV_CONF}" "--rdzv_endpoint=$MASTER_ADDR:${MASTER_PORT:-29500}")
     fi
     if [ "$least" -lt "$most" ]; then
         max_restarts=100 # one for each host that leaves
-        [[ " $* " == *" --resume"[\ =]* ]] || set -- "$@" --resume # to torchrun a host that joins is no restart
+        resumes "$@" || set -- "$@" --resume # to torchrun a host that joins is no restart
     fi
     exec "$python" -m torch.distributed.run "${rendezvous[@]}" --nproc_per_node "$nproc" \
         --max_restarts "${MAX_RESTARTS:-$max_restarts}" --signals_to_handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 "$@"
@@ -82,15 +106,15 @@ txl_run() {
     train | eval | generate | estimate) ;;
     *) usage ;;
     esac
-    [[ -n $size && " ${sizes[*]} " == *" $size "* ]] || usage
+    among "$size" "${sizes[@]}" || usage
     shift 2
     txl_python "$root" requirements.txt
     if [ "$what" = estimate ]; then
-        local own=train_$size[@]
+        local own="train_${size}[@]"
         export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
         exec "$python" -m txl estimate "${data[@]}" "${!own}" "$@"
     fi
-    local own=${what}_$size[@]
+    local own="${what}_${size}[@]"
     local flags=(--work_dir "$root/runs/${name}_$size" "${!own}")
     if [ "$what" = train ]; then
         launch "$root/train.py" "${flags[@]}" "${data[@]}" "$@"

@@ -3,7 +3,8 @@
 # write nowhere else. Arguments go to pytest.
 set -euo pipefail
 
-here=$(cd "$(dirname "$0")/.." && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
+# shellcheck source=scripts/environment.sh disable=SC1091 # without -x it is not followed
 source "$here/scripts/environment.sh"
 txl_python "$here" requirements-dev.txt
 folder=$(mktemp -d "${TMPDIR:-/tmp}/txl as another user.XXXXXX")
@@ -15,6 +16,7 @@ if [ "$(id -u)" -eq 0 ]; then
     chmod 755 "$folder"
     chown -R nobody "$folder/clone" "$folder/home"
     as_user=(setpriv --reuid nobody --regid nogroup --clear-groups)
+    # shellcheck disable=SC2016,SC2154 # the inner bash expands it; environment.sh sets python
     if ! "${as_user[@]}" bash -c '"$0" -c ""' "$python" 2>/dev/null; then
         # this Python lies where only root may look: read everything, write nothing
         as_user+=(--inh-caps +dac_read_search --ambient-caps +dac_read_search)

@@ -4,7 +4,7 @@
 # index with CPU builds of PyTorch, which are much smaller.
 set -euo pipefail
 
-here=$(cd "$(dirname "$0")/.." && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 venv=$here/.venv-oldest
 oldest=$("${PYTHON:-python3}" - "$here/pyproject.toml" <<'PYTHON'
 import re

@@ -5,7 +5,7 @@
 # builds of PyTorch, which are much smaller.
 set -euo pipefail
 
-here=$(cd "$(dirname "$0")/.." && pwd)
+here=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 
 environment() { # its folder, then what pip installs
     local venv=$1

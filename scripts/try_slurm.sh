@@ -6,7 +6,7 @@
 # Python with the packages of requirements.txt.
 set -euo pipefail
 
-repository=$(cd "$(dirname "$0")/.." && pwd)
+repository=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 for program in munged slurmctld slurmd unshare; do
     command -v $program >/dev/null && continue
     echo "$0: no program $program; on Debian: apt-get install slurm-wlm munge" >&2

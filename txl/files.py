@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from safetensors import SafetensorError
 
@@ -29,19 +30,62 @@ def errors_naming(path: Path) -> Iterator[None]:
         raise OSError(None, str(error), str(path)) from error
 
 
+class NoFileError(OSError):
+    """A folder, a pipe or a device stands where a file belongs."""
+
+    def __init__(self, name: str, what: str = "is a folder, a pipe or a device, and no file") -> None:
+        super().__init__(errno.EINVAL, what, name)
+
+
 def not_through_a_link(name: str, flags: int) -> int:
     """An `opener` for `open`. Raises `OSError` if a link stands in the file's place, which in an unpacked folder may
-    lead to any file of the user, or a pipe or device, which may block."""
+    lead to any file of the user, `NoFileError` if it is no file."""
     try:
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        return regular(name, flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _is_link(Path(name)) from None
         raise
+
+
+def regular(name: str, flags: int) -> int:
+    """An `opener` for `open`. Raises `NoFileError` for a pipe, which may block, and a device, which may never end."""
+    try:
+        descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            raise NoFileError(name) from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "is no regular file", name)
+        raise NoFileError(name)
     return descriptor
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a file. Raises `NoFileError` if it is none, `OSError` if it cannot be read."""
+    with errors_naming(path), open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def typed_content(path: str | Path) -> bytes:
+    """The content of a file or pipe that the user has named. Raises `NoFileError` for a device that may never end,
+    `OSError` if it cannot be read."""
+    with open(path, "rb") as file:
+        require_end(file)
+        return file.read()
+
+
+def require_end(file: BinaryIO) -> None:
+    """Raise `NoFileError` if an open file is a device, such as /dev/zero, other than a terminal and /dev/null."""
+    try:
+        descriptor = file.fileno()
+    except io.UnsupportedOperation:  # a text in memory in the place of standard input
+        return
+    state = os.fstat(descriptor)
+    is_device = stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode)
+    if is_device and not os.isatty(descriptor) and not os.path.samestat(state, os.stat(os.devnull)):
+        raise NoFileError(file.name, "is a device, which may never end")
 
 
 def require_no_link(path: Path) -> None:
@@ -165,9 +209,10 @@ def is_stream(path: Path) -> bool:
 
 
 def require_readable(path: Path) -> None:
-    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file that it is missing."""
-    if path.exists():
-        path.open("rb").close()
+    """Raise `OSError` if a file is there and cannot be opened: safetensors says of any such file that it is missing,
+    and waits for the other end of a pipe."""
+    with suppress(FileNotFoundError):
+        os.close(regular(str(path), os.O_RDONLY))
 
 
 def flush(path: Path) -> None:
@@ -186,5 +231,5 @@ def _fsync(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Hex digest of a file's bytes; about half a second per GB."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,8 @@ from typing import Self
 
 import numpy as np
 
+from txl.files import typed_content
+
 from ..file_formats import parts_of
 from ..raw_text import DataError, reading, text_of
 from ..sizes import sizes_of
@@ -57,7 +59,7 @@ class Subwords(RunningTokenizer):
         """The tokenizer of a file. Raises `DataError` if it is missing or damaged."""
         with reading(path):
             try:
-                return cls(path.read_text(encoding="utf-8"))
+                return cls(typed_content(path).decode())
             except DataError:
                 raise
             except (ValueError, RecursionError) as error:

@@ -274,7 +274,7 @@ def test_a_script_starts_programs_with_flags_that_they_have(tmp_path: Path, line
         if "NNODES" in environment or "sbatch" in words:
             agent = " ".join(call[:at])
             assert f"--nnodes {environment.get('NNODES', 4)} " in agent
-            assert "--rdzv_endpoint host-a:" in agent
+            assert "--rdzv_endpoint=host-a:" in agent
 
 
 @each(CONVERSIONS)

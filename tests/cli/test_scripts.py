@@ -24,23 +24,25 @@ BAD: list[tuple[dict[str, str], str]] = [
 ]
 
 
-def run(folder: Path, line: str, *, script: str = "run_wt103.sh", **environment: str) -> Ran:
+def run(folder: Path, line: str | list[str], *, script: str = "run_wt103.sh", **environment: str) -> Ran:
     """Exit status, what was said, and the programs that were run, each a line as one would type it."""
     python, calls = folder / "python", folder / "calls"
     python.write_text(
         f"""#!/usr/bin/env bash
 [[ $2 != *count* ]] || echo 0
 [[ $1 != -c ]] || exit 0
-{{ printf "%q " "$@"; echo; }} >>{shlex.quote(str(calls))}
+printf '%s\\0' "$@" END >>{shlex.quote(str(calls))}
 """
     )
     python.chmod(0o755)
     calls.write_text("")
     known = {name: value for name, value in os.environ.items() if name not in HOSTS}
     environment = known | {"PYTHON": str(python)} | environment
-    done = subprocess.run(["bash", ROOT / script, *line.split()], capture_output=True, text=True, env=environment)
-    lines = calls.read_text().splitlines()
-    return done.returncode, done.stdout + done.stderr, [shlex.join(shlex.split(line)) for line in lines]
+    words = line.split() if isinstance(line, str) else line
+    done = subprocess.run(["bash", ROOT / script, *words], capture_output=True, env=environment)
+    said = (done.stdout + done.stderr).decode(errors="surrogateescape")
+    found = calls.read_bytes().decode(errors="surrogateescape").split("\0END\0")[:-1]
+    return done.returncode, said, [shlex.join(call.split("\0")) for call in found]
 
 
 @pytest.mark.parametrize(("environment", "said"), BAD)
@@ -56,8 +58,8 @@ def test_the_demo_evaluates_the_folder_it_trained_in_and_loses_none_of_a_user(tm
     _, _, (train, evaluation, generation) = run(tmp_path, f"demo {flags}")
     assert train.endswith(flags)
     assert "--overwrite" not in train
-    assert " --work_dir mine --split test " in evaluation
-    assert " --work_dir mine --prompt " in generation
+    assert " --work_dir=mine --split test " in evaluation
+    assert " --work_dir=mine --prompt " in generation
     _, _, (train, *_) = run(tmp_path, "demo")
     assert "--overwrite" in train
 
@@ -91,3 +93,66 @@ def test_an_estimate_has_the_flags_of_the_training_and_data_go_to_where_they_are
     for script, (name, folder) in names.items():
         _, _, calls = run(tmp_path, "data --mirror m", script=script)
         assert calls == [f"-m data_utils.download {name} --out {shlex.quote(f'{ROOT}/data/{folder}')} --mirror m"]
+
+
+HOSTILE = ["a b", "--x", "two\nlines", "*", "$(touch it)", "`touch it`", "a[$(touch it)]", "; touch it", "é\udcff"]
+
+
+def asked(tmp_path: Path, words: list[str], *, script: str = "run_wt103.sh", **environment: str) -> list[str]:
+    """The words of the only program that was run."""
+    status, said, calls = run(tmp_path, words, script=script, **environment)
+    assert (status, len(calls)) == (0, 1), said
+    return shlex.split(calls[0])
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_words_are_passed_on_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for what in ("train", "eval", "generate", "estimate"):
+        assert asked(tmp_path, [what, "base", "--prompt", word])[-2:] == ["--prompt", word]
+    assert asked(tmp_path, ["data", word], script="scripts/run_ptb.sh")[-1] == word
+    hosts = HOSTS | {"RUN_ID": word, "MASTER_ADDR": word, "RDZV_CONF": word}
+    words = asked(tmp_path, ["train", "base"], **hosts)
+    assert {f"--rdzv_id={word}", f"--rdzv_endpoint={word}:29500", f"is_host=false,{word}"} <= {*words}
+    _, _, calls = run(tmp_path, ["demo", f"--work_dir={word}"])
+    assert [f"--work_dir={word}" in shlex.split(call) for call in calls] == [True, True, True]
+    assert not Path("it").exists()
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_no_variable_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers = ("NPROC", "NNODES", "NODE_RANK", "MASTER_PORT", "MAX_RESTARTS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    for name in numbers:
+        status, said, calls = run(tmp_path, ["train", "base"], **HOSTS | {name: word})
+        assert (status, calls) == (2, [])
+        assert f"{name}={word}: must be a number".replace("\n", " ") in said
+        assert said.count("\n") == 1
+    for script, name in (("benchmarks/gpu.sh", "SECONDS_IN_ALL"), ("scripts/slurm.sbatch", "SLURM_JOB_ID")):
+        status, said, calls = run(tmp_path, ["1"], script=script, **{name: word})
+        assert (status, calls) == (2, [])
+        assert Path(script).name in said
+    assert run(tmp_path, ["train", "base"], PYTHON=word)[0] == 2
+    assert not Path("it").exists()
+
+
+@pytest.mark.parametrize("size", ["base base_modern", "", "*", "bas", "base\n", "base[$(touch it)]"])
+def test_a_size_is_one_of_those_that_are_there(tmp_path: Path, size: str) -> None:
+    status, said, calls = run(tmp_path, ["train", size])
+    assert (status, calls) == (2, [])
+    assert said.startswith("usage: run_wt103.sh demo")
+
+
+def test_a_flag_whose_text_names_resume_does_not_resume(tmp_path: Path) -> None:
+    assert asked(tmp_path, ["train", "base", "--prompt", "a --resume b"], **HOSTS)[-1] == "--resume"
+
+
+def test_other_folders_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CDPATH makes cd print, and go elsewhere."""
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.chdir(ROOT)
+    words = asked(tmp_path, ["train", "base"], script="scripts/run_ptb.sh", CDPATH=f"{tmp_path}:.")
+    assert words[0] == f"{ROOT}/train.py"
+    monkeypatch.chdir(tmp_path)
+    words = asked(tmp_path, ["tests/laws"], script="run_tests.sh", PYTHON="./python")
+    assert words[:2] == ["-m", "pytest"]

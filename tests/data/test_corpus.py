@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from txl.data_utils.any_files import AnyFiles
+from txl.data_utils.checks import Checks
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.raw_text import DataError
+from txl.data_utils.texts import Texts
 from txl.files import written_whole
 
 TEXT = "a b c\n\na b <unk>\n"
@@ -216,6 +220,7 @@ def test_a_text_is_hashed_once_until_it_changes(folder: Path, monkeypatch: pytes
     open_text(folder).split("train")
     assert asked == []
     (folder / "train.txt").write_text("c b a\n")
+    os.utime(folder / "train.txt", (2, 2))
     assert words(open_text(folder), "train") == "c b a <eos>"
     assert asked.count("train.txt") == 1
 
@@ -296,3 +301,67 @@ def test_ram_does_not_grow_with_the_corpus(folder: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_500_000
+
+
+@pytest.mark.parametrize("dataset", ["text", "bpe", "bytes"])
+@pytest.mark.parametrize("change", ["grows", "same size", "there and back"])
+def test_a_text_that_changes_while_it_is_read_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, change: str
+) -> None:
+    if dataset == "bpe":
+        pytest.importorskip("tokenizers")
+    train = folder / "train.txt"
+    os.utime(train, (0, 0))
+    changed = TEXT + "d e f\n" if change == "grows" else TEXT.swapcase()
+    pieces, changes = AnyFiles.pieces, [changed]
+
+    def changing(self: AnyFiles, *args: Any) -> Any:
+        for piece in pieces(self, *args):
+            if changes:
+                train.write_text(changes.pop())
+                if change == "there and back":
+                    train.write_text(TEXT)
+            yield piece
+
+    monkeypatch.setattr(AnyFiles, "pieces", changing)
+    with pytest.raises(DataError, match=r"train\.txt.*: has changed while it was read; start again"):
+        open_text(folder, dataset=dataset).split("train")
+    assert not list((folder / "txl-cache").glob(f"{dataset}-*"))
+    text = TEXT if change == "there and back" else changed
+    assert open_text(folder, dataset=dataset).fingerprint("train") == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("read", [b"a \xff\n", b"a b new\n"])
+def test_a_fault_that_is_gone_when_it_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch, read: bytes) -> None:
+    """Such as of a text that is copied to its place while it is read."""
+    valid = folder / "valid.txt"
+
+    def after_mending(look: Callable[..., Any]) -> Callable[..., Any]:
+        def mended(*args: Any) -> Any:
+            valid.write_text("a b c\n")
+            return look(*args)
+
+        return mended
+
+    for name in ("fault", "line_with"):
+        monkeypatch.setattr(Texts, name, after_mending(getattr(Texts, name)))
+    (folder / "train.txt").write_text("a b c\n")
+    corpus = open_text(folder, dataset="wt103")
+    valid.write_bytes(read)
+    with pytest.raises(DataError, match=r"valid\.txt: has changed while it was read; start again"):
+        corpus.split("valid")
+
+
+def test_what_is_known_of_a_young_file_is_found_again(tmp_path: Path) -> None:
+    """It may change without another size and time."""
+    path = tmp_path / "text"
+    path.write_text("abc")
+    checks, stat, state = Checks(tmp_path / "txl-cache"), Path.stat, path.stat()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "stat", lambda asked, **how: state if asked == path else stat(asked, **how))
+        patch.setattr(time, "time_ns", lambda: state.st_mtime_ns)
+        before = checks.digest(path)
+        path.write_text("abd")
+        assert checks.digest(path) == before
+        checks.forget_young()
+        assert checks.digest(path) != before

@@ -13,8 +13,11 @@ case $action in
 up)
     command -v ip >/dev/null || { echo "no command ip; on Debian: apt-get install iproute2" >&2; exit 77; }
     trap '"$0" down "$name"' ERR
-    ip netns add "${name}_a" && ip netns add "${name}_b" &&
-        ip link add wire netns "${name}_a" type veth peer name wire netns "${name}_b" || { "$0" down "$name"; exit 77; }
+    if ! { ip netns add "${name}_a" && ip netns add "${name}_b" &&
+        ip link add wire netns "${name}_a" type veth peer name wire netns "${name}_b"; }; then
+        "$0" down "$name"
+        exit 77
+    fi
     host=1
     for side in a b; do
         ip -n "${name}_$side" address add "10.77.0.$((host++))/24" dev wire

@@ -8,9 +8,11 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
+from txl.runtime.lock import Lock
 from txl.studies import picture, report, runner
 from txl.studies.__main__ import main
 from txl.studies.plan import Task, read_study
@@ -306,3 +309,68 @@ def test_a_study_whose_runner_was_killed_in_a_training_goes_on_with_it(to: str, 
     (records,) = tmp_path.rglob("metrics.jsonl")
     assert resumed_from(records.parent) == ([None, 10] if to == "group" else [None, 40])
     assert "test" in json.loads(next(tmp_path.rglob("done.json")).read_text())["evaluations"]
+
+
+STANDS_IN = """#!{python}
+import os, signal
+from pathlib import Path
+from threading import Thread
+fifo = open("started", "w")
+signal.signal(signal.SIGTERM, lambda *_: (Path("saved").touch(), os._exit(0)))
+fifo.write("x")
+fifo.close()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 0), (signal.SIGUSR2, 0)],
+)
+def test_a_study_that_is_asked_to_stop_asks_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, status: int
+) -> None:
+    """A program that has saved and ends with 0 is not taken for a finished training, and no other begins."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program"
+    program.write_text(STANDS_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    os.mkfifo("started")
+
+    def ask() -> None:
+        Path("started").read_text()
+        os.kill(os.getpid(), number)
+
+    asking = Thread(target=ask)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has SIGHUP ignored
+    asking.start()
+    assert study() == status
+    asking.join()
+    signal.signal(number, before)
+    assert "; started again, the study goes on from here" in capsys.readouterr().out
+    assert Path("saved").exists()
+    assert [path.name for path in Path("out/runs").glob("*/*")] == ["seed_1"]
+    assert not list(Path("out").rglob("done.json"))
+    assert not list(Path("out").rglob(".lock"))
+
+
+def test_a_study_that_waits_for_another_runner_can_be_stopped(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path("out/runs/small/seed_1")
+    folder.mkdir(parents=True)
+    held = Lock(folder / ".lock")
+    waited = threading.Event()
+    monkeypatch.setattr("txl.runtime.lock.time.sleep", lambda _: waited.set())
+
+    def ask() -> None:
+        waited.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = Thread(target=ask)
+    asking.start()
+    assert study() == 143
+    asking.join()
+    assert programs.called == []
+    held.remove()

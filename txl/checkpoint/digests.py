@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from txl.checkpoint.folder import damaged
-from txl.files import written_whole
+from txl.files import NoFileError, content_of, written_whole
 
 DIGESTS = "SHA256SUMS"
 Digests = Mapping[str, Collection[str]]
@@ -34,9 +34,11 @@ def read_digests(folder: Path) -> Digests | None:
     `UsageError` if they are damaged."""
     path = folder / DIGESTS
     try:
-        content = path.read_bytes()
+        content = content_of(path)
     except FileNotFoundError:
         return None
+    except NoFileError as error:
+        raise damaged(path, error.strerror) from None
     body = content[: content.rfind(b"#")]
     if content != body + _own_line(body):
         raise damaged(path)

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import discard, written_whole
+from txl.files import content_of, discard, written_whole
 
 RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
 STREAMS = "streams_{:05d}_{:05d}.safetensors"
@@ -75,7 +75,7 @@ def set_aside(folder: Path) -> Path:
 def pointed(pointer: Path) -> str | None:
     """The checkpoint that a pointer names, if the run has it."""
     try:
-        name = pointer.read_text(encoding="utf-8").strip()
+        name = content_of(pointer).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return name if pointer.parent / name in checkpoints(pointer.parent) else None

@@ -226,12 +226,12 @@ def progress_of(checkpoint: Checkpoint) -> dict[str, Any]:
 def header_of(path: Path) -> Header:
     """The header of a file of tensors. Raises `UsageError` if it is missing or damaged, `OSError` if it may not
     be read."""
+    require_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: (tuple(s.get_shape()), s.get_dtype() in _FLOATS) for name, s in slices.items()}
     except (OSError, SafetensorError):
-        require_readable(path)
         raise damaged(path) from None
 
 
@@ -255,8 +255,8 @@ def _stream_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
+    require_readable(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError):
-        require_readable(path)
         raise damaged(path) from None

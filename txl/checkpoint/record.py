@@ -11,7 +11,7 @@ from txl.checkpoint.folder import RECORD, WEIGHTS, checkpoints, damaged, is_chec
 from txl.checkpoint.save import FORMAT
 from txl.checkpoint.shards import SHARDS, shards_in
 from txl.config import Context, ModelConfig, UsageError
-from txl.files import sha256
+from txl.files import content_of, sha256
 from txl.runtime.records import parse_json, require_fields
 
 _FIELDS = {
@@ -43,7 +43,7 @@ class Checkpoint:
     def attachment(self, name: str) -> str:
         """The text attached under this name. Raises `UsageError` if its digest is wrong."""
         try:
-            content = (self.folder / name).read_bytes()
+            content = content_of(self.folder / name)
             if digest_of(content) in self.digests.get(name, ()):
                 return content.decode()
         except (OSError, UnicodeDecodeError):
@@ -152,7 +152,7 @@ def _digests_and_record(folder: Path) -> tuple[Digests | None, bytes]:
     while True:
         digests = read_digests(folder)
         try:
-            content = path.read_bytes()
+            content = content_of(path)
         except OSError:
             raise damaged(path) from None
         if digests is None or digest_of(content) in digests.get(RECORD, ()):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from txl.checkpoint.folder import damaged
-from txl.files import errors_naming
+from txl.files import errors_naming, require_readable
 from txl.runtime.distributed import Ranks, lost_contact_errors
 
 SHARDS = "shard-*.safetensors"
@@ -47,6 +47,7 @@ def read_into(tensors: Mapping[str, Tensor], folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
+        _require_files(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this process reads alone, as it should
             load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
@@ -61,6 +62,7 @@ def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     try:
+        _require_files(folder)
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError):
         raise damaged(folder / SHARDS) from None
@@ -73,3 +75,9 @@ def tensors_in(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
             raise damaged(folder / SHARDS, f"rows of {name} are missing")
         found[name] = (stored.size, stored.properties.dtype)
     return found
+
+
+def _require_files(folder: Path) -> None:
+    """Raise `OSError` if one of the files of tensors, all of which are opened, cannot be read, or is a pipe."""
+    for path in folder.glob("*.safetensors"):
+        require_readable(path)

@@ -19,6 +19,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOTDIR, errno.EROFS, errno.EEXIST), "name a folder that can be written"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit with ulimit -n"),
     errno.ENOTEMPTY: "another program has written to it meanwhile; name another",
+    errno.EINVAL: "look what stands there, and name another",
     errno.EIO: "the disk fails; use another",
     errno.ELOOP: "remove the link, or name another place",
 }

@@ -88,10 +88,10 @@ def read_huggingface(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     require(kind == "transfo-xl", f"{folder / 'config.json'}: model_type {kind}; only transfo-xl is read")
     path = weights_in(folder)
     if path.suffix == ".safetensors":
+        require_readable(path)
         try:
             return load_file(path), config
         except (OSError, SafetensorError):
-            require_readable(path)
             raise UsageError(f"{path}: truncated or damaged; use another copy") from None
     held = read_pickle(path)
     good = isinstance(held, dict) and all(isinstance(value, PickledTensor) for value in held.values()) and bool(held)

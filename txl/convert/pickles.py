@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from txl.config import UsageError
+from txl.files import regular
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _NAMEABLE = (
@@ -130,10 +131,10 @@ def read_pickle(path: Path) -> Any:
     """What a pickled file holds: builtin types, `PickledTensor`s, and `Inert` objects. Raises `UsageError` if the file
     is damaged, is none of the known formats, or names what no checkpoint has."""
     try:
-        if zipfile.is_zipfile(path):
-            return _read_zip(path)
-        with path.open("rb") as file:
-            return _read_stream(file)
+        with open(path, "rb", opener=regular) as file:
+            is_zip = zipfile.is_zipfile(file)
+            file.seek(0)
+            return _read_zip(path, file) if is_zip else _read_stream(file)
     except UsageError:
         raise
     except OSError as error:
@@ -143,8 +144,8 @@ def read_pickle(path: Path) -> Any:
         raise UsageError(f"{path}: damaged, or no checkpoint ({what}); use another copy") from None
 
 
-def _read_zip(path: Path) -> Any:
-    with zipfile.ZipFile(path) as archive:
+def _read_zip(path: Path, file: BinaryIO) -> Any:
+    with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         storages: dict[str, _Storage] = {}
         main = next((name for name in names if name.endswith("/data.pkl") or name == "data.pkl"), None)

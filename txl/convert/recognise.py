@@ -12,6 +12,7 @@ from txl.convert.kimiyoung import from_kimiyoung
 from txl.convert.nvidia import is_nvidia, read_nvidia
 from txl.convert.original import read_original, words_of_pickle
 from txl.convert.pickles import read_pickle
+from txl.files import content_of
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
 
@@ -116,7 +117,7 @@ def read_words(path: Path) -> list[str]:
     wrong = UsageError(f"{path}: no vocabulary: give one word a line, or a JSON list or object of words and ids")
     try:
         if path.suffix == ".txt":
-            return [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            return [line.split()[0] for line in content_of(path).decode().splitlines() if line.strip()]
         content = read_json(path)
     except (OSError, ValueError):
         raise wrong from None

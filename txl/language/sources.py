@@ -11,7 +11,6 @@ from txl.checkpoint import Checkpoint, checkpoints, damaged, is_checkpoint, load
 from txl.config import UsageError, require
 from txl.data_utils.config import DataConfig
 from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.raw_text import DataError
 from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.language.trained import Origin, TrainedModel
 from txl.runtime.records import read_json
@@ -105,10 +104,10 @@ def tokenizer_in(checkpoint: Checkpoint) -> Tokenizer:
     dataset = checkpoint.record.get("data", {}).get("dataset", DataConfig.dataset)
     try:
         tokenizer = tokenizer_of(dataset, checkpoint.attachment)
-    except DataError:
+    except UsageError:  # which names the file
         raise
-    except ValueError as error:  # also a UsageError, which names the path
-        raise damaged(path, str(error).removeprefix(f"{path}: ")) from None
+    except ValueError as error:
+        raise damaged(path, error) from None
     if len(tokenizer) != n_token or not tokenizer.has_eos:
         raise damaged(path, f"not the {n_token} words of the model, {EOS} among them")
     return tokenizer

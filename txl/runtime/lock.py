@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import errors_naming, not_through_a_link
+from txl.files import content_of, errors_naming, not_through_a_link
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -21,16 +22,17 @@ class Lock:
 
     Args:
         wait_s: seconds to wait for the lock; may be infinite.
+        gives_up: asked while waiting, whether to wait no longer.
     Raises:
         UsageError: if another process holds it, or the file holds something else, which stays.
         OSError: if the file cannot be written, or a link stands in its place.
     """
 
-    def __init__(self, path: Path, *, wait_s: float = 0.0) -> None:
+    def __init__(self, path: Path, *, wait_s: float = 0.0, gives_up: Callable[[], object] = bool) -> None:
         self.path = path
         end = time.monotonic() + wait_s
         while not self._taken():
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or gives_up():
                 raise UsageError(
                     f"--work_dir {path.parent}: {self._holder()} is training in it; wait for it, or name another folder"
                 )
@@ -90,7 +92,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            who = json.loads(self.path.read_text(encoding="utf-8").partition("\n")[0])
+            who = json.loads(content_of(self.path).decode().partition("\n")[0])
             return f"process {who['pid']} on {who['host']}, since {who['since']},"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"

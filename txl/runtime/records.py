@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from txl.files import content_of
+
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises `OSError` if it cannot be read, `ValueError` if it is not JSON."""
-    return parse_json(path.read_bytes())
+    return parse_json(content_of(path))
 
 
 def parse_json(content: bytes) -> Any:

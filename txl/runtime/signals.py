@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from txl.runtime.distributed import Ranks, Vote
 
@@ -75,7 +75,7 @@ class StopRequest:
             return max(self._noted, TIME_UP)
         return self._noted
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> Self:
         try:
             self._before = {number: signal.signal(number, self._note) for number in _handled()}
             self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # launch.py blocks some until now

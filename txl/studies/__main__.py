@@ -12,6 +12,7 @@ from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, build, option, require
 from txl.runtime.log import print_line
+from txl.runtime.signals import STATUS, WORDS, StopNow
 from txl.studies.plan import read_study
 from txl.studies.report import in_words, write_report
 from txl.studies.results import rows_of
@@ -43,7 +44,12 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
     runs = Path(config.runs) if config.runs else folder / "runs"
     require_flags(study)
-    failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs)
+    try:
+        failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs)
+    except StopNow as stop:
+        (request,) = stop.args
+        print_line(f"| {WORDS[request]}; started again, the study goes on from here")
+        return STATUS[request]
     rows = rows_of(study, runs)
     print_line("\n" + in_words(study, rows, failed))
     for path in write_report(study, rows, failed, folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.config import UsageError, require
+from txl.files import typed_content
 from txl.runtime.records import require_fields
 
 Flags = dict[str, Any]
@@ -77,7 +78,7 @@ def read_study(path: Path) -> Study:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(typed_content(path).decode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name the TOML file of a study") from None
     except (ValueError, RecursionError) as error:

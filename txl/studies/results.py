@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from txl.files import content_of
 from txl.studies.plan import Study, tasks
 from txl.studies.runner import finished, unevaluated
 from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
@@ -99,7 +100,7 @@ def _columns(evaluations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]) -> RunFigures:
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in content_of(path).decode().splitlines()]
     starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
     seconds = _seconds(train, "speed/ms_per_step") or 0.0

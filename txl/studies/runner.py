@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -22,6 +23,7 @@ from txl.files import not_through_a_link, require_no_link
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
 from txl.runtime.records import read_json
+from txl.runtime.signals import StopNow, StopRequest
 from txl.studies.plan import Flags, Study, Task, slug, tasks, words
 from txl.training.config import TrainConfig
 
@@ -31,6 +33,31 @@ DONE, LOG = "done.json", "log.txt"
 
 class TaskError(Exception):
     """A task has failed; the message is the last line of its program."""
+
+
+class _Programs(StopRequest):
+    """The programs that run now. A signal that asks this process to stop asks them too: they save and end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: set[subprocess.Popen[Any]] = set()
+
+    def run(self, line: list[str], **how: Any) -> int:
+        """The exit status of a program. Raises `StopNow` if it, or this process, was asked to stop."""
+        program = subprocess.Popen(line, **how)
+        self._running.add(program)
+        if self.noted:  # between the two lines above
+            program.terminate()
+        status = program.wait()
+        self._running.discard(program)
+        if self.noted:
+            raise StopNow(self.noted)
+        return status
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        super()._note(number, frame)
+        for program in tuple(self._running):
+            program.terminate()
 
 
 def require_flags(study: Study) -> None:
@@ -55,36 +82,45 @@ def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
     """Train and evaluate what is not yet done. Returns the errors of failed tasks by "variant, seed N".
 
     Several runners may share the folder `runs`: each task is locked while it is worked on.
+
+    Raises:
+        StopNow: if a signal asks to stop; what runs then has saved.
     """
     failed: dict[str, str] = {}
     todo = tasks(study, runs)
     n_thread = max(1, (os.cpu_count() or 1) // jobs)
-    with tqdm(total=len(todo), desc=study.name, unit="run", disable=None) as bar, ThreadPoolExecutor(jobs) as pool:
+    bar = tqdm(total=len(todo), desc=study.name, unit="run", disable=None)
+    with bar, _Programs() as programs, ThreadPoolExecutor(jobs) as pool:
 
         def work(task: Task) -> None:
             name = f"{task.variant}, seed {task.seed}"
             try:
                 start = time.monotonic()
-                if _do(study, task, n_thread):
+                if _do(study, task, n_thread, programs):
                     print_line(f"| {name}: done in {time.monotonic() - start:.0f} s")
             except (TaskError, UsageError, OSError) as error:
+                if programs.noted:  # of another runner's task, no longer waited for
+                    raise StopNow(programs.noted) from None
                 failed[name] = str(error)
                 print_line(f"| {name}: failed: {error}")
             bar.update()
 
         try:
             list(pool.map(work, todo))
-        except KeyboardInterrupt:  # the programs got it too, save and end
+        except StopNow:
             pool.shutdown(cancel_futures=True)
             raise
     return failed
 
 
-def _do(study: Study, task: Task, n_thread: int) -> bool:
+def _do(study: Study, task: Task, n_thread: int, programs: _Programs) -> bool:
     """Do what is left of a task; False if nothing was."""
+    if programs.noted:
+        raise StopNow(programs.noted)
     task.folder.mkdir(parents=True, exist_ok=True)
     require_no_link(task.folder)
-    lock = Lock(task.folder / ".lock", wait_s=math.inf)  # another runner's work is then found done
+    # another runner's work is then found done
+    lock = Lock(task.folder / ".lock", wait_s=math.inf, gives_up=lambda: programs.noted)
     try:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
@@ -92,7 +128,7 @@ def _do(study: Study, task: Task, n_thread: int) -> bool:
         left = unevaluated(study, done)
         if "train" in done and not left:
             return False
-        program = partial(_program, task, n_thread=n_thread, lock=lock)
+        program = partial(_program, task, programs=programs, n_thread=n_thread, lock=lock)
         run = task.folder / "run"
         if "train" not in done:
             program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
@@ -124,19 +160,18 @@ def unevaluated(study: Study, done: Mapping[str, Any]) -> dict[str, Flags]:
     return {name: flags for name, flags in study.evaluations.items() if noted.get(name, {}).get("flags") != flags}
 
 
-def _program(task: Task, line: list[str], *, n_thread: int, lock: Lock) -> None:
+def _program(task: Task, line: list[str], *, programs: _Programs, n_thread: int, lock: Lock) -> None:
     """Run a program of txl with what it prints in the log. Raises `TaskError` if it fails."""
     log = task.folder / LOG
     environment = {"OMP_NUM_THREADS": str(n_thread)} | os.environ
     with open(log, "ab", opener=not_through_a_link) as out:
         # the program holds the lock too: if the runner is killed, the next one waits for it
-        status = subprocess.run(
+        status = programs.run(
             [sys.executable, "-m", "txl", *line],
             **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL},
             env=environment,
             pass_fds=[lock.descriptor],
-            check=False,
-        ).returncode
+        )
     if status:
         lines = [text for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if text.strip()]
         raise TaskError(lines[-1] if lines else f"{line[0]} ended with status {status}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from txl.config import UsageError, require
 from txl.evaluation.report import finite
-from txl.files import errors_naming, not_through_a_link, require_no_link, written_whole
+from txl.files import content_of, errors_naming, not_through_a_link, require_no_link, written_whole
 from txl.ops import processor
 
 _CURVES = {
@@ -170,7 +170,7 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
     if path is None:
         return []
     try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a kill may have left the last one incomplete
+        *lines, _ = content_of(path).decode().split("\n")  # a kill may have left the last one incomplete
         return curve_of([json.loads(line) for line in lines])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path}: damaged; repair it, or move it away") from None
