@@ -126,6 +126,7 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
         require(0 <= config[name] < 1, f"config.json: {name} {config[name]} is no probability")
     for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
+    require_memory(config["mem_len"], config["same_length"])
     cutoffs = tuple(config["cutoffs"] or ())
     ties = config.get("tie_projs")
     if ties is None:
@@ -143,6 +144,12 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
     )
     lengths = {name: config[name] for name in ("mem_len", "clamp_len", "same_length")}
     return model, Context(tgt_len=config.get("tgt_len") or 128, **lengths)
+
+
+def require_memory(mem_len: int, same_length: bool) -> None:
+    """Raise `UsageError` if every token attends to mem_len keys, and that is none."""
+    good = mem_len > 0 or not same_length
+    require(good, f"mem_len {mem_len}: with same_length a token sees that many keys; set same_length to false, or more")
 
 
 def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:

@@ -1,0 +1,25 @@
+"""Linear layers of which a part of the outputs is needed."""
+
+from typing import TypeGuard, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def is_plain(layer: nn.Module, kind: type[M]) -> TypeGuard[M]:
+    """True if a call of a layer does nothing but what its class does: no adapter, quantised or pruned layer has taken
+    its place, and nothing watches it. Only then may its weights be used without a call."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    is_watched = any(hooks) or torch_module._has_any_global_hook() or "forward" in vars(layer)
+    return type(layer) is kind and not is_watched
+
+
+def part_of_linear(layer: nn.Module, x: Tensor, first: int, last: int) -> Tensor:
+    """Outputs `first` to `last` (excluded) of a linear layer, (..., last - first)."""
+    if not is_plain(layer, nn.Linear):
+        return layer(x)[..., first:last]
+    weight, bias = layer.weight[first:last], None if layer.bias is None else layer.bias[first:last]
+    return F.linear(x, weight, bias)
