@@ -151,6 +151,9 @@ def require_exportable(config: ModelConfig) -> None:
     require(shared, "--untie_r: the original has one pair of u and v for all layers")
     counted = config.count_back or config.position not in ("sinusoid_input", "learned_per_layer")
     require(counted, f"{flag}: the original counts positions back from the last token, this model does not")
+    plain_norm = config.layer_norm_epsilon == ModelConfig.layer_norm_epsilon
+    only = ModelConfig.layer_norm_epsilon
+    require(plain_norm, f"layer_norm_epsilon {config.layer_norm_epsilon}: the original has no such model, only {only}")
     require_plain(config, "the original")
 
 

@@ -36,9 +36,9 @@ class Layer(nn.Module):
             f"{config.memory} each row begins elsewhere; use an encoding of distances, such as {ModelConfig.position}",
         )
         self.attn_drop = Dropout(dropout)
-        self.attn_norm = nn.LayerNorm(config.d_model)
+        self.attn_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.ff = FeedForward(config, dropout=dropout)
-        self.ff_norm = nn.LayerNorm(config.d_model)
+        self.ff_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.attn_gate, self.ff_gate = build_gate(config), build_gate(config)
 
     def forward(
