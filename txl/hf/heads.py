@@ -1,5 +1,6 @@
 """`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by our model."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from txl.convert.kimiyoung_names import tied_names
 from txl.hf.config import TransfoXLConfig
 from txl.hf.model import TransfoXLModel, TransfoXLPreTrainedModel
 from txl.hf.softmax import AdaptiveSoftmax
+from txl.hf.stop_strings import StopWords
 
 IGNORED = -100
 """The label of tokens that are not scored."""
@@ -127,6 +129,16 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         if self.config.trainer_compatible:
             return (loss, scores, losses, *rest)
         return (losses, scores, *rest, loss)
+
+    def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")
+        if stop_strings is None or tokenizer is None:
+            return super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        others = copy.copy(generation_config)
+        others.stop_strings = None
+        criteria = super()._get_stopping_criteria(others, *args, **kwargs)
+        criteria.append(StopWords(tokenizer, stop_strings))
+        return criteria
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
