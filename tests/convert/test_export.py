@@ -276,7 +276,7 @@ def test_what_layer_norm_adds_to_the_variance_is_kept(here: Here, hf: Path) -> N
     scores = [txl.load(place).score("w3 w4 w5 w6").nats for place in ("hf", "converted", "back")]
     assert scores == [pytest.approx(scores[0])] * 3
     assert scores[0] != pytest.approx(before.score("w3 w4 w5 w6").nats, rel=1e-3)
-    with pytest.raises(UsageError, match="layer_norm_epsilon 0.5: the original has no such model, only 1e-05"):
+    with pytest.raises(UsageError, match=r"layer_norm_epsilon 0\.5: the original has no such model, only 1e-05"):
         require_exportable(ModelConfig(n_token=9, **SIZES, layer_norm_epsilon=0.5))
 
 

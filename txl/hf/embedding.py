@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.convert.kimiyoung_names import inv_freq
+from txl.hf.linear import resized
 from txl.model.adaptive import check_ids
 from txl.ops.numbers import is_autocast_on, widened
 from txl.positions.base import sinusoid
@@ -40,6 +41,14 @@ class AdaptiveEmbedding(nn.Module):
         if is_autocast_on(h_BTD.device):  # weights in half precision; sums of layers are not
             h_BTD = widened(h_BTD)
         return h_BTD * self.scale
+
+    def resize(self, n_token: int, std: float | None) -> None:
+        """Add words to the last cluster, or take its last ones away; see `resized`."""
+        self.sizes[-1] += n_token - sum(self.sizes)
+        table = self.emb_layers[-1]
+        assert isinstance(table, nn.Embedding)
+        table.weight = resized(table.weight, self.sizes[-1], std)
+        table.num_embeddings = self.sizes[-1]
 
     def _embedded(self, i: int, place_BT: Tensor) -> Tensor:
         """The states of words of cluster i; those of words of other clusters are arbitrary."""

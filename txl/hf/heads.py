@@ -153,11 +153,17 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         attention_mask: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
+        inputs_embeds: Tensor | None = None,
+        n_written: int = 0,
         **_: Any,
     ) -> dict[str, Any]:
         """The whole prompt at first, with the memory that was given; then the last token only."""
+        segment: dict[str, Tensor] = {"input_ids": input_ids[:, -1:] if is_remembered else input_ids}
+        if inputs_embeds is not None and not is_remembered:
+            new_embeds = self.get_input_embeddings()(input_ids[:, input_ids.shape[1] - n_written :])
+            segment = {"inputs_embeds": torch.cat([inputs_embeds, new_embeds], dim=1)}
         return {
-            "input_ids": input_ids[:, -1:] if is_remembered else input_ids,
+            **segment,
             "attention_mask": attention_mask,
             "mems": mems,
             "output_attentions": output_attentions,
@@ -168,6 +174,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
     def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any], **_: Any) -> Any:
         if (mask_BT := model_kwargs.get("attention_mask")) is not None:
             model_kwargs["attention_mask"] = F.pad(mask_BT, (0, 1), value=1)
+        model_kwargs["n_written"] = model_kwargs.get("n_written", 0) + 1
         if outputs.mems is None or not model_kwargs.get("use_cache", True):
             return model_kwargs
         return model_kwargs | {"mems": outputs.mems, "is_remembered": True}

@@ -1,7 +1,8 @@
-"""Linear layers of which a part of the outputs is needed."""
+"""Linear layers of which a part of the outputs is needed, and tables with another number of rows."""
 
 from typing import TypeGuard, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -23,3 +24,11 @@ def part_of_linear(layer: nn.Module, x: Tensor, first: int, last: int) -> Tensor
         return layer(x)[..., first:last]
     weight, bias = layer.weight[first:last], None if layer.bias is None else layer.bias[first:last]
     return F.linear(x, weight, bias)
+
+
+def resized(table: Tensor, n_row: int, std: float | None) -> nn.Parameter:
+    """The first rows of a table; new ones are the mean of the old, or drawn with the standard deviation `std`."""
+    kept = table.detach()[:n_row]
+    size = n_row - len(kept), *table.shape[1:]
+    new = table.detach().mean(0).expand(size) if std is None else torch.randn(size).to(table) * std
+    return nn.Parameter(torch.cat([kept, new]), requires_grad=table.requires_grad)

@@ -18,6 +18,7 @@ from txl.hf.config import TransfoXLConfig
 from txl.hf.embedding import AdaptiveEmbedding, DistanceEncoding
 from txl.hf.layers import TransfoXLLayer, new_biases
 from txl.hf.padding import Padding, require_ascending
+from txl.hf.softmax import AdaptiveSoftmax
 from txl.memory import Span
 from txl.ops.dropout import Dropout
 
@@ -90,12 +91,32 @@ class TransfoXLPreTrainedModel(PreTrainedModel):
         """Put another module, of ids (B, T) to hidden states (B, T, D), in place of the adaptive embedding."""
         self.base_model.word_emb = value
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> nn.Module:
-        """The embedding, unchanged. Another size is refused: the clusters of the softmax are ranges of ids."""
-        n_token = self.config.vocab_size
-        if new_num_tokens in (None, n_token):
-            return self.get_input_embeddings()
-        raise NotImplementedError(f"resize_token_embeddings: the vocabulary of a TransfoXL model is fixed ({n_token})")
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Add words at the end of the vocabulary, or take the last ones away, in the last cluster; its embedding.
+
+        Args:
+            new_num_tokens: of the whole vocabulary; None: as before.
+            pad_to_multiple_of: the vocabulary's size becomes the next multiple.
+            mean_resizing: new words have the mean of the cluster's vectors; False: drawn as in a fresh model.
+        Raises:
+            ValueError: if the last cluster has no words left.
+        """
+        n_token = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            n_token = -(-n_token // pad_to_multiple_of) * pad_to_multiple_of
+        if n_token != self.config.vocab_size:
+            first = self.config.cutoffs[-1] if self.config.cutoffs else 0
+            if n_token <= first:
+                raise ValueError(f"resize_token_embeddings: {n_token} words, but the last cluster begins at {first}")
+            std = None if mean_resizing else self.config.init_std
+            for part in self.modules():
+                if isinstance(part, AdaptiveEmbedding | AdaptiveSoftmax):
+                    part.resize(n_token, std)
+            self.config.vocab_size = n_token
+            self.tie_weights()
+        return self.get_input_embeddings()
 
 
 class TransfoXLModel(TransfoXLPreTrainedModel):
@@ -202,4 +223,5 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def _remembered(self, mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
         """The last `mem_len` of [memory, segment], (mem_len, B, D)."""
         both_BSD = torch.cat([mem_BMD.to(h_BTD.dtype), h_BTD.detach()], dim=1)
-        return both_BSD[:, max(0, both_BSD.shape[1] - self.mem_len) :].transpose(0, 1)
+        kept_BMD = both_BSD[:, -self.mem_len :] if self.mem_len else both_BSD[:, :0]
+        return kept_BMD.transpose(0, 1)

@@ -5,10 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl.hf.linear import is_plain, part_of_linear
+from txl.hf.linear import is_plain, part_of_linear, resized
 from txl.model.adaptive import check_ids
 from txl.ops.linear_cross_entropy import linear_cross_entropy
 from txl.ops.numbers import at_least_float32, widened
+from txl.ops.operator import is_traced
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -40,9 +41,19 @@ class AdaptiveSoftmax(nn.Module):
         if target is None:
             return self._log_prob(hidden)
         check_ids(target, sum(self.sizes))
-        if torch.compiler.is_exporting():  # the tokens of a cluster are no fixed number
+        if is_traced():  # the tokens of a cluster are no fixed number
             return -self._log_prob(hidden).gather(-1, target[..., None]).squeeze(-1)
         return self._nats(hidden.flatten(0, -2), target.flatten()).view(target.shape)
+
+    def resize(self, n_token: int, std: float | None) -> None:
+        """Add words to the last cluster, or take its last ones away; see `resized`."""
+        n_new = n_token - sum(self.sizes)
+        self.sizes[-1] += n_new
+        layer = self.out_layers[-1]
+        assert isinstance(layer, nn.Linear)
+        layer.out_features += n_new
+        layer.weight = resized(layer.weight, layer.out_features, std)
+        layer.bias = resized(layer.bias, layer.out_features, None if std is None else 0.0)
 
     def _log_prob(self, hidden: Tensor) -> Tensor:
         shortlist, clusters = _log_softmax(self._logits(hidden, 0)).split([self.sizes[0], self.n_tail], dim=-1)
