@@ -151,6 +151,7 @@ class ModelConfig(Checked):
     not_tied: bool = option(False, "do not tie the word embedding and softmax weights")
     tie_projs: tuple[bool, ...] = option((), "per cluster: softmax and embedding share the projection", flag=False)
     pre_lnorm: bool = option(False, "apply LayerNorm to the input of a sub-layer instead of its output")
+    layer_norm_epsilon: float = option(1e-5, "added to the variance in LayerNorm", flag=False, minimum=0)
     reversible: bool = option(
         False, "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs --pre_lnorm"
     )

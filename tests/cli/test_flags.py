@@ -224,7 +224,7 @@ BOUNDS = {
         "no_repeat_ngram_size"
     ),
     "at least 0 and finite": (
-        "span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"
+        "layer_norm_epsilon span_loss weight_decay clip eta_min lr_min init_range init_std proj_init_std temperature"
     ),
     "at least 1 and at most 255": "lsh_round",
     "at least 1 and at most 2^20": "gpus gpus_per_host",

@@ -32,6 +32,7 @@ from txl.convert.huggingface import (
     to_huggingface,
 )
 from txl.convert.kimiyoung import arguments_for_kimiyoung
+from txl.convert.kimiyoung_names import require_exportable
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.tokenizers.characters import Characters
@@ -293,6 +294,22 @@ def test_tensors_and_settings_for_hugging_face_are_its_own(name: str) -> None:
     written = config_for_huggingface(model, context)
     assert configs_of(written) == (model.config, context)
     assert {key: config[key] for key in written.keys() & config.keys()} | written == written
+
+
+def test_what_layer_norm_adds_to_the_variance_is_kept(here: Here, hf: Path) -> None:
+    """Through a run and back; the 2019 code has no other value."""
+    config = json.loads((hf / "config.json").read_text()) | {"layer_norm_epsilon": 0.5}
+    write_words(hf, WORDS)
+    before = txl.load(hf)
+    (hf / "config.json").write_text(json.dumps(config))
+    here("convert hf converted")
+    here("convert converted back --to huggingface")
+    assert json.loads(Path("back/config.json").read_text())["layer_norm_epsilon"] == 0.5
+    scores = [txl.load(place).score("w3 w4 w5 w6").nats for place in ("hf", "converted", "back")]
+    assert scores == [pytest.approx(scores[0])] * 3
+    assert scores[0] != pytest.approx(before.score("w3 w4 w5 w6").nats, rel=1e-3)
+    with pytest.raises(UsageError, match=r"layer_norm_epsilon 0\.5: the original has no such model, only 1e-05"):
+        require_exportable(ModelConfig(n_token=9, **SIZES, layer_norm_epsilon=0.5))
 
 
 def test_hugging_face_has_one_kind_of_model_and_says_no_damaged_words_on_its_text(tmp_path: Path) -> None:

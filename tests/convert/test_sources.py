@@ -210,7 +210,7 @@ def test_a_configuration_that_says_less_is_completed_as_transformers_4_does() ->
 # what does not fit
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"n_layer": 10**9}, "--n_layer 1000000000: must be at least 1 and at most 4096"),
+    ({"n_layer": 10**9}, "^n_layer 1000000000: must be at least 1 and at most 4096"),
     ({"cutoffs": list(range(1, 200))}, "describes a larger model than the"),
     ({"d_inner": 10**9}, "describes a larger model than the"),
     ({"n_layer": 2}, "no weights of the model that the configuration describes"),
@@ -218,7 +218,10 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"d_inner": 63}, "has the shape of"),
     ({"model_type": "gpt2"}, "model_type gpt2; only transfo-xl is read"),
     ({"attn_type": 1}, "attn_type 1: only 0 works there"),
-    ({"layer_norm_epsilon": 1e-12}, "layer_norm_epsilon 1e-12: only 1e-05 works there"),
+    ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon is 'small', which is not of type float"),
+    ({"layer_norm_epsilon": -1.0}, "^layer_norm_epsilon -1.0: must be at least 0"),
+    ({"mem_len": 0, "same_length": True}, "^mem_len 0: with same_length a token sees mem_len keys"),
+    ({"cutoffs": [10, 10**7]}, r"^cutoffs 10 10000000: beyond the vocabulary of"),
     ({"tie_projs": 5}, "config.json: tie_projs is '5', which is not of type"),
     ({"dropout": "much"}, "config.json: dropout is 'much', which is not of type float"),
     ({"dropatt": 1.5}, "config.json: dropatt 1.5 is no probability"),

@@ -164,7 +164,7 @@ def test_gradients_with_and_without_checkpointing_are_alike() -> None:
         model(ids_BT, attention_mask=mask_BT, labels=ids_BT).loss.backward()
         found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
         model.gradient_checkpointing_enable()
-    assert model.transformer.gradient_checkpointing
+    assert model.is_gradient_checkpointing
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name])
 

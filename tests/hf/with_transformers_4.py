@@ -25,7 +25,7 @@ SENTENCES = [
 ]
 SMALL = {"vocab_size": 60, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "n_layer": 2, "mem_len": 12}
 MODELS = {
-    "div4": {"cutoffs": [10, 30], "d_embed": 16, "div_val": 4, "clamp_len": 9},
+    "div4": {"cutoffs": [10, 30], "d_embed": 16, "div_val": 4, "clamp_len": 9, "layer_norm_epsilon": 0.1},
     "untied": {
         **{"cutoffs": [10, 30], "d_embed": 16, "div_val": 2, "clamp_len": -1, "pre_lnorm": True},
         **dict.fromkeys(("proj_share_all_but_first", "tie_word_embeddings", "same_length"), False),

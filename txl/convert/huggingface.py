@@ -4,6 +4,7 @@ Its model attends to a memory of zeros from the start, which belongs to the read
 evaluate with `--convention huggingface` to have its figures.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,18 @@ from txl.runtime.records import read_json, require_fields
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _REQUIRED = ("vocab_size", "d_model", "n_layer", "n_head", "d_head", "d_inner")
 _SHARED = ("r_w_bias", "r_r_bias")
-_ONLY = {"attn_type": 0, "sample_softmax": -1, "layer_norm_epsilon": 1e-5}
+_ONLY = {"attn_type": 0, "sample_softmax": -1}
 """Settings that have one value here, and the value."""
 DEFAULTS: dict[str, Any] = {
     **{"cutoffs": [20000, 40000, 200000], "d_embed": 1024, "div_val": 4, "proj_share_all_but_first": True},
     **{"mem_len": 1600, "clamp_len": 1000, "same_length": True, "pre_lnorm": False, "untie_r": True},
-    **{"dropout": 0.1, "dropatt": 0.0},
+    **{"dropout": 0.1, "dropatt": 0.0, "layer_norm_epsilon": 1e-5},
 }
 """What transformers 4 takes where a config.json does not say it."""
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("mem_len", "clamp_len", "div_val"), int),
     **dict.fromkeys(("tgt_len", "d_embed"), int | None),
-    **dict.fromkeys(RATES, float),
+    **dict.fromkeys((*RATES, "layer_norm_epsilon"), float),
     **dict.fromkeys(("pre_lnorm", "untie_r", "same_length", "proj_share_all_but_first"), bool),
     **{"cutoffs": list[int] | None, "tie_projs": list[bool] | None},
 }
@@ -126,11 +127,19 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
         require(0 <= config[name] < 1, f"config.json: {name} {config[name]} is no probability")
     for name, only in _ONLY.items():
         require(config.get(name, only) == only, f"config.json: {name} {config.get(name)}: only {only} works there")
+    require_memory(config["mem_len"], config["same_length"])
+    try:
+        return _model_of(config), _context_of(config)
+    except UsageError as error:  # a file or Python has names, and no flags
+        raise UsageError(re.sub(r"--(?=\w)", "", str(error))) from None
+
+
+def _model_of(config: Mapping[str, Any]) -> ModelConfig:
     cutoffs = tuple(config["cutoffs"] or ())
     ties = config.get("tie_projs")
     if ties is None:
         ties = [False] + [bool(config["proj_share_all_but_first"])] * len(cutoffs)
-    model = ModelConfig(
+    return ModelConfig(
         n_token=config["vocab_size"],
         **{name: config[name] for name in _REQUIRED[1:]},
         d_embed=config["d_embed"] or -1,
@@ -140,9 +149,20 @@ def configs_of(config: Mapping[str, Any]) -> tuple[ModelConfig, Context]:
         tie_projs=tuple(map(bool, ties)),
         pre_lnorm=bool(config["pre_lnorm"]),
         untie_r=bool(config["untie_r"]),
+        layer_norm_epsilon=config["layer_norm_epsilon"],
     )
+
+
+def _context_of(config: Mapping[str, Any]) -> Context:
     lengths = {name: config[name] for name in ("mem_len", "clamp_len", "same_length")}
-    return model, Context(tgt_len=config.get("tgt_len") or 128, **lengths)
+    return Context(tgt_len=config.get("tgt_len") or 128, **lengths)
+
+
+def require_memory(mem_len: int, same_length: bool) -> None:
+    """Raise `UsageError` if every token attends to mem_len keys, and that is none."""
+    good = mem_len > 0 or not same_length
+    why = "with same_length a token sees mem_len keys; set same_length to false, or mem_len above 0"
+    require(good, f"mem_len {mem_len}: {why}")
 
 
 def tensor_for(name: str, theirs: Mapping[str, Tensor], config: ModelConfig) -> tuple[str, Tensor]:
@@ -213,6 +233,7 @@ def config_for_huggingface(model: TransformerXL, context: Context) -> dict[str, 
         "clamp_len": context.clamp_len,
         "same_length": context.same_length,
         **rates_of(model),
+        "layer_norm_epsilon": config.layer_norm_epsilon,
         "eos_token_id": 0,
         **_ONLY,
     }

@@ -157,6 +157,9 @@ def require_exportable(config: ModelConfig) -> None:
     width = config.n_head * config.d_head
     by_heads = config.position != "learned_per_layer" or width == config.d_model  # NVIDIA's model has no such limit
     require(by_heads, f"--d_model {config.d_model}: in attn_type 3 of the original it is n_head * d_head ({width})")
+    plain_norm = config.layer_norm_epsilon == ModelConfig.layer_norm_epsilon
+    only = ModelConfig.layer_norm_epsilon
+    require(plain_norm, f"layer_norm_epsilon {config.layer_norm_epsilon}: the original has no such model, only {only}")
     require_plain(config, "the original")
 
 

@@ -22,6 +22,7 @@ class TransfoXLConfig(PreTrainedConfig):
         proj_share_all_but_first: embedding and softmax share the projections of all tail clusters; `tie_projs` says it
             for each cluster.
         untie_r: each layer has its own position biases.
+        layer_norm_epsilon: is added to the variance in LayerNorm.
         init, init_range, init_std, proj_init_std: how fresh weights are drawn.
         trainer_compatible: a tuple output begins with the mean loss.
     """
@@ -61,7 +62,7 @@ class TransfoXLConfig(PreTrainedConfig):
         init_range: float = 0.01,
         proj_init_std: float = 0.01,
         init_std: float = 0.02,
-        layer_norm_epsilon: float = 1e-5,
+        layer_norm_epsilon: float = DEFAULTS["layer_norm_epsilon"],
         eos_token_id: int | None = 0,
         pad_token_id: int | None = None,
         tie_projs: Sequence[bool] | None = None,

@@ -1,6 +1,6 @@
 """`TransfoXLLMHeadModel` and `TransfoXLForSequenceClassification` of transformers 4, computed by our model."""
 
-import functools
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from transformers import GenerationMixin  # pyright: ignore[reportMissingImports]
 from transformers.utils import ModelOutput  # pyright: ignore[reportMissingImports]
 
+from txl.convert.huggingface import configs_of
 from txl.convert.kimiyoung_names import tied_names
 from txl.hf.config import TransfoXLConfig
 from txl.hf.model import TransfoXLModel, TransfoXLPreTrainedModel
-from txl.hf.weights import Weights, add_weights, call_with
+from txl.hf.softmax import AdaptiveSoftmax
+from txl.hf.stop_strings import StopWords
 
 IGNORED = -100
 """The label of tokens that are not scored."""
@@ -50,12 +52,20 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__(config)
         self.transformer = TransfoXLModel(config)
-        self.crit = Weights()
-        add_weights(self.crit, self.transformer.ours, "crit.")
+        self.crit = AdaptiveSoftmax(configs_of(config.to_dict())[0])
         self.post_init()
 
     def _ties(self) -> dict[str, str]:
-        return {name: f"transformer.{first}" for name, first in tied_names(self.transformer.ours.config).items()}
+        shape, _ = configs_of(self.config.to_dict())
+        return {name: f"transformer.{first}" for name, first in tied_names(shape).items()}
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The linear layer of the last cluster's words, as in transformers 4; of all words if there is one layer."""
+        return self.crit.out_layers[-1]
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Put another module in place of that layer."""
+        self.crit.out_layers[-1] = new_embeddings
 
     def reset_memory_length(self, mem_len: int) -> None:
         """Look back that many tokens from now on."""
@@ -75,28 +85,40 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
     ) -> TransfoXLLMHeadModelOutput | tuple[Any, ...]:
         """Read a segment; arguments as `TransfoXLModel.forward`.
 
         Args:
             labels: (B, T), the ids of the segment itself, which are shifted here; -100, and what follows padding: not
                 scored.
+            logits_to_keep: how many of the last tokens get scores, or which ones; 0: all. With labels there are none.
         """
-        asked = output_attentions, output_hidden_states
-        out = self.transformer(input_ids, mems, inputs_embeds, *asked, True, attention_mask)
+        out = self.transformer(
+            input_ids,
+            mems,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            True,
+            attention_mask,
+            use_cache,
+            position_ids,
+        )
         hidden_BTD = out.last_hidden_state
-        weights = {f"crit.{name}": tensor for name, tensor in self.crit.named_parameters(remove_duplicate=False)}
-        read = functools.partial(call_with, weights, self.transformer.ours, ("softmax.",))
         scores, losses, loss = (), None, None
         if labels is None:
-            scores = read(lambda model: model.log_prob(hidden_BTD))
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            scores = self.crit(hidden_BTD[:, keep])
         else:
             target_BT = labels[:, 1:]
             is_scored_BT = target_BT != IGNORED
             if attention_mask is not None:  # the first token after padding has none before it, as in a row alone
                 is_scored_BT &= attention_mask[:, -labels.shape[1] : -1] != 0
             known_BT = target_BT.where(is_scored_BT, 0)
-            losses = read(lambda model: model.softmax.nll(hidden_BTD[:, :-1], known_BT)).where(is_scored_BT, 0.0)
+            losses = self.crit(hidden_BTD[:, :-1], known_BT).where(is_scored_BT, 0.0)
             loss = losses.sum() / is_scored_BT.sum().clamp(min=1)
         output = TransfoXLLMHeadModelOutput(losses, scores, out.mems, out.hidden_states, out.attentions, loss)
         if self._asked(return_dict, "return_dict"):
@@ -107,6 +129,16 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         if self.config.trainer_compatible:
             return (loss, scores, losses, *rest)
         return (losses, scores, *rest, loss)
+
+    def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")
+        if stop_strings is None or tokenizer is None:
+            return super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        others = copy.copy(generation_config)
+        others.stop_strings = None
+        criteria = super()._get_stopping_criteria(others, *args, **kwargs)
+        criteria.append(StopWords(tokenizer, stop_strings))
+        return criteria
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -120,16 +152,29 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         attention_mask: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        inputs_embeds: Tensor | None = None,
+        n_written: int = 0,
         **_: Any,
     ) -> dict[str, Any]:
         """The whole prompt at first, with the memory that was given; then the last token only."""
-        kept = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        segment = {"input_ids": input_ids[:, -1:] if is_remembered else input_ids, "attention_mask": attention_mask}
-        return {**segment, "mems": mems, **kept}
+        segment: dict[str, Tensor] = {"input_ids": input_ids[:, -1:] if is_remembered else input_ids}
+        if inputs_embeds is not None and not is_remembered:
+            new_embeds = self.get_input_embeddings()(input_ids[:, input_ids.shape[1] - n_written :])
+            segment = {"inputs_embeds": torch.cat([inputs_embeds, new_embeds], dim=1)}
+        return {
+            **segment,
+            "attention_mask": attention_mask,
+            "mems": mems,
+            "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
+            "logits_to_keep": logits_to_keep,
+        }
 
     def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict[str, Any], **_: Any) -> Any:
         if (mask_BT := model_kwargs.get("attention_mask")) is not None:
             model_kwargs["attention_mask"] = F.pad(mask_BT, (0, 1), value=1)
+        model_kwargs["n_written"] = model_kwargs.get("n_written", 0) + 1
         if outputs.mems is None or not model_kwargs.get("use_cache", True):
             return model_kwargs
         return model_kwargs | {"mems": outputs.mems, "is_remembered": True}
@@ -174,6 +219,8 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> TransfoXLSequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Classify texts; arguments as `TransfoXLModel.forward`.
 
@@ -183,8 +230,17 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         Raises:
             ValueError: if several texts have neither `attention_mask` nor `pad_token_id`, which says where each ends.
         """
-        asked = output_attentions, output_hidden_states
-        out = self.transformer(input_ids, mems, inputs_embeds, *asked, True, attention_mask)
+        out = self.transformer(
+            input_ids,
+            mems,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            True,
+            attention_mask,
+            use_cache,
+            position_ids,
+        )
         hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
         if attention_mask is None and pad is not None and input_ids is not None:
             attention_mask = input_ids != pad

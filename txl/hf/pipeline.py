@@ -1,11 +1,11 @@
-"""`pipeline("text-generation")` of transformers with words: the space between a prompt and what continues it.
-
-Other tokenizers hold that space in their tokens, and the pipeline relies on it: it decodes the new tokens alone.
-"""
+"""Pipelines of transformers that take more than the model: text generation, and features of several texts at once."""
 
 from typing import Any
 
 from transformers.pipelines import PIPELINE_REGISTRY  # pyright: ignore[reportMissingImports]
+from transformers.pipelines.feature_extraction import (  # pyright: ignore[reportMissingImports]
+    FeatureExtractionPipeline,
+)
 from transformers.pipelines.text_generation import (  # pyright: ignore[reportMissingImports]
     ReturnType,
     TextGenerationPipeline,
@@ -13,11 +13,13 @@ from transformers.pipelines.text_generation import (  # pyright: ignore[reportMi
 
 from txl.hf.config import TransfoXLConfig
 
-TASK = "text-generation"
-
 
 class WordGenerationPipeline(TextGenerationPipeline):
-    """The pipeline of transformers; with a TransfoXL, texts are joined as words are."""
+    """The pipeline of transformers; with a TransfoXL, texts are joined as words are.
+
+    Other tokenizers hold the space between a prompt and what continues it in their tokens, and the pipeline relies on
+    it: it decodes the new tokens alone.
+    """
 
     def postprocess(self, model_outputs: Any, return_type: Any = ReturnType.FULL_TEXT, **settings: Any) -> Any:
         records = super().postprocess(model_outputs, return_type, **settings)
@@ -36,7 +38,29 @@ class WordGenerationPipeline(TextGenerationPipeline):
         return records
 
 
+class WordFeaturePipeline(FeatureExtractionPipeline):
+    """The pipeline of transformers; a TransfoXL returns no memory, which would be cut into rows by its first dimension,
+    and no states of padding, so that a text among others has the features that it has alone."""
+
+    def _forward(self, model_inputs: Any) -> Any:
+        if not isinstance(self.model.config, TransfoXLConfig):
+            return super()._forward(model_inputs)
+        features = self.model(**model_inputs, use_cache=False)[0]
+        return {"features": features, "attention_mask": model_inputs["attention_mask"]}
+
+    def postprocess(self, model_outputs: Any, return_tensors: bool = False) -> Any:
+        if "features" not in model_outputs:
+            return super().postprocess(model_outputs, return_tensors)
+        is_token_T = model_outputs["attention_mask"][0] != 0
+        features_BTD = model_outputs["features"][:, is_token_T]
+        return features_BTD if return_tensors else features_BTD.tolist()
+
+
+PIPELINES = {"text-generation": WordGenerationPipeline, "feature-extraction": WordFeaturePipeline}
+
+
 def register() -> None:
-    """Make it the pipeline of the task; models with other tokenizers have what they had."""
+    """Make these the pipelines of their tasks; other models have what they had."""
     tasks = PIPELINE_REGISTRY.supported_tasks
-    tasks[TASK] = {**tasks[TASK], "impl": WordGenerationPipeline}
+    for task, pipeline in PIPELINES.items():
+        tasks[task] = {**tasks[task], "impl": pipeline}

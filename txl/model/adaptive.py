@@ -17,6 +17,7 @@ from txl.config import ModelConfig
 from txl.ops.linear import linear, linear_in_part
 from txl.ops.linear_cross_entropy import linear_cross_entropy, whole
 from txl.ops.numbers import at_least_float32, is_autocast_on, widened
+from txl.ops.operator import is_traced
 from txl.ops.packed import PackedLinear
 
 
@@ -24,7 +25,10 @@ def _table(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) * 0.02)
 
 
-def _check_ids(ids: Tensor, n_token: int) -> None:
+def check_ids(ids: Tensor, n_token: int) -> None:
+    """Raise `ValueError` if an id is outside the vocabulary."""
+    if is_traced():
+        return
     # on a GPU this would synchronise in every step; there the kernels' own assertions apply
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n_token:
         raise ValueError(f"token ids must lie in [0, {n_token}), got {int(ids.min())} to {int(ids.max())}")
@@ -98,7 +102,7 @@ class AdaptiveEmbedding(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        _check_ids(token_BT, self.n_token)
+        check_ids(token_BT, self.n_token)
 
         def look_up(id_L: Tensor, table: Tensor) -> Tensor:
             if tables is None:
@@ -176,7 +180,7 @@ class AdaptiveSoftmax(nn.Module):
         Raises:
             ValueError: if an id is outside the vocabulary (checked for ids on the CPU).
         """
-        _check_ids(target, self.n_token)
+        check_ids(target, self.n_token)
         target_M, order_P, lengths = self._group(target.flatten(), hidden.device)
         hiddens = self._hiddens(rearrange(hidden, "... d -> (...) d"), order_P, lengths)
         parts = zip(hiddens, *self._clusters(tables or self.tables), target_M.split(lengths), strict=True)

@@ -41,9 +41,9 @@ class Layer(nn.Module):
         self.attn: Any = attn
         self.memory: Any = memory
         self.attn_drop = Dropout(dropout)
-        self.attn_norm = nn.LayerNorm(config.d_model)
+        self.attn_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.ff: Any = ff
-        self.ff_norm = nn.LayerNorm(config.d_model)
+        self.ff_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.attn_gate: Any = attn_gate or torch.add
         self.ff_gate: Any = ff_gate or torch.add
 

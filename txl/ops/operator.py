@@ -70,3 +70,8 @@ class Operator:
     def __call__(self, *inputs: Any) -> Tensor:
         """The first result of `forward`."""
         return self.custom_op(*inputs)[0] if torch.compiler.is_compiling() else self._eager.apply(*inputs)
+
+
+def is_traced() -> bool:
+    """True while torch.export or torch.jit.trace makes a graph for inputs to come, whose values are not known."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]

@@ -1,0 +1,114 @@
+"""The adaptive softmax, under its published names."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.config import ModelConfig
+from txl.hf.linear import is_plain, part_of_linear, resized
+from txl.model.adaptive import check_ids
+from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.numbers import at_least_float32, widened
+from txl.ops.operator import is_traced
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Hidden states to log-probabilities, or to losses in nats; see `txl.model.adaptive`.
+
+    With div_val 1 one linear layer holds the words of all clusters.
+    """
+
+    def __init__(self, shape: ModelConfig) -> None:
+        super().__init__()
+        self.sizes = list(shape.cluster_sizes)
+        self.n_tail = len(self.sizes) - 1
+        if self.n_tail:
+            self.cluster_weight = nn.Parameter(torch.empty(self.n_tail, shape.d_embed))
+            self.cluster_bias = nn.Parameter(torch.empty(self.n_tail))
+        if shape.div_val == 1:
+            self.out_layers = nn.ModuleList([nn.Linear(shape.d_embed, shape.n_token)])
+            widths = [shape.d_embed] * len(self.sizes)
+        else:
+            self.out_layers = nn.ModuleList(map(nn.Linear, shape.cluster_widths, self.sizes))
+            widths = list(shape.cluster_widths)
+        self.out_projs = nn.ParameterList()
+        if shape.div_val > 1 or shape.d_embed != shape.d_model:
+            self.out_projs.extend(nn.Parameter(torch.empty(shape.d_model, width)) for width in widths)
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all words, (..., V), for hidden states (..., D); the nats of `target` (...), if given.
+        Raises `ValueError` if a target is outside the vocabulary (on a CPU)."""
+        if target is None:
+            return self._log_prob(hidden)
+        check_ids(target, sum(self.sizes))
+        if is_traced():  # the tokens of a cluster are no fixed number
+            return -self._log_prob(hidden).gather(-1, target[..., None]).squeeze(-1)
+        return self._nats(hidden.flatten(0, -2), target.flatten()).view(target.shape)
+
+    def resize(self, n_token: int, std: float | None) -> None:
+        """Add words to the last cluster, or take its last ones away; see `resized`."""
+        n_new = n_token - sum(self.sizes)
+        self.sizes[-1] += n_new
+        layer = self.out_layers[-1]
+        assert isinstance(layer, nn.Linear)
+        layer.out_features += n_new
+        layer.weight = resized(layer.weight, layer.out_features, std)
+        layer.bias = resized(layer.bias, layer.out_features, None if std is None else 0.0)
+
+    def _log_prob(self, hidden: Tensor) -> Tensor:
+        shortlist, clusters = _log_softmax(self._logits(hidden, 0)).split([self.sizes[0], self.n_tail], dim=-1)
+        tails = [clusters[..., i - 1 : i] + _log_softmax(self._logits(hidden, i)) for i in range(1, len(self.sizes))]
+        return torch.cat([shortlist, *tails], dim=-1)
+
+    def _nats(self, hidden_LD: Tensor, target_L: Tensor) -> Tensor:
+        class_L = target_L.clone()
+        tails: list[tuple[Tensor, Tensor]] = []
+        first = self.sizes[0]
+        for i in range(1, len(self.sizes)):
+            order_P = ((target_L >= first) & (target_L < first + self.sizes[i])).nonzero().squeeze(1)
+            tails.append((order_P, target_L[order_P] - first))
+            class_L[order_P] = self.sizes[0] + i - 1
+            first += self.sizes[i]
+        nats_L = self._nats_of_cluster(hidden_LD, 0, class_L)
+        for i, (order_P, place_P) in enumerate(tails, start=1):
+            nats_P = self._nats_of_cluster(hidden_LD[order_P], i, place_P)  # no rows: the weights still get gradients
+            nats_L = nats_L.index_add(0, order_P, nats_P)
+        return nats_L
+
+    def _nats_of_cluster(self, hidden_LD: Tensor, i: int, target_L: Tensor) -> Tensor:
+        """Nats of words within cluster i; the head is cluster 0. Logits of plain layers are not all stored."""
+        layer = self._layer(i)
+        if not is_plain(layer, nn.Linear) or layer.bias is None:
+            return F.cross_entropy(widened(self._logits(hidden_LD, i)), target_L, reduction="none")
+        first, last = self._rows(i)
+        weights, biases = [layer.weight[first:last]], [layer.bias[first:last]]
+        if i == 0 and self.n_tail:
+            weights.append(self.cluster_weight)
+            biases.append(self.cluster_bias)
+        return linear_cross_entropy(self._projected(hidden_LD, i), weights, biases, target_L)
+
+    def _logits(self, hidden: Tensor, i: int) -> Tensor:
+        """Of the words of cluster i; of the head also those of the tail clusters as a whole."""
+        hidden = self._projected(hidden, i)
+        if len(self.out_layers) == len(self.sizes):
+            logit = self.out_layers[i](hidden)
+        else:
+            logit = part_of_linear(self._layer(i), hidden, *self._rows(i))
+        if i == 0 and self.n_tail:
+            logit = torch.cat([logit, F.linear(hidden, self.cluster_weight, self.cluster_bias)], dim=-1)
+        return logit
+
+    def _projected(self, hidden: Tensor, i: int) -> Tensor:
+        return hidden @ self.out_projs[i] if len(self.out_projs) else hidden
+
+    def _layer(self, i: int) -> nn.Module:
+        return self.out_layers[i if len(self.out_layers) == len(self.sizes) else 0]
+
+    def _rows(self, i: int) -> tuple[int, int]:
+        """Where the words of cluster i are in its layer."""
+        first = 0 if len(self.out_layers) == len(self.sizes) else sum(self.sizes[:i])
+        return first, first + self.sizes[i]
+
+
+def _log_softmax(logit: Tensor) -> Tensor:
+    return logit.log_softmax(-1, dtype=at_least_float32(logit.dtype))
