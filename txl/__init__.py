@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from txl.agents import AgentMemory, MemoryTransformer
     from txl.config import Context, ModelConfig
     from txl.language.model import LanguageModel, load
-    from txl.model.memory import Memory
     from txl.model.span import Span
+    from txl.model.streams import Memory
     from txl.model.transformer import TransformerXL
 
 __version__ = "0.2.0"
@@ -30,7 +30,7 @@ _HOMES = {
     "LanguageModel": "language.model",
     "Context": "config",
     "ModelConfig": "config",
-    "Memory": "model.memory",
+    "Memory": "model.streams",
     "Span": "model.span",
     "AgentMemory": "agents",
     "MemoryTransformer": "agents",

@@ -9,8 +9,7 @@ from torch import Tensor
 from txl.config import Context, ModelConfig, UsageError
 from txl.inference.frozen import AnyMemory, fresh_memory, projected, read
 from txl.inference.key_values import KeyValueMemory
-from txl.model.memory import Memory
-from txl.model.streams import joined, of_named
+from txl.model.streams import Memory, joined, of_named
 from txl.model.transformer import Body
 from txl.positions import PositionEncoding
 

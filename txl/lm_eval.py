@@ -21,6 +21,7 @@ from torch import Tensor
 from txl.config import require
 from txl.data_utils.free_text import has_tokens
 from txl.inference.reader import Reader
+from txl.inference.words import WordProbabilities
 from txl.language.model import LanguageModel
 
 try:
@@ -123,14 +124,14 @@ class TransformerXLForHarness(LM):
     def _predictions(self, ids: list[int], *, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Log-probabilities (N, V) of each segment's tokens from `first` on, and these tokens (N,)."""
         model, context = self.lm.model, self.lm.reading_context(len(ids))
-        reader = Reader(model, context, 1)
+        reader, words = Reader(model, context, 1), WordProbabilities.of(model)
         for begin in range(0, len(ids) - 1, context.tgt_len):
             end = min(begin + context.tgt_len, len(ids) - 1)
             hidden_1TD = reader.read(torch.tensor([ids[begin:end]]))
             n_scored = min(end - begin, end + 1 - first)
             if n_scored > 0:
                 target_N = torch.tensor(ids[end + 1 - n_scored : end + 1])
-                yield model.log_prob(hidden_1TD[0, -n_scored:]).cpu(), target_N
+                yield words.all(hidden_1TD[0, -n_scored:]).cpu(), target_N
 
     def _ids(self, text: str) -> list[int]:
         return self.lm.encode(text) if has_tokens(text, self.lm.tokenizer) else []

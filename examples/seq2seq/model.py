@@ -6,15 +6,16 @@ Shape letters: B batch, S tokens of the source, T tokens of the target, D d_mode
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from txl.model.attention import Attention
+from txl.model.attention import Attention, RelativeSoftmax
 from txl.model.feed_forward import FeedForward
 from txl.ops.dropout import Dropout
+from txl.ops.sinusoid import sinusoid
 from txl.positions import PositionEncoding
-from txl.positions.base import sinusoid
 
 PAD, BEGIN, END = 0, 1, 2
 """Special ids; words follow them."""
@@ -25,12 +26,10 @@ _CLUSTERS = {"adaptive", "cutoffs", "div_val", "not_tied", "tie_projs"}
 
 @dataclass(frozen=True)
 class Seen:
-    """The attention mask, in place of a language model's `Span`."""
+    """Which tokens each one attends to."""
 
     visible: Tensor
     """True where a query may attend; broadcasts to (B, 1, T, S)."""
-    is_triangle: bool = False
-    log_weight_BTS: None = None
 
     def mask(self, device: torch.device) -> Tensor:
         """The mask on a device."""
@@ -61,12 +60,26 @@ def require_served(config: ModelConfig) -> None:
         )
 
 
+class AttentionOver(Attention):
+    """Attention to any sequence, whose tokens see by content alone."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, PositionEncoding(config), RelativeSoftmax(config))
+
+    def over(self, x_BTD: Tensor, source_BSD: Tensor, seen: Seen) -> Tensor:
+        """What each token gathers from the tokens of the source that it sees, (B, T, D)."""
+        q_BNTH = self.heads(self.q_net(x_BTD))
+        k_BNSH, v_BNSH = self.keys_and_values(source_BSD)
+        mask = seen.mask(x_BTD.device)
+        return self.joined(F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask))
+
+
 class EncoderLayer(nn.Module):
     """LayerNorm(x + Attention(x)), then LayerNorm(x + FeedForward(x)) (sec. 3.1)."""
 
     def __init__(self, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
-        self.attn = Attention(config, PositionEncoding(config))
+        self.attn = AttentionOver(config)
         self.ff = FeedForward(config, dropout=dropout)
         self.attn_norm, self.ff_norm = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
         self.drop = Dropout(dropout)
@@ -82,7 +95,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
-        self.attn, self.cross = (Attention(config, PositionEncoding(config)) for _ in range(2))
+        self.attn, self.cross = (AttentionOver(config) for _ in range(2))
         self.ff = FeedForward(config, dropout=dropout)
         self.attn_norm, self.cross_norm, self.ff_norm = (nn.LayerNorm(config.d_model) for _ in range(3))
         self.drop = Dropout(dropout)

@@ -9,9 +9,11 @@ import torch
 
 from tests.equations.loops import D, H, N, bucket
 from txl import Context, ModelConfig, Span, TransformerXL
+from txl.attention_rules.softmax import is_plain_triangle
 from txl.config import UsageError
+from txl.ops.sinusoid import sinusoid
 from txl.positions import build_position_encodings
-from txl.positions.base import rel_shift, rel_unshift, sinusoid
+from txl.positions.base import rel_shift, rel_unshift
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 
@@ -58,7 +60,7 @@ def test_shifts_are_gathers_and_each_others_inverse(T: int, S: int) -> None:
 def test_a_triangle_is_what_the_mask_says(M: int, T: int, window: int) -> None:
     span = Span(M, T, window=window)
     triangle_TS = torch.ones(T, M + T, dtype=torch.bool).tril()
-    assert span.is_triangle == torch.equal(span.mask_TS(CPU), triangle_TS)
+    assert is_plain_triangle(span) == torch.equal(span.mask_TS(CPU), triangle_TS)
 
 
 def test_what_is_far_is_not_rounded_to_half_precision() -> None:

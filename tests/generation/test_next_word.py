@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.laws.test_adaptive_laws import CUTS, softmax_of
 from txl.generation.next_word import NextWord
 from txl.generation.rule import Rule
+from txl.inference.words import WordProbabilities
 from txl.model.adaptive import AdaptiveSoftmax
 
 BANNED = {"none": [], "some": [0, 4, 11], "a_cluster": [3, 4, 5, 6]}
@@ -49,7 +50,9 @@ class Picks:
 def distribution(softmax: AdaptiveSoftmax, hidden_D: Tensor, rule: Rule, banned: list[int]) -> Tensor:
     """What `NextWord.draw` draws from: its paths added up."""
     prob_V = torch.zeros(softmax.n_token).double()
-    for word, probability in Picks().outcomes(lambda pick: NextWord(softmax, hidden_D, banned).draw(rule, pick)):
+    for word, probability in Picks().outcomes(
+        lambda pick: NextWord(WordProbabilities(softmax), hidden_D, banned).draw(rule, pick)
+    ):
         prob_V[word] += probability
     return prob_V
 
@@ -100,7 +103,10 @@ def test_temperature_zero_takes_the_first_of_the_likeliest(banned: str) -> None:
             softmax, hidden_D = levelled(softmax), hidden_D.zero_()
         logprob_V = softmax.log_prob(hidden_D)
         logprob_V[BANNED[banned]] = -torch.inf
-        assert NextWord(softmax, hidden_D, BANNED[banned]).draw(Rule(temperature=0), no_pick) == logprob_V.argmax()
+        assert (
+            NextWord(WordProbabilities(softmax), hidden_D, BANNED[banned]).draw(Rule(temperature=0), no_pick)
+            == logprob_V.argmax()
+        )
 
 
 def no_pick(weight_U: Tensor) -> int:
@@ -119,9 +125,9 @@ def test_most_words_are_drawn_from_the_head_alone(rule: Rule, at_most: float) ->
     generator, n_read, n = torch.Generator().manual_seed(1), 0, 150
     for _ in range(n):
         hidden_D = torch.randn(6, generator=generator).double()
-        shortlist, cluster_C = softmax.head_log_prob(hidden_D)
+        shortlist, cluster_C = WordProbabilities(softmax).head(hidden_D)
         softmax.cluster_bias += shortlist.logsumexp(0) - cluster_C + math.log(0.025 / 0.95)
-        words = NextWord(softmax, hidden_D)
+        words = NextWord(WordProbabilities(softmax), hidden_D)
         words.draw(rule, lambda weight_U: int(torch.multinomial(weight_U, 1, generator=generator)))
         n_read += 2 - len(words.closed)
     assert 0 < n_read / n < at_most

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
+from txl.inference.words import WordProbabilities
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from txl.training.label_smoothing import smoothing
 
 SIZES = {"n_token": 12, "n_layer": 1, "n_head": 1, "d_head": 4, "d_model": 6, "d_inner": 4}
 
@@ -44,14 +46,16 @@ def test_nats_are_those_of_the_full_distribution_in_token_order(cut: str) -> Non
 def test_smoothing_is_the_cross_entropy_with_a_smoothed_target_in_each_softmax_on_the_way(cut: str) -> None:
     softmax = softmax_of(**CUTS[cut])
     hidden_LD, target_L = torch.randn(12, 6).double().requires_grad_(), torch.randperm(12)
-    smoothed_L = softmax.nll(hidden_LD, target_L) + 0.1 * softmax.smoothing(hidden_LD, target_L)
+    smoothed_L = softmax.nll(hidden_LD, target_L) + 0.1 * smoothing(softmax, hidden_LD, target_L)
     expected = []
     for hidden_D, word in zip(hidden_LD, target_L.tolist(), strict=True):
-        head_C = torch.cat(softmax.head_log_prob(hidden_D))
+        head_C = torch.cat(WordProbabilities(softmax).head(hidden_D))
         cluster = sum(word >= sum(softmax.sizes[: i + 1]) for i in range(softmax.n_tail))
         columns = [(head_C, word if cluster == 0 else softmax.sizes[0] + cluster - 1)]
         if cluster:
-            columns.append((softmax.tail_log_prob(hidden_D, cluster - 1), word - sum(softmax.sizes[:cluster])))
+            columns.append(
+                (WordProbabilities(softmax).tail(hidden_D, cluster - 1), word - sum(softmax.sizes[:cluster]))
+            )
         expected.append(sum(-0.9 * logp_C[right] - 0.1 * logp_C.mean() for logp_C, right in columns))
     torch.testing.assert_close(smoothed_L, torch.stack(expected))
     wanted = [hidden_LD, *softmax.parameters()]

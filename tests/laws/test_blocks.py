@@ -11,7 +11,8 @@ from tests.conftest import long_test
 from tests.laws.conftest import FAR, LAYERS, MODELS, N_TOKEN, SMALL, build, read
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules.paths import use_attention
-from txl.model.feed_forward import ACTIVATIONS, GATED, FeedForward
+from txl.model.activations import ACTIVATIONS, GATED
+from txl.model.feed_forward import FeedForward
 from txl.stacks.reversible import reversible_layers
 
 REVERSIBLE = LAYERS["reversible"]

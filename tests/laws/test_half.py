@@ -12,6 +12,7 @@ from tests.processors import operators
 from txl import TransformerXL
 from txl.inference import half
 from txl.inference.frozen import Frozen
+from txl.inference.words import WordProbabilities
 from txl.model.autocast import autocast
 from txl.ops import linear, packed
 from txl.ops.packed import PackedLinear
@@ -37,7 +38,7 @@ def answers(model: TransformerXL, token_BT: Tensor, name: str, dtype: torch.dtyp
                 found.append(nll_BT)
         for segment_B1 in token_BT.split(1, dim=1)[:2]:
             hidden_B1D, memory = Frozen(model)(segment_B1, memory, context)
-        return [*found, model.log_prob(hidden_B1D)]
+        return [*found, WordProbabilities.of(model).all(hidden_B1D)]
 
 
 @for_models()

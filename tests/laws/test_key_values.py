@@ -167,7 +167,7 @@ def test_every_encoding_computes_in_half_precision(model: TransformerXL, token_B
 
 
 def test_the_layers_share_one_mask(token_BT: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, plain = [], Span._mask
-    monkeypatch.setattr(Span, "_mask", lambda span, device: made.append(span) or plain(span, device))
+    made, plain = [], Span.mask_TS
+    monkeypatch.setattr(Span, "mask_TS", lambda span, device: made.append(span) or plain(span, device))
     read(TransformerXL(ModelConfig(**TINY, position="alibi")), token_BT, [8, 4], FAR)
     assert len(made) == 2

@@ -9,7 +9,7 @@ import torch
 
 from txl import ModelConfig, TransformerXL
 from txl.model.cutoffs import best_cutoffs, products_per_token
-from txl.positions.base import sinusoid
+from txl.ops.sinusoid import sinusoid
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 

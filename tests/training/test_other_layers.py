@@ -19,6 +19,7 @@ from tests.training.test_resume import RULES, drawn
 from txl import Context
 from txl.checkpoint import last_checkpoint, load_model
 from txl.memory import MEMORIES
+from txl.training.label_smoothing import smoothing
 from txl.training.meter import Meter
 
 REVERSIBLE = SHAPE | {"pre_lnorm": True, "reversible": True}
@@ -89,7 +90,7 @@ def test_a_smoothed_step_is_the_gradient_of_the_smoothed_loss(settings: dict[str
     hidden_BTD, _ = model(batch[0], None, Context(tgt_len=6, mem_len=9))
     nll_BT = model.softmax.nll(hidden_BTD, batch[1])
     torch.testing.assert_close(run.losses[0], nll_BT.detach())  # what is told is not smoothed
-    loss = (nll_BT + 0.2 * model.softmax.smoothing(hidden_BTD, batch[1])).mean()
+    loss = (nll_BT + 0.2 * smoothing(model.softmax, hidden_BTD, batch[1])).mean()
     model.zero_grad()
     loss.backward()
     for name, parameter in model.named_parameters():

@@ -22,7 +22,7 @@ def causal_ratio(logx_BNTF: Tensor, logy_BNSF: Tensor, v_BNSH: Tensor, span: Spa
     """
     v1_BNSH = torch.cat([v_BNSH, torch.ones_like(v_BNSH[..., :1])], dim=-1)  # the last column sums the weights
     size = math.ceil(span.n_new / math.ceil(span.n_new / BLOCK))
-    if span.hides_past:
+    if 0 < span.window < span.n_key:
         size = min(size, span.window)
     sums_BNJCH = None
     if logx_BNTF.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -53,7 +53,7 @@ class _Blocks(NamedTuple):
         """Blocks of `size` queries. No query sees the padding of the last one."""
         after = -span.n_new % size
         logx_BNJCF = _padded(logx_BNTF, 0, after, 0).unflatten(-2, (-1, size))
-        if span.hides_past:
+        if 0 < span.window < span.n_key:
             before = span.window - span.n_mem
             logy_BNSF, v_BNSH = _padded(logy_BNSF, before, after, _lowest(logy_BNSF)), _padded(v_BNSH, before, after, 0)
             return cls(logx_BNJCF, *_windowed(logy_BNSF, v_BNSH, span.window, size))

@@ -1,5 +1,7 @@
 """Softmax attention with the terms of any position encoding, and with factors of a memory."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,12 +43,13 @@ class SoftmaxAttention(RelativeSoftmax):
             return super().forward(q_BNTH, k_BNSH, v_BNSH, pos=pos, feats=feats, span=span)
         if path == "scaled_dot_product_attention":
             dropout = self.drop.p if self.training else 0.0
-            mask = None if span.is_triangle else span.mask(q_BNTH.device)
+            is_triangle = is_plain_triangle(span)
+            mask = None if is_triangle else span.mask(q_BNTH.device)
             if log_weight_BTS is not None:
                 hidden = ~span.mask(q_BNTH.device)
                 mask = log_weight_BTS[:, None].masked_fill(hidden, -torch.inf).to(q_BNTH.dtype)
             return F.scaled_dot_product_attention(
-                q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=span.is_triangle, scale=pos.scale
+                q_BNTH, k_BNSH, v_BNSH, mask, dropout, is_causal=is_triangle, scale=pos.scale
             )
         logit_BNTS = logits(q_BNTH, k_BNSH, pos, feats, span)
         if log_weight_BTS is not None:
@@ -57,6 +60,13 @@ class SoftmaxAttention(RelativeSoftmax):
         if (term := pos.value(prob_BNTS, feats, span)) is not None:
             out_BNTH = out_BNTH + term
         return out_BNTH
+
+
+def is_plain_triangle(span: Any) -> bool:
+    """True if the mask is a causal triangle and no more: nothing remembered, no window that hides a key, no borders of
+    documents, no factors."""
+    is_plain = span.since_BT is None and span.log_weight_BTS is None
+    return span.n_mem == 0 and not 0 < span.window < span.n_key and is_plain
 
 
 def softmax_path(pos: PositionEncoding) -> str:

@@ -14,7 +14,8 @@ from txl.convert.kimiyoung_names import ATTN_TYPES
 from txl.evaluation.reading import Predictor, Reading, warmup_segments, within
 from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen
-from txl.model.memory import Memory, State
+from txl.model.memory import State
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
 

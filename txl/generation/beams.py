@@ -10,6 +10,7 @@ from torch import Tensor
 from txl.config import Context
 from txl.generation.ngrams import NGrams, ban
 from txl.inference.reader import Reader
+from txl.inference.words import WordProbabilities
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 from txl.runtime.resources import require_room
@@ -83,6 +84,7 @@ class _Beams:
         self, model: TransformerXL, context: Context, prompt: Sequence[int], no_repeat_ngram_size: int
     ) -> None:
         self._model, self._reader = model, Reader(model, context, 1)
+        self._words = WordProbabilities.of(model)
         self._prompt, self._ngram_size = prompt, no_repeat_ngram_size
         self.ids: list[tuple[int, ...]] = [()]
         self._logprobs: tuple[float, ...] = (0.0,)
@@ -95,7 +97,7 @@ class _Beams:
     def extensions(self, n_best: int, banned: Sequence[int]) -> list[tuple[int, int, float]]:
         """The most likely continuations that are a token longer: row, token and log-probability, best first."""
         require_in_range(self._hidden_KD, self._model.device)
-        logprob_KV = self._model.log_prob(self._hidden_KD)
+        logprob_KV = self._words.all(self._hidden_KD)
         ban(logprob_KV, banned, [NGrams(self._ngram_size, chain(self._prompt, ids)) for ids in self.ids])
         logprob_KV += logprob_KV.new_tensor(self._logprobs)[:, None]
         best = logprob_KV.flatten().topk(min(n_best, logprob_KV.numel()))

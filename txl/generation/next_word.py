@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl.generation.rule import Rule
-from txl.model.adaptive import AdaptiveSoftmax
+from txl.inference.words import WordProbabilities
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,33 @@ class NextWord:
     """The distribution of the next word, as far as it has been computed: the shortlist, then cluster by cluster.
 
     Args:
+        words: of the model.
         hidden_D: the model's last hidden state.
         banned: ids that are never sampled.
-        head: `softmax.head_log_prob(hidden_D)`, if it is known.
+        head: `words.head(hidden_D)`, if it is known.
     """
 
     def __init__(
         self,
-        softmax: AdaptiveSoftmax,
+        words: WordProbabilities,
         hidden_D: Tensor,
         banned: Sequence[int] = (),
         *,
         head: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self._softmax, self._hidden_D = softmax, hidden_D
-        self._firsts = [0, *accumulate(softmax.sizes)]
+        self._words, self._hidden_D = words, hidden_D
+        self._firsts = [0, *accumulate(words.sizes)]
         self._banned = [
             sorted({word - first for word in banned if first <= word < first + size})
-            for first, size in zip(self._firsts, softmax.sizes, strict=False)
+            for first, size in zip(self._firsts, words.sizes, strict=False)
         ]
-        shortlist, cluster_C = softmax.head_log_prob(hidden_D) if head is None else head
+        shortlist, cluster_C = words.head(hidden_D) if head is None else head
         self._computed = {0: self._allowed(shortlist, 0)}
         self.closed: dict[int, Closed] = {}
         """Tail clusters that have not been computed, numbered from 1."""
         for c, logprob in enumerate(cluster_C.tolist(), start=1):
             n_banned = len(self._banned[c])
-            self.closed[c] = Closed(logprob, softmax.sizes[c] - n_banned, n_banned > 0)
+            self.closed[c] = Closed(logprob, words.sizes[c] - n_banned, n_banned > 0)
 
     @property
     def logprob_U(self) -> Tensor:
@@ -151,7 +152,7 @@ class NextWord:
 
     def _open(self, c: int) -> Tensor:
         """Compute a cluster: the log-probabilities of its words."""
-        inside = self._softmax.tail_log_prob(self._hidden_D, c - 1)
+        inside = self._words.tail(self._hidden_D, c - 1)
         self._computed[c] = self._allowed(self.closed.pop(c).logprob + inside, c)
         return self._computed[c]
 

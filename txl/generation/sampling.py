@@ -12,6 +12,7 @@ from txl.generation.next_word import NextWord
 from txl.generation.ngrams import NGrams, ban
 from txl.generation.rule import Rule
 from txl.inference.reader import Reader
+from txl.inference.words import WordProbabilities
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
 
@@ -42,6 +43,7 @@ class Rows:
         seeds: Sequence[int | None],
     ) -> None:
         self._model, self._rule, self._banned = model, rule, list(banned)
+        self._words = WordProbabilities.of(model)
         self._generators = [seed if seed is None else torch.Generator(model.device).manual_seed(seed) for seed in seeds]
         self._unread: list[list[int]] = [[] for _ in seeds]
         self._ngrams = [NGrams(no_repeat_ngram_size) for _ in seeds]
@@ -86,15 +88,15 @@ class Rows:
         """The next token of each of these rows."""
         if not rows:
             return
-        softmax, hidden_RD = self._model.softmax, hidden_BD if len(rows) == len(hidden_BD) else hidden_BD[rows]
+        hidden_RD = hidden_BD if len(rows) == len(hidden_BD) else hidden_BD[rows]
         require_in_range(hidden_RD, self._model.device)
         if self._rule.serves_lazily:
-            for row, hidden_D, head, cluster in zip(rows, hidden_RD, *softmax.head_log_prob(hidden_RD), strict=True):
+            for row, hidden_D, head, cluster in zip(rows, hidden_RD, *self._words.head(hidden_RD), strict=True):
                 banned = self._ngrams[row].without_repeats(self._banned, self._model.config.n_token)
-                words = NextWord(softmax, hidden_D, banned, head=(head, cluster))
-                yield words.draw(self._rule, self._pick(row))
+                word = NextWord(self._words, hidden_D, banned, head=(head, cluster))
+                yield word.draw(self._rule, self._pick(row))
         else:
-            logprob_RV = softmax.log_prob(hidden_RD)
+            logprob_RV = self._words.all(hidden_RD)
             ban(logprob_RV, self._banned, [self._ngrams[row] for row in rows])
             prob_RV = self._rule.probabilities(logprob_RV, None if self._seen_BV is None else self._seen_BV[rows])
             for row, prob_V in zip(rows, prob_RV, strict=True):

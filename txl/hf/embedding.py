@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from txl.config import ModelConfig
 from txl.convert.kimiyoung_names import inv_freq
 from txl.hf.linear import resized
-from txl.model.adaptive import check_ids
+from txl.ops.lookup import check_ids
 from txl.ops.numbers import is_autocast_on, widened
-from txl.positions.base import sinusoid
+from txl.ops.sinusoid import sinusoid
 
 
 class AdaptiveEmbedding(nn.Module):

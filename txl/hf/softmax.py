@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.hf.linear import is_plain, part_of_linear, resized
-from txl.model.adaptive import check_ids
 from txl.ops.linear_cross_entropy import linear_cross_entropy
+from txl.ops.lookup import check_ids
 from txl.ops.numbers import at_least_float32, widened
 from txl.ops.operator import is_traced
 

@@ -11,10 +11,9 @@ from txl.config import Context, ModelConfig
 from txl.inference.key_value import KeyValue
 from txl.memory.expire_span import ExpireSpan
 from txl.memory.none import NoMemory
-from txl.model.attention import as_multiplied
 from txl.model.memory import Fifo, State
 from txl.model.span import Span
-from txl.ops.numbers import widened
+from txl.ops.numbers import as_multiplied, widened
 
 
 class KeyValues:

@@ -11,8 +11,8 @@ from txl.inference import one_token
 from txl.inference.forms import form_of
 from txl.inference.key_values import KeyValueMemory
 from txl.model.documents import without_ended
-from txl.model.memory import Memory
 from txl.model.span import Span
+from txl.model.streams import Memory
 from txl.model.transformer import Body, TransformerXL
 
 AnyMemory = Memory | KeyValueMemory
@@ -90,9 +90,8 @@ def _read_key_values(
         return one_token.read(model.layers, h_BTD, memory, context)
     ended = None
     if span.since_BT is not None:
-        since_BT = span.since_BT.to(h_BTD.device, non_blocking=True)
-        span = replace(span, since_BT=since_BT)
-        ended = without_ended(h_BTD, memory, since_BT)
+        span = replace(span, since_BT=span.since_BT.to(h_BTD.device, non_blocking=True))
+        ended = without_ended(h_BTD, memory, span)
         h_BTD, memory = ended.h_BTD, ended.memory
     memory = memory.with_feats(model.layers, context, n_new=span.n_new)
     h_BTD, memory = _through_layers(model, h_BTD, memory, context, span)

@@ -31,7 +31,6 @@ def pack_weights(model: TransformerXL) -> None:
     if not CAN_PACK or model.device.type != "cpu" or model.softmax.tables[0].dtype != torch.bfloat16:
         return
     pack_layers(model)
-    model.softmax.pack_head()
 
 
 def pack_layers(model: TransformerXL) -> None:

@@ -80,7 +80,7 @@ class _Reader:
         self._dtype = product_dtype(like_BTD)
         self._qkv = [product_with(net, n_row) for net in _joined([attn.q_net, attn.k_net, attn.v_net])]
         self._o = product_with(attn.o_net, n_row)
-        first, activation, last = ff.steps()
+        first, activation, _, last, _ = ff
         self._first = product_with(first, n_row)
         self._activation: Callable[[Tensor], Tensor] = activation.forward
         self._last = product_with(last, n_row)

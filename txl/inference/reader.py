@@ -11,7 +11,8 @@ from txl.inference.cuda_graph import frozen
 from txl.inference.frozen import AnyMemory, Frozen, Part, fresh_memory
 from txl.inference.key_values import KeyValueMemory
 from txl.memory import remembers
-from txl.model.memory import Memory, State
+from txl.model.memory import State
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.registry import MEMORIES
 

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from txl.config import Context, ModelConfig
-from txl.model.memory import Memory, State
+from txl.model.memory import State
 from txl.model.parts import build_memory_rule
 from txl.model.refusals import require_works
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
+from txl.model.streams import Memory
 from txl.registry import MEMORIES
 
 __all__ = [

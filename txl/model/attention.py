@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from txl.config import KEEP_MIB, ModelConfig
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
+from txl.ops.heads import with_memory
 from txl.ops.linear import Linear
-from txl.ops.numbers import product_dtype
+from txl.ops.numbers import as_multiplied
 from txl.ops.rel_attention import rel_attention
 
 Then = Callable[[Tensor, Tensor], Tensor]
@@ -20,12 +20,8 @@ Then = Callable[[Tensor, Tensor], Tensor]
 class RelativeSoftmax(nn.Module):
     """out_t = sum_s softmax_s(scale * [(q_t + u).k_s + (q_t + w).r_(t-s)]) v_s, over visible keys.
 
-    Source: Dai et al. 2019, sec. 3.3; dropout of probabilities, without renormalisation, as in the
-    original. Other rules, and other kinds of encodings, are in `txl.attention_rules`.
-
-    Attributes:
-        impl: see `txl.ops.rel_attention`.
-        keep_mib: see `txl.ops.rel_attention`.
+    Source: Dai et al. 2019, sec. 3.3; dropout of probabilities, without renormalisation, as in the original. Other
+    rules, and other kinds of encodings, are in `txl.attention_rules`. For `impl` and `keep_mib` see `rel_attention`.
     """
 
     shared_qk = False
@@ -39,35 +35,26 @@ class RelativeSoftmax(nn.Module):
 
     def forward(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, *, pos: Any, feats: Tensor, span: Span) -> Tensor:
         """The result for each query, (B, N, T, H). `feats` are projected, see `pos.project`."""
-        return rel_attention(
-            q_BNTH,
-            k_BNSH,
-            v_BNSH,
-            *pos.relative(feats),
-            scale=pos.scale,
-            window=span.window,
-            first_BT=span.first_BT,
-            log_weight_BTS=span.log_weight_BTS,
-            dropout=self.drop.p if self.training else 0.0,
-            clamp_len=-1 if self.training else span.clamp_len,  # with dropout, clamped rows differ
-            impl=self.impl,
-            keep_mib=self.keep_mib,
-        )
+        dropout, clamp_len = 0.0, span.clamp_len
+        if self.training:  # rows of clamped distances differ by dropout
+            dropout, clamp_len = self.drop.p, -1
+        seen = {"window": span.window, "first_BT": span.first_BT, "log_weight_BTS": span.log_weight_BTS}
+        how = {"scale": pos.scale, "impl": self.impl, "keep_mib": self.keep_mib}
+        terms = pos.relative(feats)
+        return rel_attention(q_BNTH, k_BNSH, v_BNSH, *terms, dropout=dropout, clamp_len=clamp_len, **seen, **how)
 
 
 class Attention(nn.Module):
     """Queries of the new tokens attend to keys and values of [memory, segment]; no biases.
 
-    Queries are projected for new tokens only; the original also projects them for the memory and
-    discards the result. Memory and segment are projected apart and joined afterwards: joined first,
-    the memory would get a gradient, 3 % of a training step, to be discarded.
+    Queries are projected for new tokens only; the original also projects them for the memory and discards the result.
+    Memory and segment are projected apart and then joined: joined first, the memory would get a gradient, to be
+    discarded.
     """
 
     def __init__(self, config: ModelConfig, pos: Any, rule: Any) -> None:
         super().__init__()
-        self.n_head = config.n_head
-        self.pos = pos
-        self.rule = rule
+        self.n_head, self.pos, self.rule = config.n_head, pos, rule
         inner = config.n_head * config.d_head
         self.q_net = Linear(config.d_model, inner, bias=False)
         self.k_net = self.q_net if rule.shared_qk else Linear(config.d_model, inner, bias=False)
@@ -110,17 +97,3 @@ class Attention(nn.Module):
     def joined(self, out_BNTH: Tensor) -> Tensor:
         """The output projection of all heads, (B, T, D)."""
         return self.o_net(out_BNTH.transpose(1, 2).flatten(2))
-
-
-def as_multiplied(x: Tensor) -> Tensor:
-    """Under autocast x in half precision: cast once, not by each projection."""
-    return x.to(product_dtype(x))
-
-
-def with_memory(mem_BNMH: Tensor, x_BNTH: Tensor) -> Tensor:
-    """[memory, segment], (B, N, S, H). On a CPU stored heads first, as `rel_attention.dense` reads
-    them; on a GPU as projected, which takes less time to join."""
-    if x_BNTH.device.type == "cpu":
-        mem_BNMH, x_BNTH = mem_BNMH.transpose(0, 1), x_BNTH.transpose(0, 1)
-        return torch.cat([mem_BNMH, x_BNTH], dim=2).transpose(0, 1)
-    return torch.cat([mem_BNMH.transpose(1, 2), x_BNTH.transpose(1, 2)], dim=1).transpose(1, 2)

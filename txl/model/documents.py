@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from txl.model.memory import Memory
-from txl.model.streams import of_named, of_rows, per_row
+from txl.model.span import Span
+from txl.model.streams import Memory, of_named, of_rows, per_row
 
 _NEVER = -(2**31)
 """A place that no token sees."""
@@ -34,15 +34,17 @@ class Ended(NamedTuple):
         return torch.where(self.spoiled_BT[..., None], torch.nan, out_BTD)
 
 
-def without_ended(h_BTD: Tensor, memory: Any, since_BT: Tensor) -> Ended:
+def without_ended(h_BTD: Tensor, memory: Any, span: Span) -> Ended:
     """Zeros in place of what is not finite, in documents that end in the segment or ended before it.
 
     What is not finite in a row's last document stays: its end is not known.
 
     Args:
         h_BTD: the vectors of the segment, (B, T, D).
-        since_BT: how many tokens before each one belong to its document, (B, T).
+        span: says how many tokens before each one belong to its document.
     """
+    since_BT = span.since_BT
+    assert since_BT is not None
     t_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
     last_begin_B = t_T[-1] - since_BT[:, -1]
     bad_BT = ~h_BTD.isfinite().all(-1) & (t_T < last_begin_B[:, None])

@@ -14,14 +14,10 @@ from txl.ops.dropout import Dropout
 
 
 class Layer(nn.Module):
-    """Both parts with a residual connection and LayerNorm: of the sum, as in the paper, or of a
-    part's input (`pre_lnorm`). What it attends to before the segment is its memory's to say.
-
-    Args:
-        attn_gate: makes of a part's input and output the input of the next; None: their sum.
-        ff_gate: likewise.
-    Attributes:
-        recompute: activations are not kept for the backward pass, but computed again.
+    """Both parts with a residual connection and LayerNorm: of the sum, as in the paper, or of a part's input
+    (`pre_lnorm`). What it attends to before the segment is its memory's to say. Gates make of a part's input and output
+    the input of the next; None: their sum. `recompute`: activations are not kept for the backward pass, but computed
+    again.
     """
 
     def __init__(
@@ -36,8 +32,7 @@ class Layer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.pre_lnorm = config.pre_lnorm
-        self.recompute = False
+        self.pre_lnorm, self.recompute = config.pre_lnorm, False
         self.attn: Any = attn
         self.memory: Any = memory
         self.attn_drop = Dropout(dropout)
@@ -57,8 +52,7 @@ class Layer(nn.Module):
 
     def attended(self, x_BTD: Tensor, mem_BMD: Tensor, feats: Tensor, span: Span, then: Then | None = None) -> Tensor:
         """The output of attention, before the residual connection."""
-        out_BTD = self.attn(self.normed(x_BTD), self.normed(mem_BMD), feats, span, then)
-        return self.attn_drop(out_BTD)
+        return self.attn_drop(self.attn(self.normed(x_BTD), self.normed(mem_BMD), feats, span, then))
 
     def finish(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         """The output of the layer, given that of attention."""
@@ -73,8 +67,7 @@ class Layer(nn.Module):
         return self.ff(self.ff_norm(x_BTD) if self.pre_lnorm else x_BTD)
 
     def normed(self, x_BLD: Tensor) -> Tensor:
-        """What attention projects. With `pre_lnorm` states are remembered as they are and
-        normalised at each read."""
+        """What attention projects. With `pre_lnorm` states are remembered as they are and normalised at each read."""
         return self.attn_norm(x_BLD) if self.pre_lnorm else x_BLD
 
     def keys_and_values(self, x_BLD: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,12 @@ from txl.config import Context, ModelConfig, UsageError, require
 from txl.registry import MEMORIES, POSITIONS
 
 
-def require_context(config: ModelConfig, context: Context, pos: Any, *, has_documents: bool) -> None:
+def require_context(model: Any, context: Context, *, has_documents: bool) -> None:
     """Raise `UsageError` if a model cannot read text in this context, or texts of documents."""
-    require_serves(pos, context)
-    require_works(config.memory, context)
+    require_serves(model.layers[0].attn.pos, context)
+    require_works(model.config.memory, context)
     if has_documents:
-        require_masks_documents(config)
+        require_masks_documents(model.config)
 
 
 def require_serves(encoding: Any, context: Context, *, can_change: bool = True) -> None:

@@ -48,17 +48,6 @@ class Span:
     def n_key(self) -> int:
         return self.n_mem + self.n_new
 
-    @property
-    def is_triangle(self) -> bool:
-        """True if the mask is a plain causal triangle: no memory, effective window, borders of documents or factors."""
-        plain = self.since_BT is None and self.log_weight_BTS is None
-        return self.n_mem == 0 and not self.hides_past and plain
-
-    @property
-    def hides_past(self) -> bool:
-        """True if the window hides a key from a query."""
-        return 0 < self.window < self.n_key
-
     def key_positions_S(self, device: torch.device) -> Tensor:
         return torch.arange(self.n_key, device=device)
 
@@ -78,17 +67,14 @@ class Span:
 
         All layers share it; do not change it in place.
         """
-        if torch.compiler.is_compiling():
-            return self._mask(device)
-        if device not in self._masks:
-            self._masks[device] = self._mask(device)
-        return self._masks[device]
-
-    def _mask(self, device: torch.device) -> Tensor:
+        if device in self._masks:
+            return self._masks[device]
         mask_TS, first_BT = self.mask_TS(device), self.first_BT
-        if first_BT is None:
-            return mask_TS
-        return mask_TS & (self.key_positions_S(device) >= first_BT[:, None, :, None])
+        if first_BT is not None:
+            mask_TS = mask_TS & (self.key_positions_S(device) >= first_BT[:, None, :, None])
+        if not torch.compiler.is_compiling():
+            self._masks[device] = mask_TS
+        return mask_TS
 
     @property
     def first_BT(self) -> Tensor | None:

@@ -1,12 +1,72 @@
-"""Memories of several streams: their rows joined, parted and moved, and their tensors by name."""
+"""What all layers remember of several streams: rows joined, parted and moved, tensors by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl.model.memory import Memory, State
+from txl.model.memory import State, loss_of
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A state for each layer. A model takes one and returns the next; `None` in its place is the
+    empty one.
+
+    Differs from kimiyoung/transformer-xl: n_layer tensors of hidden states instead of n_layer + 1,
+    whose last was never read.
+    """
+
+    states: tuple[State, ...]
+
+    @property
+    def layers(self) -> tuple[Tensor, ...]:
+        """The hidden states, (B, M, D) for each layer."""
+        return tuple(state.hidden_BMD for state in self.states)
+
+    @property
+    def length(self) -> int:
+        """Remembered tokens whose hidden states are there."""
+        return self.states[0].hidden_BMD.shape[1]
+
+    @property
+    def batch_size(self) -> int:
+        return self.states[0].hidden_BMD.shape[0]
+
+    @property
+    def loss(self) -> Tensor | None:
+        """What the last segment adds to the training loss; None: nothing."""
+        return loss_of(self.states)
+
+    def named(self) -> dict[str, Tensor]:
+        """All tensors: those of layer i are `i` and `i.name`."""
+        tensors = {str(i): state.hidden_BMD for i, state in enumerate(self.states)}
+        for i, state in enumerate(self.states):
+            tensors |= {f"{i}.{name}": tensor for name, tensor in state.extra.items()}
+        return tensors
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
+        """With all tensors changed in the same way, without a loss."""
+        return Memory(tuple(_changed(state, change) for state in self.states))
+
+    def rows(self, index_B: Tensor) -> "Memory":
+        """The rows with these indices, which may repeat, in their order."""
+        return self.map(lambda tensor: tensor.index_select(0, index_B))
+
+    def to(self, device: torch.device) -> "Memory":
+        """A copy on a device. Copies to the host are synchronous: it can read them at once."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+
+    def detached(self) -> "Memory":
+        """Without the graph of what it was computed from."""
+        return self.map(Tensor.detach)
+
+
+def _changed(state: State, change: Callable[[Tensor], Tensor]) -> State:
+    extra = {name: change(tensor) for name, tensor in state.extra.items()}
+    return State(change(state.hidden_BMD), extra)
 
 
 def of_hidden(layers: Sequence[Tensor]) -> Memory:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from txl.model.documents import without_ended
-from txl.model.memory import Memory, Reading
+from txl.model.memory import Reading
 from txl.model.parts import build_layers, run_of
 from txl.model.refusals import require_context
 from txl.model.span import Span
+from txl.model.streams import Memory
 from txl.ops.dropout import Dropout
 
 
@@ -32,12 +33,10 @@ class Body(nn.Module):
 
     def add_layers(self, config: ModelConfig, *, dropout: float, dropatt: float) -> None:
         """Make the layers. A subclass may have parts that come before them."""
-        self.config = config
+        self.config, self.is_sharded = config, False
         self.layers = build_layers(config, dropout=dropout, dropatt=dropatt)
-        self.run = run_of(config)
-        self.drop = Dropout(dropout)
-        self.is_sharded = False
-        self._contexts: set[tuple[Context, bool]] = set()  # those that the parts are known to serve
+        self.run, self.drop = run_of(config), Dropout(dropout)
+        self._served: set[tuple[Context, bool]] = set()  # contexts that the parts are known to serve
 
     @property
     def device(self) -> torch.device:
@@ -45,8 +44,7 @@ class Body(nn.Module):
         return next(self.parameters()).device
 
     def empty_memory(self, batch_size: int, *, like: Tensor | None = None) -> Memory:
-        """The memory before the first segment, with dtype and device of `like` (default: the
-        weights)."""
+        """The memory before the first segment, with dtype and device of `like` (default: the weights)."""
         like = self.layers[0].attn_norm.weight if like is None else like
         rules = [layer.memory for layer in self.layers]
         return Memory(tuple(rule.empty(self.config, batch_size, like=like) for rule in rules))
@@ -66,28 +64,23 @@ class Body(nn.Module):
             memory: of the segment before; None: an empty one.
             since_BT: how many tokens before each one, at least 0, belong to the same document; none
                 before them is seen. Each row has its own borders. None: the text is one document.
-            span: where the segment stands, from a reader of parts of segments that has asked whether
-                the model serves the context; None: as the context says.
+            span: where the segment stands, for readers of a part of one; None: as the context says.
         Raises:
             ValueError: if the memory has another batch size.
             UsageError: if a part of the model does not support the context, or documents.
         """
+        first, h_BTD = self.layers[0], self.drop(h_BTD)
+        states = (memory or self.empty_memory(len(h_BTD), like=h_BTD)).states
+        if len(states[0].hidden_BMD) != len(h_BTD):
+            n_row = len(states[0].hidden_BMD)
+            raise ValueError(f"the memory holds {n_row} rows, the segment {len(h_BTD)}")
         if span is None:
             self.require_serves(context, has_documents=since_BT is not None)
-        h_BTD = self.drop(h_BTD)
-        if memory is None:
-            memory = self.empty_memory(len(h_BTD), like=h_BTD)
-        if memory.batch_size != len(h_BTD):
-            raise ValueError(f"the memory holds {memory.batch_size} rows, the segment {len(h_BTD)}")
-        first = self.layers[0]
-        if span is None:
-            n_mem = first.memory.n_kept(memory.states[0])
-            span = Span.of(context, n_mem=n_mem, n_new=h_BTD.shape[1])
-        states, ended = memory.states, None
+            span = Span.of(context, n_mem=first.memory.n_kept(states[0]), n_new=h_BTD.shape[1])
+        ended = None
         if since_BT is not None:
-            since_BT = since_BT.to(h_BTD.device, non_blocking=True)
-            span = replace(span, since_BT=since_BT)
-            ended = without_ended(h_BTD, memory, since_BT)
+            span = replace(span, since_BT=since_BT.to(h_BTD.device, non_blocking=True))
+            ended = without_ended(h_BTD, Memory(states), span)
             h_BTD, states = ended.h_BTD, ended.memory.states
         reading = Reading(context, span, first.attn.pos, like=h_BTD)
         h_BTD, states = self.run(self.layers, h_BTD, states, reading)
@@ -96,11 +89,10 @@ class Body(nn.Module):
         return Output(self.drop(h_BTD), Memory(states))
 
     def require_serves(self, context: Context, *, has_documents: bool) -> None:
-        """Raise `UsageError` once for each context that a part does not support."""
-        if (context, has_documents) not in self._contexts:
-            pos = self.layers[0].attn.pos
-            require_context(self.config, context, pos, has_documents=has_documents)
-            self._contexts.add((context, has_documents))
+        """Raise `UsageError` if a part does not support the context, or documents."""
+        if (context, has_documents) not in self._served:
+            require_context(self, context, has_documents=has_documents)
+            self._served.add((context, has_documents))
 
 
 class TransformerXL(Body):
@@ -109,9 +101,8 @@ class TransformerXL(Body):
         hidden, memory = model(token_BT, memory, context)
         nll_BT, memory = model.nll(input_BT, target_BT, memory, context)
 
-    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty
-    memory. `context` holds the segment and memory lengths, and may change from call to call.
-    With `pre_lnorm` there is no LayerNorm after the last layer, as in the original.
+    The memory is passed in and returned; the module keeps no state. `memory=None` is an empty memory. `context` holds
+    the lengths, and may change from call to call. With `pre_lnorm` there is no LayerNorm after the last layer.
     """
 
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0, dropatt: float = 0.0) -> None:
@@ -127,14 +118,11 @@ class TransformerXL(Body):
         memory: Memory | None,
         context: Context,
         since_BT: Tensor | None = None,
+        tables: list[Tensor] | None = None,
     ) -> Output:
-        """Read a segment of token ids (B, T), which may be on the CPU, see `AdaptiveEmbedding`.
-
-        Raises:
-            ValueError: if the memory has another batch size, or an id is outside the vocabulary.
-            UsageError: if a part of the model does not support the context, or documents.
-        """
-        return self.read(self.word_emb(token_BT), memory, context, since_BT)
+        """Read a segment of token ids (B, T), which may be on the CPU. `memory`, `since` and errors are those of
+        `read`, `tables` and `ValueError` for an id outside the vocabulary those of `AdaptiveEmbedding`."""
+        return self.read(self.word_emb(token_BT, tables), memory, context, since_BT)
 
     def nll(
         self,
@@ -143,15 +131,13 @@ class TransformerXL(Body):
         memory: Memory | None,
         context: Context,
         since_BT: Tensor | None = None,
-        *,
-        same_weight: bool = False,
     ) -> tuple[Tensor, Memory]:
         """Loss of each target in nats, (B, T), and the memory for the next segment.
 
-        The input may be longer than the target (`ext_len`): targets belong to its last positions.
-        Ids on the CPU avoid GPU synchronisation, see `AdaptiveSoftmax.nll`, also for `same_weight`.
+        The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
+        GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
-        nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context, since_BT, same_weight=same_weight)
+        nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context, since_BT)
         return nll_BT, memory
 
     def nll_and_hidden(
@@ -164,18 +150,14 @@ class TransformerXL(Body):
         *,
         same_weight: bool = False,
     ) -> tuple[Tensor, Tensor, Memory]:
-        """`nll`, with the hidden states (B, T, D) that the targets are predicted from."""
-        tables: list[Tensor] | None = None
-        is_tied = not (self.config.not_tied or self.is_sharded)
+        """`nll`, with the hidden states (B, T, D) that the targets are predicted from between its results. For
+        `same_weight` see `AdaptiveSoftmax.nll`."""
         # one gradient for both uses of a tied table; a GPU would sum its rows in any order
-        if is_tied and torch.is_grad_enabled() and self.device.type == "cpu":
-            tables = []
-            out = self.read(self.word_emb(input_BT, tables), memory, context, since_BT)
-        else:
-            out = self(input_BT, memory, context, since_BT)
-        hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]
-        nll_BT = self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight)
-        return nll_BT, hidden_BTD, out.memory
+        is_tied = not (self.config.not_tied or self.is_sharded)
+        tables = [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
+        hidden_BTD, memory = self(input_BT, memory, context, since_BT, tables)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), hidden_BTD, memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

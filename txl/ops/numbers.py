@@ -33,3 +33,8 @@ def widened(x: Tensor) -> Tensor:
 def float64_sum(x: Tensor) -> Tensor:
     """The sum in float64; on the CPU for devices without float64."""
     return (x.cpu() if x.device.type == "mps" else x).double().sum()
+
+
+def as_multiplied(x: Tensor) -> Tensor:
+    """Under autocast x in half precision: cast once, not by each projection."""
+    return x.to(product_dtype(x))

@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig, UsageError
-from txl.model.attention import Attention, Then, as_multiplied, with_memory
+from txl.model.attention import Attention, Then
 from txl.model.layer import Layer
 from txl.model.span import Span
 from txl.ops.dropout import Dropout
-from txl.ops.numbers import at_least_float32
+from txl.ops.heads import with_memory
+from txl.ops.numbers import as_multiplied
 
 
 class RelativeTerms(NamedTuple):
@@ -236,16 +237,3 @@ def draw_like_sinusoids(table: Tensor) -> None:
     Tables that also exist in the 2019 code keep its initialisation.
     """
     nn.init.normal_(table, 0.0, 0.5**0.5)
-
-
-def sinusoid(position: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """[sin(p w_0) ... sin(p w_k), cos(p w_0) ... cos(p w_k)] with w_i = 10000^(-2i/dim), shape (len(position), dim).
-
-    Vaswani et al. 2017, sec. 3.5, but sines first, then cosines, instead of alternating, as in the original. The
-    frequencies are rounded to float32 for every dtype, because the original stores them in a float32 buffer; a float64
-    model matches it only this way. Angles are computed in float32 or wider.
-    """
-    freq = 1 / (10000 ** (torch.arange(0.0, dim, 2.0, device=position.device, dtype=torch.float32) / dim))
-    wide = at_least_float32(dtype)
-    angle = position.to(wide)[:, None] * freq.to(wide)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)

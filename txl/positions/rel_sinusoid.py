@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, RelativeTerms, sinusoid
+from txl.ops.sinusoid import sinusoid
+from txl.positions.base import PositionEncoding, RelativeTerms
 
 
 class RelSinusoid(PositionEncoding):

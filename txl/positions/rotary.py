@@ -6,7 +6,8 @@ from torch import Tensor
 from txl.config import ModelConfig, require
 from txl.model.span import Span
 from txl.ops.numbers import at_least_float32
-from txl.positions.base import PositionEncoding, sinusoid
+from txl.ops.sinusoid import sinusoid
+from txl.positions.base import PositionEncoding
 
 
 class Rotary(PositionEncoding):

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from txl.config import ModelConfig
 from txl.model.span import Span
-from txl.positions.base import PositionEncoding, add_positions, sinusoid
+from txl.ops.sinusoid import sinusoid
+from txl.positions.base import PositionEncoding, add_positions
 
 
 class SinusoidInput(PositionEncoding):

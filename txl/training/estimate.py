@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.memory import full_memory, n_kept_at_most
 from txl.model.autocast import autocast
-from txl.model.memory import Memory, Reading, State
+from txl.model.memory import Reading, State
 from txl.model.parts import build_layer, build_position_encodings
 from txl.model.sizes import model_without_values
 from txl.model.span import Span
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import nn
 
-from txl.model.memory import Memory
-from txl.model.streams import of_rows, per_row
+from txl.model.streams import Memory, of_rows, per_row
 from txl.runtime.distributed import Ranks, local
 
 

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from txl.config import Context
-from txl.model.memory import Memory
+from txl.model.memory import loss_of
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
+from txl.training.label_smoothing import smoothing
 
 
 class Nats(nn.Module):
@@ -38,12 +40,14 @@ class Nats(nn.Module):
             )
             nlls.append(loss_BT.detach())
             if self.label_smoothing:
-                loss_BT = loss_BT + self.label_smoothing * self.model.softmax.smoothing(hidden_BTD, target_part)
-            of_memory = memory.loss
+                loss_BT = loss_BT + self.label_smoothing * smoothing(self.model.softmax, hidden_BTD, target_part)
+            of_memory = loss_of(memory.states)
             if of_memory is not None:
                 own.append(of_memory.detach())
                 loss_BT = loss_BT + of_memory
             losses.append(loss_BT)
         assert memory is not None
         mean = torch.stack(own).mean() if own else None
-        return torch.cat(losses, dim=1), torch.cat(nlls, dim=1), memory.detached(), mean
+        if any(tensor.requires_grad for state in memory.states for tensor in state.extra.values()):
+            memory = memory.detached()
+        return torch.cat(losses, dim=1), torch.cat(nlls, dim=1), memory, mean

@@ -15,8 +15,7 @@ from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context
 from txl.evaluation.report import finite
 from txl.model.autocast import autocast, dtype_on
-from txl.model.memory import Memory
-from txl.model.streams import chunks, joined, swapped_out
+from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line

@@ -16,8 +16,8 @@ from txl.evaluation.reading import Predictor, Segments
 from txl.evaluation.score import evaluate
 from txl.inference.frozen import Frozen
 from txl.model.attention import Attention
-from txl.model.memory import Memory
 from txl.model.span import Span
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 from txl.ops.numbers import widened
 from txl.runtime.distributed import Ranks

@@ -28,7 +28,7 @@ from torch import Tensor
 from txl.config import Context, UsageError
 from txl.evaluation.config import DynamicConfig
 from txl.evaluation.reading import Segments, of_counted
-from txl.model.memory import Memory
+from txl.model.streams import Memory
 from txl.model.transformer import TransformerXL
 
 Weights = dict[str, Tensor]
