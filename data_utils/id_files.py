@@ -68,12 +68,16 @@ def index_of(path: Path) -> Path | None:
 
 def _npy(path: Path) -> Ids:
     try:
-        ids = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError, OverflowError, MemoryError, TypeError) as error:
+        with np.errstate(over="ignore"):  # of sizes that a header claims
+            ids = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python, and raises whatever that and the sizes give
         if "Python objects" in str(error):
             advice = "join rows with np.concatenate and save one array of integers"
             raise DataError(f"{path}: holds Python objects, such as rows of different lengths; {advice}") from None
-        raise DataError(f"{path}: no array of numpy ({str(error).splitlines()[0]}); use np.save") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: no array of numpy ({why}); use np.save") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
         raise DataError(f"{path}: holds {ids.dtype} of shape {ids.shape}; it needs integers of shape (n,)")
     return Ids(ids)

@@ -24,6 +24,7 @@ from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
 from tests.forks import ROOT
 from txl.config import ModelConfig, UsageError
+from txl.studies import __main__ as studies
 
 SENTENCES = ROOT / "tests" / "golden" / "data" / "text" / "lm1b"
 FullDisk = Callable[[int], AbstractContextManager[None]]
@@ -460,3 +461,10 @@ def test_floater_says_what_it_needs(here: Here, monkeypatch: pytest.MonkeyPatch)
 def test_a_choice_that_is_not_there_is_refused_from_python_too(name: str) -> None:
     with pytest.raises(UsageError, match=f"--{name} foo: no such choice; there are {getattr(ModelConfig, name)}, "):
         ModelConfig(n_token=5, **{name: "foo"})
+
+
+def test_a_name_that_is_no_text_is_named(here: Here) -> None:
+    for line in ("convert r\udcff out", "convert run o\udcff", "generate --work_dir r\udcff", "eval --json j\udcff"):
+        assert "\\udcff: not UTF-8; rename it" in here.refused(line)
+    with pytest.raises(UsageError, match="not UTF-8; rename it"):
+        studies.main(["s\udcff.toml"])

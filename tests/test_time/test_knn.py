@@ -3,8 +3,10 @@
 import errno
 import json
 import math
+import os
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,6 +169,19 @@ def test_a_truncated_store_is_refused(folder: Path, name: str) -> None:
         path.write_bytes(path.read_bytes()[:keep])
         with pytest.raises(UsageError, match="truncated or damaged; remove it to have it rebuilt"):
             opened_store(folder, SOURCE)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [f"({2**60},)", f"({10**30},)", "(" * 50, None])
+def test_a_store_whose_headers_claim_anything_is_refused(folder: Path, shape: str | None) -> None:
+    (folder / "keys.npy").unlink()
+    if shape is None:
+        os.mkfifo(folder / "keys.npy")
+    else:
+        header = f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+        (folder / "keys.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    with pytest.raises(UsageError, match="truncated or damaged; remove it to have it rebuilt"):
+        opened_store(folder, SOURCE)
 
 
 def test_a_store_that_cannot_be_made_leaves_nothing(

@@ -9,7 +9,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -21,6 +21,13 @@ from txl.registry import MEMORIES, POSITIONS
 
 Typed = dict[str, Any]
 _REGISTRIES = {"position": POSITIONS, "memory": MEMORIES}
+
+
+def require_utf8(words: Iterable[str]) -> None:
+    """Raise `UsageError` if a word of a command line is no text, which names of files need not be."""
+    for word in words:
+        shown = word.encode(errors="backslashreplace").decode()
+        require(shown == word, f"{shown}: not UTF-8; rename it, or set the locale that its name is written in")
 
 
 def read_flags(
@@ -35,9 +42,7 @@ def read_flags(
 
     Dashes and underscores in flag names are equivalent. A bool field `x` makes the flags --x and --no_x.
     """
-    for word in argv:
-        shown = word.encode(errors="backslashreplace").decode()
-        require(shown == word, f"{shown}: not UTF-8; rename it, or set the locale that its name is written in")
+    require_utf8(argv)
     parser = _Parser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from txl.checkpoint import WEIGHTS
-from txl.cli.flags import read_flags
+from txl.cli.flags import read_flags, require_utf8
 from txl.config import Checked, TextKind, build, option, require
 from txl.data_utils.free_text import read_text
 from txl.files import sha256
@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
     places, asks = list(argv[:2]), {"--help", "-h"} & set(argv)
     good = len(places) == 2 and not any(place.startswith("-") for place in places)
     require(bool(asks) or good, "give a checkpoint and the folder to write: python -m txl.convert SOURCE FOLDER")
+    require_utf8(places)
     typed = read_flags(argv if asks else argv[2:], ConvertConfig, description=__doc__ or "")
     config = build(ConvertConfig, typed)
     folder = Path(places[1])

@@ -155,9 +155,9 @@ class TransformerXL(Body):
         # one gradient for both uses of a tied table; a GPU would sum its rows in any order
         is_tied = not (self.config.not_tied or self.is_sharded)
         tables = [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
-        hidden_BTD, memory = self(input_BT, memory, context, since_BT, tables)
-        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
-        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), hidden_BTD, memory
+        out: Output = self(input_BT, memory, context, since_BT, tables)
+        hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]
+        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), hidden_BTD, out.memory
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

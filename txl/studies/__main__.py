@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from txl.cli.flags import read_flags
+from txl.cli.flags import read_flags, require_utf8
 from txl.cli.run import run
 from txl.config import Checked, build, option, require
 from txl.runtime.log import print_line
@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         bool(asks) or (bool(argv) and not argv[0].startswith("-")),
         "name the TOML file of a study: python -m txl.studies STUDY.toml",
     )
+    require_utf8(argv)
     config = build(StudiesConfig, read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""))
     study = read_study(Path(argv[0]))
     require(

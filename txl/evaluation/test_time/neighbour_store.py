@@ -21,7 +21,7 @@ from torch import Tensor
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.evaluation.reading import Segments, of_counted
-from txl.files import errors_naming, folder_written_whole
+from txl.files import errors_naming, folder_written_whole, require_readable
 from txl.inference.frozen import Frozen
 from txl.model.transformer import TransformerXL
 from txl.runtime.records import read_json
@@ -67,12 +67,19 @@ def open_store(folder: Path, source: Mapping[str, Any], shape: ModelConfig, *, n
             f"name a new folder, or remove this one"
         )
     try:
-        keys_ND, values_N = (np.load(folder / name, mmap_mode="c") for name in (_KEYS, _VALUES))
-    except (OSError, ValueError, EOFError):
+        keys_ND, values_N = (_mapped(folder / name) for name in (_KEYS, _VALUES))
+    except Exception:  # numpy reads headers as Python, and raises whatever that and the sizes give
         raise UsageError(f"--knn_store {folder}: truncated or damaged; remove it to have it rebuilt") from None
     fault = _fault(keys_ND, values_N, shape, n_pair)
     require(fault is None, f"--knn_store {folder}: {fault}; remove it to have it rebuilt")
     return Store(folder, keys_ND, values_N)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """The array of a file. Raises what numpy raises of headers that claim any size."""
+    require_readable(path)
+    with np.errstate(over="ignore"):
+        return np.lib.format.open_memmap(path, mode="c")
 
 
 def _fault(keys_ND: np.ndarray, values_N: np.ndarray, shape: ModelConfig, n_pair: int) -> str | None:
