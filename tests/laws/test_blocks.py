@@ -13,6 +13,7 @@ from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules.paths import use_attention
 from txl.model.activations import ACTIVATIONS, GATED
 from txl.model.feed_forward import FeedForward
+from txl.stacks.chunked import compute_in_chunks
 from txl.stacks.reversible import reversible_layers
 
 REVERSIBLE = LAYERS["reversible"]
@@ -151,7 +152,7 @@ def test_chunks_of_the_feed_forward_net_change_nothing(token_BT: Tensor, chunk: 
 
     whole = result()
     for layer in model.layers:
-        layer.ff.chunk = chunk
+        compute_in_chunks(layer.ff, chunk)
     for one, two in zip(whole, result(), strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-9)
 
@@ -160,7 +161,8 @@ def test_chunks_keep_none_of_the_inner_states() -> None:
     net = FeedForward(ModelConfig(n_token=5, d_model=8, d_inner=512))
 
     def largest(chunk: int) -> int:
-        net.chunk, sizes = chunk, [0]
+        compute_in_chunks(net, chunk)
+        sizes = [0]
         x_BTD = torch.randn(2, 24, 8).requires_grad_()
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t)
         with hooks:

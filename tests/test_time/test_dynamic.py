@@ -120,7 +120,8 @@ def test_a_cache_is_mixed_with_the_adapted_model_which_learns_as_without_it() ->
     alone, together = DynamicEvaluation(model, SGD), Mixture(DynamicEvaluation(model, SGD), [cache])
     memory, mixed_memory, state = alone.fresh_memory(2), together.fresh_memory(2), cache.fresh_state(2)
     for input_BT, target_BT, _ in cut(text(2)):
-        plain_BT, hidden_BTD, _ = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, CONTEXT)
+        hidden_BTD, _ = memory.learner(input_BT, memory.memory, CONTEXT)
+        plain_BT = memory.learner.softmax.nll(hidden_BTD, target_BT)
         expected_BT, state = cache.mixed(plain_BT, hidden_BTD, target_BT, state)
         mixed_BT, mixed_memory = together.nll(input_BT, target_BT, mixed_memory, CONTEXT)
         torch.testing.assert_close(mixed_BT, expected_BT)

@@ -16,15 +16,13 @@ from txl.config import Context
 class Span:
     """The tokens of one forward pass: `n_mem` remembered ones, then `n_new` new ones.
 
-    All positions, distances and masks are computed here. Query t has position n_mem + t, key s position s;
-    distance = query position - key position, negative for future keys.
+    Query t has position n_mem + t, key s position s; their distance is negative for keys in the future.
 
     Attributes:
         window: a query sees distances below it; -1: all.
-        since_BT: how many tokens before each query belong to the same document; it sees none before them. None: no
-            document ends in the span.
-        n_full: keys that stand together once the segment has been read to its end; 0: it has. Tables
-            of positions that are shorter than that give their rows to the last of them.
+        since_BT: how many tokens of its document stand before each query, which sees no others; None: all do.
+        n_full: keys that stand together once the segment has been read to its end; 0: it has. Tables of positions that
+            are shorter than that give their rows to the last of them.
         log_weight_BTS: logarithms of factors of the attention probabilities, which then sum to 1 again; None: all 1.
     """
 

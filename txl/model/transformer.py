@@ -18,7 +18,7 @@ from txl.ops.dropout import Dropout
 
 
 class Output(NamedTuple):
-    """Hidden states of the last layer (B, T, D), and the memory for the next segment."""
+    """Hidden states of the last layer, (B, T, D), and the memory for the next segment."""
 
     hidden_BTD: Tensor
     memory: Memory
@@ -137,27 +137,15 @@ class TransformerXL(Body):
         The input may be longer than the target (`ext_len`): targets belong to its last positions. Ids on the CPU avoid
         GPU synchronisation, see `AdaptiveSoftmax.nll`.
         """
-        nll_BT, _, memory = self.nll_and_hidden(input_BT, target_BT, memory, context, since_BT)
-        return nll_BT, memory
-
-    def nll_and_hidden(
-        self,
-        input_BT: Tensor,
-        target_BT: Tensor,
-        memory: Memory | None,
-        context: Context,
-        since_BT: Tensor | None = None,
-        *,
-        same_weight: bool = False,
-    ) -> tuple[Tensor, Tensor, Memory]:
-        """`nll`, with the hidden states (B, T, D) that the targets are predicted from between its results. For
-        `same_weight` see `AdaptiveSoftmax.nll`."""
-        # one gradient for both uses of a tied table; a GPU would sum its rows in any order
-        is_tied = not (self.config.not_tied or self.is_sharded)
-        tables = [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
+        tables = self.reused_tables()
         out: Output = self(input_BT, memory, context, since_BT, tables)
-        hidden_BTD = out.hidden_BTD[:, -target_BT.shape[1] :]
-        return self.softmax.nll(hidden_BTD, target_BT, tables, same_weight=same_weight), hidden_BTD, out.memory
+        return self.softmax.nll(out.hidden_BTD[:, -target_BT.shape[1] :], target_BT, tables), out.memory
+
+    def reused_tables(self) -> list[Tensor] | None:
+        """For `tables` of `forward` and of `softmax.nll` in a step: a tied table gets one gradient for both uses. A GPU
+        would sum its rows in any order."""
+        is_tied = not (self.config.not_tied or self.is_sharded)
+        return [] if is_tied and torch.is_grad_enabled() and self.device.type == "cpu" else None
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, (..., V), for hidden states (..., D)."""

@@ -23,6 +23,7 @@ from txl.ops.linear import linear
 from txl.ops.linear_cross_entropy import BUDGET
 from txl.runtime.distributed import Ranks, from_environment
 from txl.runtime.resources import available_bytes, resident_bytes
+from txl.stacks.chunked import compute_in_chunks
 from txl.training.config import TrainConfig
 from txl.training.optim import hidden_matrices, tensors_kept
 
@@ -156,7 +157,7 @@ def _kept_bytes(
 def _count_kept(
     layer: Any, model: TransformerXL, config: TrainConfig, context: Context, n_stream: int, dtype: torch.dtype
 ) -> int:
-    layer.ff.chunk = config.ff_chunk
+    compute_in_chunks(layer.ff, config.ff_chunk)
     device, kept = layer.attn.v_net.weight.device, dict[int, int]()
     own = {_storage(p) for p in layer.parameters()}
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from txl.config import Context
 from txl.model.memory import loss_of
 from txl.model.streams import Memory
-from txl.model.transformer import TransformerXL
+from txl.model.transformer import Output, TransformerXL
 from txl.training.label_smoothing import smoothing
 
 
@@ -32,15 +32,18 @@ class Nats(nn.Module):
         since_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Memory, Tensor | None]:
         losses, nlls, own = [], [], []
+        softmax = self.model.softmax
         since = [None] * self.n_part if since_BT is None else since_BT.chunk(self.n_part, dim=1)
         parts = zip(input_BT.chunk(self.n_part, dim=1), target_BT.chunk(self.n_part, dim=1), since, strict=False)
         for input_part, target_part, since_part in parts:
-            loss_BT, hidden_BTD, memory = self.model.nll_and_hidden(
-                input_part, target_part, memory, context, since_part, same_weight=True
-            )
+            tables = self.model.reused_tables()
+            out: Output = self.model(input_part, memory, context, since_part, tables)
+            memory = out.memory
+            hidden_BTD = out.hidden_BTD[:, -target_part.shape[1] :]
+            loss_BT = softmax.nll(hidden_BTD, target_part, tables, same_weight=True)
             nlls.append(loss_BT.detach())
             if self.label_smoothing:
-                loss_BT = loss_BT + self.label_smoothing * smoothing(self.model.softmax, hidden_BTD, target_part)
+                loss_BT = loss_BT + self.label_smoothing * smoothing(softmax, hidden_BTD, target_part)
             of_memory = loss_of(memory.states)
             if of_memory is not None:
                 own.append(of_memory.detach())

@@ -20,6 +20,7 @@ from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
 from txl.runtime.records import require_fields
+from txl.stacks.chunked import compute_in_chunks
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
@@ -68,7 +69,7 @@ class TrainState:
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
         for layer in model.layers:
             layer.recompute = config.recompute
-            layer.ff.chunk = config.ff_chunk
+            compute_in_chunks(layer.ff, config.ff_chunk)
         if config.compile:
             for layer in model.layers:
                 for part in (layer.attn, layer.ff) if model.config.reversible else (layer,):

@@ -135,7 +135,11 @@ def _fresh(model: TransformerXL, batch_size: int) -> Adapted:
 def _scored(input_BT: Tensor, target_BT: Tensor, memory: Adapted, context: Context) -> tuple[Tensor, Tensor, Adapted]:
     """Nats of each target, the hidden states they are predicted from, and the state with what `_gradients` needs."""
     with torch.enable_grad():
-        nll_BT, hidden_BTD, after = memory.learner.nll_and_hidden(input_BT, target_BT, memory.memory, context)
+        learner = memory.learner
+        tables = learner.reused_tables()
+        hidden_BTD, after = learner(input_BT, memory.memory, context, None, tables)
+        hidden_BTD = hidden_BTD[:, -target_BT.shape[1] :]
+        nll_BT = learner.softmax.nll(hidden_BTD, target_BT, tables)
     return nll_BT.detach(), hidden_BTD.detach(), memory._replace(memory=after.detached(), scored=nll_BT)
 
 
