@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.hf.models import KINDS, build, some_ids
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"
 )
+from txl.hf.linear import is_plain  # noqa: E402
 
 IDS = some_ids()
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -183,6 +185,14 @@ def test_another_kind_of_linear_layer_is_called(kind: str) -> None:
             for parameter in module.parameters():
                 parameter.data *= 2
     torch.testing.assert_close(figures(model), figures(expected))
+
+
+def test_a_weight_that_is_no_plain_tensor_is_left_to_its_layer() -> None:
+    """As torchao puts quantised ones into linear layers, and FSDP its shards."""
+    layer = nn.Linear(4, 6)
+    assert is_plain(layer, nn.Linear)
+    layer.weight = nn.Parameter(TwoTensor(torch.ones(6, 4), torch.ones(6, 4)))
+    assert not is_plain(layer, nn.Linear)
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")
         if stop_strings is None or tokenizer is None:
             return super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        others = copy.copy(generation_config)
-        others.stop_strings = None
-        criteria = super()._get_stopping_criteria(others, *args, **kwargs)
+        without_strings = copy.copy(generation_config)
+        without_strings.stop_strings = None
+        criteria = super()._get_stopping_criteria(without_strings, *args, **kwargs)
         criteria.append(StopWords(tokenizer, stop_strings))
         return criteria
 
