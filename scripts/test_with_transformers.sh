@@ -21,7 +21,7 @@ environment() { # its folder, then what pip installs
 tools=$(grep -hE '^(torch|einops|safetensors|tqdm|pytest|hypothesis)==' "$here"/requirements*.txt | tr '\n' ' ')
 torch=$(grep -E '^torch==' "$here/requirements.txt")
 # shellcheck disable=SC2086 # the words of a list
-environment "$here/.venv-transformers" $tools tensorboard matplotlib 'transformers>=5.4' accelerate sacremoses lm-eval \
+environment "$here/.venv-transformers" $tools tensorboard matplotlib 'transformers>=5.4' accelerate peft sacremoses lm-eval \
     pyarrow faiss-cpu gymnasium
 environment "$here/.venv-transformers-4" "$torch" 'numpy<2' 'transformers==4.35.2' sacremoses
 export TXL_TRANSFORMERS_4=$here/.venv-transformers-4/bin/python

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.hf.models import KINDS, build, some_ids
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; run scripts/test_with_transformers.sh"
 )
+from txl.hf.linear import is_plain  # noqa: E402
 
 IDS = some_ids()
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +105,11 @@ def test_embeddings_are_modules(kind: str) -> None:
     model = build(kind=kind)
     table, embedded_BTD = model.get_output_embeddings(), model.get_input_embeddings()(IDS)
     assert torch.equal(model(inputs_embeds=embedded_BTD).logits, model(IDS).logits)
+    words = model.transformer.word_emb
+    tables = [layer.weight for layer in words.emb_layers]
+    if len(words.emb_projs):
+        tables = [table_VE @ proj.T for table_VE, proj in zip(tables, words.emb_projs, strict=True)]
+    torch.testing.assert_close(words(torch.arange(60)), torch.cat(tables) * 4)  # the root of d_model
     assert isinstance(table, nn.Linear)
     assert model.transformer.get_input_embeddings() is model.get_input_embeddings()
     n_embedded = sum(layer.weight.numel() for layer in model.transformer.word_emb.emb_layers)
@@ -154,6 +161,38 @@ def test_adapters_in_place_of_linear_layers_train(kind: str) -> None:
     assert before[1].mean().item() == pytest.approx(losses[0], rel=1e-5)
     text_BT = model.eval().generate(IDS, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=-1)
     assert text_BT.shape == (3, 10)
+
+
+class Doubled(nn.Linear):
+    """As quantising libraries do: a kind of linear layer, computed in another way."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@of_every_kind
+def test_another_kind_of_linear_layer_is_called(kind: str) -> None:
+    def doubled(layer: nn.Linear) -> nn.Module:
+        new = Doubled(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        new.load_state_dict(layer.state_dict())
+        return new
+
+    model, expected = build(kind=kind), build(kind=kind, tie_word_embeddings=False)
+    expected.load_state_dict(model.state_dict(), strict=False)
+    replace_linears(model, doubled)
+    for module in expected.modules():
+        if isinstance(module, nn.Linear):
+            for parameter in module.parameters():
+                parameter.data *= 2
+    torch.testing.assert_close(figures(model), figures(expected))
+
+
+def test_a_weight_that_is_no_plain_tensor_is_left_to_its_layer() -> None:
+    """As torchao puts quantised ones into linear layers, and FSDP its shards."""
+    layer = nn.Linear(4, 6)
+    assert is_plain(layer, nn.Linear)
+    layer.weight = nn.Parameter(TwoTensor(torch.ones(6, 4), torch.ones(6, 4)))
+    assert not is_plain(layer, nn.Linear)
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         stop_strings, tokenizer = generation_config.stop_strings, kwargs.get("tokenizer")
         if stop_strings is None or tokenizer is None:
             return super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        others = copy.copy(generation_config)
-        others.stop_strings = None
-        criteria = super()._get_stopping_criteria(others, *args, **kwargs)
+        without_strings = copy.copy(generation_config)
+        without_strings.stop_strings = None
+        criteria = super()._get_stopping_criteria(without_strings, *args, **kwargs)
         criteria.append(StopWords(tokenizer, stop_strings))
         return criteria
 
@@ -244,14 +244,14 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         hidden_BTD, pad = out.last_hidden_state, self.config.pad_token_id
         if attention_mask is None and pad is not None and input_ids is not None:
             attention_mask = input_ids != pad
-        if attention_mask is None and pad is None and len(hidden_BTD) > 1:
+        if attention_mask is None and pad is None and hidden_BTD.shape[0] > 1:
             raise ValueError("several texts at once need attention_mask or config.pad_token_id")
-        last_B = torch.full((len(hidden_BTD),), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
+        last_B = torch.full((hidden_BTD.shape[0],), hidden_BTD.shape[1] - 1, device=hidden_BTD.device)
         if attention_mask is not None:
             is_token_BT = attention_mask[:, -hidden_BTD.shape[1] :] != 0
             place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
             last_B = place_T.where(is_token_BT, 0).amax(1)
-        logits = self.score(hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), last_B])
+        logits = self.score(hidden_BTD[torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device), last_B])
         loss = None if labels is None else self._loss(logits, labels)
         output = TransfoXLSequenceClassifierOutputWithPast(loss, logits, out.mems, out.hidden_states, out.attentions)
         return output if self._asked(return_dict, "return_dict") else output.to_tuple()

@@ -6,16 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def is_plain(layer: nn.Module, kind: type[M]) -> TypeGuard[M]:
     """True if a call of a layer does nothing but what its class does: no adapter, quantised or pruned layer has taken
-    its place, and nothing watches it. Only then may its weights be used without a call."""
+    its place, its weights are no quantised or sharded tensors, and nothing watches it. Only then may its weights be
+    used without a call."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     is_watched = any(hooks) or torch_module._has_any_global_hook() or "forward" in vars(layer)
-    return type(layer) is kind and not is_watched
+    if type(layer) is not kind or is_watched:
+        return False
+    return not any(map(is_traceable_wrapper_subclass, layer.parameters(recurse=False)))
 
 
 def part_of_linear(layer: nn.Module, x: Tensor, first: int, last: int) -> Tensor:

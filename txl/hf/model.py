@@ -213,7 +213,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         memory, hids, attentions = [], [], []
         for i, layer in enumerate(self.layers):
             h_BTD = h_BTD if padding is None else padding.zeroed(h_BTD)
-            mem_BMD = h_BTD[:, :0] if mems is None else mems[i].transpose(0, 1)
+            mem_BMD = h_BTD[:, :0] if mems is None else mems[i].transpose(0, 1).to(h_BTD.dtype)
             hids.append(h_BTD)
             memory.append(self._remembered(mem_BMD, h_BTD))
             h_BTD, prob_BNTS = layer(h_BTD, mem_BMD, feats_SD, span, output_attentions)
@@ -222,6 +222,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
     def _remembered(self, mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
         """The last `mem_len` of [memory, segment], (mem_len, B, D)."""
-        both_BSD = torch.cat([mem_BMD.to(h_BTD.dtype), h_BTD.detach()], dim=1)
+        both_BSD = torch.cat([mem_BMD, h_BTD], dim=1).detach()
         kept_BMD = both_BSD[:, -self.mem_len :] if self.mem_len else both_BSD[:, :0]
         return kept_BMD.transpose(0, 1)
