@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl.model.body import Body
 from txl.runtime.distributed import is_in_shards
 from txl.training.config import TrainConfig
 from txl.training.optimizers import Lamb, Muon
@@ -26,7 +27,7 @@ class Optimizers:
 
     Args:
         named: the parameters by name; the saved state uses the same names.
-        matrices: those of them that muon updates, see `Body.hidden_matrices`.
+        matrices: those of them that muon updates, see `matrices_of_muon`.
     """
 
     def __init__(
@@ -102,6 +103,18 @@ class Optimizers:
                     optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
         if left:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
+
+
+def matrices_of_muon(model: Body, config: TrainConfig) -> list[Tensor]:
+    """The matrices that Muon updates: those that mix features of hidden states, and with `muon_positions` those of the
+    position encodings."""
+    matrices = model.hidden_matrices()
+    if config.muon_positions:
+        known = set(matrices)
+        inside = [module for layer in model.layers for module in layer.attn.pos.modules()]
+        weights = [module.weight for module in inside if isinstance(module, nn.Linear)]
+        matrices += [weight for weight in dict.fromkeys(weights) if weight not in known]
+    return matrices
 
 
 def tensors_kept(
