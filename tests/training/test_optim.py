@@ -133,7 +133,7 @@ def test_muon_is_pytorchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch
 def test_muon_turns_what_mixes_features_of_hidden_states(
     position: dict[str, Any], with_positions: bool, of_positions: list[str]
 ) -> None:
-    """Not what an encoding multiplies with features of positions, unless asked, nor vectors, tables, gates, memories."""
+    """Not what encodings multiply with features of positions, unless asked; nor vectors, tables, gates, memories."""
     shape = {"n_token": 20, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "memory": "neural"}
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
     config = TrainConfig(optim="muon", muon_positions=with_positions)
