@@ -54,7 +54,6 @@ class TrainConfig(Checked):
     draw_mem_len: int = option(
         0,
         "draw the length of the memory anew every so many updates, from 0 to --mem_len (0: it is always --mem_len)",
-        when=("mem_len",),
         minimum=0,
     )
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
