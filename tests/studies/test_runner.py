@@ -24,7 +24,7 @@ from txl.studies.__main__ import main
 from txl.studies.checks import require_texts
 from txl.studies.columns import expected_columns
 from txl.studies.plan import Study, Task, read_study
-from txl.studies.results import RunFigures, tokens_until
+from txl.studies.results import RunFigures, best_row, tokens_until
 from txl.studies.runner import TaskError, keeps_losses, run_study
 from txl.studies.search import next_value
 from txl.training.step import TrainState
@@ -262,6 +262,23 @@ def test_a_contrast_that_never_comes_is_refused_before_the_first_training(progra
     assert programs.called == []
     assert not Path("out").exists()
     assert study(STUDY + CONTRAST) == 0
+
+
+def test_the_best_memory_is_chosen_on_valid_and_read_on_test() -> None:
+    def row(split: str, mem_len: int, nats: float) -> dict[str, Any]:
+        return {"split": split, "tgt_len": 4, "mem_len": mem_len, "added": "", "nats_per_token": nats}
+
+    rows = [row("valid", 0, 5.0), row("valid", 8, 4.0), row("test", 0, 3.0), row("test", 8, 3.5)]
+    assert best_row(rows) == rows[3]
+    assert best_row(rows[2:]) is None
+    assert best_row(rows[:2]) is None
+
+
+def test_a_contrast_may_be_of_the_best_memory(programs: Programs) -> None:
+    text = STUDY.replace('split = "test"', "") + '[best]\nown = "test"\n' + CONTRAST.replace("test, mem_len 8", "own")
+    assert study(text, "--report_only") == 0
+    with pytest.raises(UsageError, match="'owm': no such column; it begins with one of test, own"):
+        study(text.replace('"own"]', '"owm"]'))
 
 
 @pytest.mark.parametrize(

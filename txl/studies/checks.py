@@ -54,7 +54,8 @@ def columns_of_run(study: Study, run: str) -> list[str]:
         return both if texts is None else [split for split in both if texts.is_there(split)]
 
     evaluations = study.evaluations.items()
-    return [column for name, flags in evaluations for column in expected_columns(name, flags, held_out)]
+    columns = [column for name, flags in evaluations for column in expected_columns(name, flags, held_out)]
+    return [*columns, *study.best]
 
 
 def _texts_of(flags: Flags, place: str) -> Texts | None:

@@ -119,5 +119,5 @@ def readings_made(study: Study, contrast: Contrast, runs: Path) -> int:
         if not columns:
             continue
         made = finished(task).get("evaluations", {})
-        n_made += sum(any(f"{column}, ".startswith(f"{name}, ") for name in made) for column in columns)
+        n_made += sum(study.evaluation_of(column) in made for column in columns)
     return n_made

@@ -65,6 +65,8 @@ class Study:
         own_seeds: the seeds of variants that do not have those of the study.
         reruns: seeds of variants that are trained a second time, last of all: how far a training is the same again.
         search: None: the flags are as given.
+        best: columns by the name of an evaluation of valid and test: what test has at the lengths that are best on
+            valid, chosen for each training.
     """
 
     name: str
@@ -78,10 +80,21 @@ class Study:
     own_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     reruns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     search: Search | None = None
+    best: Mapping[str, str] = field(default_factory=dict)
+
+    def evaluation_of(self, column: str) -> str | None:
+        """The name of the evaluation that gives a column; None: none does."""
+        return evaluation_of(column, self.evaluations, self.best)
 
     def seeds_of(self, variant: str) -> tuple[int, ...]:
         """The seeds that a variant is trained with."""
         return self.own_seeds.get(variant, self.seeds)
+
+
+def evaluation_of(column: str, evaluations: Iterable[str], best: Mapping[str, str]) -> str | None:
+    """See `Study.evaluation_of`."""
+    names = [name for name in evaluations if f"{column}, ".startswith(f"{name}, ")]
+    return best.get(column) or max(names, key=len, default=None)
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,7 @@ def read_study(path: Path) -> Study:
         [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
         [search]                  of = "lr"     factor = 2     seed = 101     [search.train]: flags of short trainings
         [reruns]                  "memory 64" = [1]: seeds that are trained once more
+        [best]                    COLUMN = "test": the lengths of that evaluation that are best on valid, read on test
 
     Raises:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
@@ -126,7 +140,7 @@ def read_study(path: Path) -> Study:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     known = {"title": str, "seeds": list, "baseline": str, "metric": str}
-    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns"), dict)
+    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict)
     for name, value in content.items():
         require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
         require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
@@ -146,13 +160,16 @@ def read_study(path: Path) -> Study:
         require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
     baseline = content.get("baseline", next(iter(variants)))
     require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
+    best = _best(path, content.get("best", {}), evaluations)
     contrasts = {
-        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations)
+        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations, best)
         for name, table in content.get("contrasts", {}).items()
     }
     search = _search(path, content["search"], variants) if "search" in content else None
     title = content.get("title", path.stem)
-    study = Study(path.stem, title, seeds, variants, evaluations, baseline, metric, contrasts, own_seeds, {}, search)
+    study = Study(
+        path.stem, title, seeds, variants, evaluations, baseline, metric, contrasts, own_seeds, {}, search, best
+    )
     for name, contrast in contrasts.items():
         sides = {run for run, _ in (*contrast.of, *contrast.against)}
         common = set.intersection(*(set(study.seeds_of(run)) for run in sides))
@@ -196,7 +213,19 @@ def _reruns(path: Path, table: Mapping[str, Any], study: Study) -> dict[str, tup
     return found
 
 
-def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str]) -> Contrast:
+def _best(path: Path, table: Mapping[str, Any], evaluations: Mapping[str, Flags]) -> dict[str, str]:
+    for column, name in table.items():
+        place = f"{path}: best: {column}"
+        require(name in evaluations, f"{place}: {name!r}: no such evaluation; there are {', '.join(evaluations)}")
+        require(column not in evaluations, f"{place}: is the name of an evaluation too; rename one of them")
+        both = evaluations[name].get("split", "all") == "all" and "text" not in evaluations[name]
+        require(both, f"{place}: {name}: the best on valid is read on test; evaluate both, without split")
+    return dict(table)
+
+
+def _contrast(
+    place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str], best: Mapping[str, str]
+) -> Contrast:
     hints = dict.fromkeys(Contrast._fields, list[list[str]])
     try:
         fields = require_fields(table, hints)
@@ -207,8 +236,9 @@ def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable
     require(good, f'{place}: give of = [["run", "column"], ...], and against with as many')
     for run, column in (*of, *against):
         require(run in runs, f"{place}: {run!r}: no such run; there are {', '.join(runs)}")
-        is_there = any(f"{column}, ".startswith(f"{name}, ") for name in evaluations)
-        require(is_there, f"{place}: {column!r}: no such column; it begins with one of {', '.join(evaluations)}")
+        is_there = evaluation_of(column, evaluations, best) is not None
+        known = ", ".join([*evaluations, *best])
+        require(is_there, f"{place}: {column!r}: no such column; it begins with one of {known}")
     return Contrast(*(tuple((run, column) for run, column in side) for side in (of, against)))
 
 

@@ -34,6 +34,7 @@ class RunFigures:
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
         remembered: numbers in the memory of a stream in training, once full, in all layers.
         operations: multiplications and additions of the training.
+        chosen: the memory lengths that were best on valid, by column of `Study.best`.
         is_rerun: the second training with this seed.
         day: when it began, as 2026-11-25, by universal time.
     """
@@ -55,6 +56,7 @@ class RunFigures:
     distances: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     processor: str | None = None
     validated: tuple[int, str, int] = (0, "", 0)
+    chosen: dict[str, int] = field(default_factory=dict)
     is_rerun: bool = False
     day: str = ""
 
@@ -108,6 +110,19 @@ def _columns(evaluations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return columns
 
 
+def best_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Of the rows of an evaluation of valid and test that of test at the lengths that are best on valid."""
+    valid = [row for row in rows if row["split"] == "valid"]
+    if not valid:
+        return None
+    best = min(valid, key=lambda row: row["nats_per_token"])
+    same = [row for row in rows if row["split"] == "test" and all(row[key] == best[key] for key in _LENGTHS)]
+    return dict(same[0]) if same else None
+
+
+_LENGTHS = ("tgt_len", "mem_len", "added")
+
+
 def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFigures:
     path = task.folder / "run" / RECORDS
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -117,7 +132,10 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
     n_step = train[-1]["step"] if train else 0
     valid = [record for record in records if record["kind"] == "valid"]
     peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
-    rows, n_token = _columns(evaluations), max((record.get("tokens", 0) for record in train + valid), default=0)
+    rows = _columns(evaluations)
+    chosen = {column: best_row(evaluations[name]["rows"]) for column, name in study.best.items()}
+    rows |= {column: row for column, row in chosen.items() if row is not None}
+    n_token = max((record.get("tokens", 0) for record in train + valid), default=0)
     per_token = starts[0].get("flops_per_token")
     return RunFigures(
         task.seed,
@@ -137,6 +155,7 @@ def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFig
         distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
         validated=_validated(starts[0], valid),
+        chosen={column: row["mem_len"] for column, row in chosen.items() if row is not None},
         is_rerun=task.is_rerun,
         day=time.strftime("%Y-%m-%d", time.gmtime(starts[0].get("time/unix_s", 0))),
     )
