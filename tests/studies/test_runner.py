@@ -402,6 +402,8 @@ def test_the_next_value_of_a_search() -> None:
 
 def test_a_second_training_with_the_same_seed_is_a_part_of_the_spread(programs: Programs) -> None:
     programs.again = 0.25
+    assert study(STUDY + "[reruns]\nlarge = [2]\n", "--seeds", "1", "2", "3") == 0
+    assert programs.called.count("train large 2") == 1  # on another day
     assert study(STUDY + "[reruns]\nlarge = [2]\n") == 0
     assert programs.called[-2:] == ["train large 2", "eval large 2"]
     table = Path("out/table.md").read_text()

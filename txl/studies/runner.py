@@ -42,7 +42,7 @@ class TaskError(Exception):
 
 
 class Choice(NamedTuple):
-    """Which trainings of a study are done now; empty: all.
+    """Which trainings of a study are done now; empty: all. Second ones are left for a day on which all are.
 
     Attributes:
         variants, seeds: their names and seeds.
@@ -53,6 +53,8 @@ class Choice(NamedTuple):
 
     def holds(self, task: Task) -> bool:
         """Whether a training is one of them."""
+        if task.is_rerun:
+            return self == ALL
         is_named = not self.variants or task.variant in self.variants
         return is_named and (not self.seeds or task.seed in self.seeds)
 
