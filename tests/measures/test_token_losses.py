@@ -41,6 +41,7 @@ def test_every_token_has_the_nats_of_a_plain_loop(context: Context, tmp_path: Pa
     found = watched(model, context)
     write_losses(tmp_path / "losses.npz", [found, found], weights="abc")
     _, found = read_losses(tmp_path / "losses.npz")
+    assert found.how == {"weights": "abc"}
     expected = nats_by_the_book(model, context)
     assert (found.split, found.context["mem_len"], found.ids_N.tolist()) == ("test", context.mem_len, IDS.tolist())
     assert np.isnan(found.nats_N[0])

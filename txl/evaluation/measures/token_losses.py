@@ -3,7 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -32,6 +32,7 @@ class TokenLosses:
         nats_N: minus the log-likelihood of each, float32; NaN of those that were not scored, as the first.
         visible_N: tokens of its own segment that a token is predicted from, 1 to tgt_len; 0 of those that were not
             scored. The memory stands before them.
+        how: what else the file says of the evaluation, such as the digest of the weights.
     """
 
     split: str
@@ -40,6 +41,7 @@ class TokenLosses:
     ids_N: np.ndarray
     nats_N: np.ndarray
     visible_N: np.ndarray
+    how: dict[str, Any] = field(default_factory=dict)
 
 
 class TokenLossWatch:
@@ -107,6 +109,7 @@ def read_losses(path: Path) -> list[TokenLosses]:
             about = json.loads(arrays["about"].tobytes())
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']}, not {FORMAT}")
+            how = {name: value for name, value in about.items() if name not in ("format", "rows")}
             return [
                 TokenLosses(
                     row["split"],
@@ -115,6 +118,7 @@ def read_losses(path: Path) -> list[TokenLosses]:
                     arrays[f"ids_{row['split']}"],
                     arrays[f"nats_{i}"],
                     arrays[f"visible_{i}"],
+                    how,
                 )
                 for i, row in enumerate(about["rows"])
             ]
