@@ -85,6 +85,7 @@ def option(
     flag: bool = True,
     section: str = "",
     when: tuple[str, ...] = (),
+    repeats: bool = False,
     **bounds: Unpack[Limits],
 ) -> Any:
     """A dataclass field with help text and bounds.
@@ -94,9 +95,10 @@ def option(
         section: title in --help of this field and those after it.
         when: (another field, values of it): the flag has no effect otherwise, and is refused; no values: any but the
             default.
+        repeats: a flag of several values that is given twice has the values of both; else those of the last.
         bounds: of a number, or of each number of a tuple; None is not checked.
     """
-    metadata = {"help": help, "flag": flag, "section": section, "when": when, "bounds": bounds}
+    metadata = {"help": help, "flag": flag, "section": section, "when": when, "repeats": repeats, "bounds": bounds}
     return field(default=default, metadata=metadata)
 
 

@@ -6,10 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.cli.conftest import Here, change_weights, config_of, pointed
+from txl.evaluation.measures.token_losses import read_losses
 from txl.evaluation.plots import _apart, run_names
 from txl.ops.linear import Linear
 from txl.ops.packed import PackedLinear
@@ -39,6 +41,15 @@ def test_every_token_but_the_first_is_counted_and_the_batch_size_changes_no_loss
         assert row["bytes"] == row["characters"] == len(file) - missing
         assert (row["words"], row["lines"]) == (len(words) - 1, file.count("\n"))
     assert [row["nats"] for row in many] == pytest.approx([row["nats"] for row in one], rel=1e-5)
+
+
+def test_an_evaluation_keeps_what_it_sums(here: Here) -> None:
+    rows = here.rows("eval --mem_len 0 5 --token_losses kept/losses.npz")
+    kept = read_losses(Path("kept/losses.npz"))
+    assert [(one.split, one.context["mem_len"]) for one in kept] == [(row["split"], row["mem_len"]) for row in rows]
+    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx([row["nats"] for row in rows])
+    assert [int((one.visible_N > 0).sum()) for one in kept] == [row["tokens"] for row in rows]
+    assert "end its name in .npz" in here.refused("eval --token_losses losses.json")
 
 
 def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_again(here: Here) -> None:

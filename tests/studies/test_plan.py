@@ -97,6 +97,19 @@ BAD = {
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = []": "contrasts.x: give of =",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": "'b': no such run; there are a",
     "[runs.a]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['a', 'valido']]": "'valido': no such column",
+    "[runs.a]\nseeds = []": "runs: a: seeds: give whole numbers",
+    "[runs.a]\n[search]\nfactor = 1": "search.factor 1: must be above 1",
+    "[runs.a]\n[search]\nto = 'lr'": "search.to: no such part; there are of, factor, seed, train",
+    "[runs.a]\n[search]\nseed = 'x'": "search.seed: 'x': must be of type int",
+    "[runs.a]\n[search]": "runs: a: lr: give the first value of the search",
+    "[runs.a]\nlr = 1\n[search.train]\nseed = 3": "search.train: seed: the runner sets this",
+    "[runs.a]\n[reruns]\nb = [1]": "reruns: b: no such run; there are a",
+    "[runs.a]\n[reruns]\na = [2]": "reruns: a: 2: none of its seeds",
+    "[runs.a]\n[best]\nx = 'test'": "best: x: 'test': no such evaluation; there are valid",
+    "[runs.a]\n[best]\nx = 'valid'": "best: x: valid: the best on valid is read on test",
+    "[runs.a]\nseeds = [1]\n[runs.b]\nseeds = [2]\n[contrasts.x]\nof = [['a', 'valid']]\nagainst = [['b', 'valid']]": (
+        "contrasts.x: a, b: have no seed in common"
+    ),
     "[runs.a]\n[evaluations.'a b']\n[evaluations.a_b]": "'a b' and 'a_b' have one folder",
 }
 

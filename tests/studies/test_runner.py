@@ -24,9 +24,12 @@ from txl.config import UsageError
 from txl.runtime.lock import Lock
 from txl.studies import picture, report, runner
 from txl.studies.__main__ import main
-from txl.studies.plan import Task, read_study
-from txl.studies.results import RunFigures, tokens_until
-from txl.studies.runner import TaskError, run_study
+from txl.studies.checks import require_texts
+from txl.studies.columns import expected_columns
+from txl.studies.plan import Study, Task, read_study
+from txl.studies.results import RunFigures, best_row, tokens_until
+from txl.studies.runner import TaskError, keeps_losses, run_study
+from txl.studies.search import next_value
 from txl.training.step import TrainState
 
 STUDY = """
@@ -74,17 +77,29 @@ class Programs:
         """Tokens that a validation scores, by variant."""
         self.dataset: dict[str, str] = {}
         """What a token is, by variant."""
-        self.fail = self.without = ""
-        """A call that fails; a variant and seed whose perplexity is beyond all numbers."""
+        self.fail = self.without = self.diverges = ""
+        """A call that fails; a variant and seed whose perplexity is beyond all numbers; a training that diverges."""
+        self.kept: list[str] = []
+        """Files of the losses of tokens."""
+        self.best_rate: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
+        """The best learning rate of a variant; those of trainings."""
+        self.again = 0.0
+        """By how much a second training is worse."""
 
     def __call__(self, task: Task, line: list[str], **_: Any) -> None:
         name, run, call = line[0], Path(line[2]), f"{line[0]} {task.variant} {task.seed}"
         if call == self.fail:
             raise TaskError("the disk is full")
         self.called.append(call)
+        if name == "train" and task.variant == self.diverges:
+            raise TaskError("txl train: step 1, epoch 1, segment 1: the loss is not finite on rank 0; lower --lr")
         if name == "train":
             run.mkdir()
-            nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed
+            nats = 5.0 - 0.1 * (task.variant == "large") + 0.001 * task.seed + self.again * task.is_rerun
+            if self.best_rate:
+                self.rates[f"{task.variant} {task.seed}"] = task.flags["lr"]
+                nats = 5.0 + abs(math.log(task.flags["lr"] / self.best_rate[task.variant.split(",")[0]]))
             data = {"dataset": self.dataset.get(task.variant, "text")}
             lines: list[dict[str, Any]] = [{"kind": "start", "parameters": 1000, "data": data, **self.start}]
             for step in (2, 4):
@@ -96,6 +111,7 @@ class Programs:
                     lines[-1]["scored_tokens"] = self.scored[task.variant]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         else:
+            self.kept += [line[line.index("--token_losses") + 1]] if "--token_losses" in line else []
             nats = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["valid/nll_nats"]
             row = {"split": "test", "tgt_len": 4, "added": "", "nats_per_token": nats, "bits_per_byte": None}
             row["perplexity"] = None if call == f"eval {self.without}" else math.exp(nats)
@@ -105,9 +121,16 @@ class Programs:
             Path(line[4]).write_text(json.dumps({"rows": rows}))
 
 
+def write_splits(folder: Path, names: tuple[str, ...] = ("train", "valid", "test")) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / f"{name}.txt").write_text(" a text\n")
+
+
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     monkeypatch.chdir(tmp_path)
+    write_splits(Path("data/wikitext-103"))
     programs = Programs()
     monkeypatch.setattr(runner, "_program", programs)
     monkeypatch.setattr(report, "write_pictures", lambda *_: [])  # each of them takes a second
@@ -221,6 +244,184 @@ def test_a_typo_is_found_before_the_first_training(programs: Programs) -> None:
     with pytest.raises(UsageError, match="runs: large: --d_model 31: must be even"):
         study(STUDY.replace("d_model = 32", "d_model = 31"))
     assert programs.called == []
+
+
+CONTRAST = """
+[contrasts.size]
+of = [["large", "test, mem_len 8"]]
+against = [["small", "test, mem_len 8"]]
+"""
+
+
+def test_a_contrast_that_never_comes_is_refused_before_the_first_training(programs: Programs) -> None:
+    wrong = CONTRAST.replace('"small", "test, mem_len 8"', '"small", "test, mem_len 64"')
+    with pytest.raises(UsageError, match=r"contrasts.size: 'test, mem_len 64': no such column of 'small'; there are"):
+        study(STUDY + wrong)
+    both = STUDY.replace('split = "test"', "") + CONTRAST.replace("test, mem", "test, test, mem")
+    Path("data/wikitext-103/valid.txt").rename("valid.txt")
+    with pytest.raises(UsageError, match=r"valid.txt: no such file"):
+        study(both)
+    Path("valid.txt").rename("data/wikitext-103/valid.txt")
+    assert programs.called == []
+    assert not Path("out").exists()
+    assert study(STUDY + CONTRAST) == 0
+
+
+def test_the_best_memory_is_chosen_on_valid_and_read_on_test() -> None:
+    def row(split: str, mem_len: int, nats: float) -> dict[str, Any]:
+        return {"split": split, "tgt_len": 4, "mem_len": mem_len, "added": "", "nats_per_token": nats}
+
+    rows = [row("valid", 0, 5.0), row("valid", 8, 4.0), row("test", 0, 3.0), row("test", 8, 3.5)]
+    assert best_row(rows) == rows[3]
+    assert best_row(rows[2:]) is None
+    assert best_row(rows[:2]) is None
+
+
+def test_a_contrast_may_be_of_the_best_memory(programs: Programs) -> None:
+    text = STUDY.replace('split = "test"', "") + '[best]\nown = "test"\n' + CONTRAST.replace("test, mem_len 8", "own")
+    assert study(text, "--report_only") == 0
+    with pytest.raises(UsageError, match="'owm': no such column; it begins with one of test, own"):
+        study(text.replace('"own"]', '"owm"]'))
+
+
+@pytest.mark.parametrize(
+    ("flags", "columns"),
+    [
+        ({}, ["one, valid", "one, test"]),
+        ({"split": "test", "mem_len": [8, 8]}, ["one"]),
+        ({"split": "test", "mem-len": [0, 8]}, ["one, mem_len 0", "one, mem_len 8"]),
+        ({"split": "test", "cache_size": 10}, ["one, plain", "one, cache"]),
+        ({"text": "a.txt", "tgt_len": [2, 4]}, ["one, tgt_len 2", "one, tgt_len 4"]),
+    ],
+)
+def test_columns_are_known_before_the_evaluation(flags: dict[str, Any], columns: list[str]) -> None:
+    assert expected_columns("one", flags, lambda: ("valid", "test")) == columns
+
+
+def test_a_text_that_is_missing_is_named_before_the_first_training(programs: Programs) -> None:
+    elsewhere = STUDY.replace("d_model = 32", 'd_model = 32\ndata = "nowhere"')
+    scored = STUDY.replace('split = "test"', 'text = "my.txt"')
+    cases = {"runs: large: nowhere: no such folder": elsewhere, "evaluations: test: my.txt: no such file": scored}
+    for why, text in cases.items():
+        with pytest.raises(UsageError, match=why):
+            study(text)
+    Path("data/wikitext-103/test.txt").unlink()
+    with pytest.raises(UsageError, match=r"evaluations: test: .*test.txt: no such file"):
+        study()
+    assert programs.called == []
+    for later in ('data = "https://example.org/text"', 'init_from = "model"', 'dataset = "pydoc"\ndata = "docs"'):
+        require_texts(plan_of(STUDY.replace("[train]", f"[train]\n{later}").replace('split = "test"', "")))
+
+
+def plan_of(text: str) -> Study:
+    Path("mine.toml").write_text(text)
+    return read_study(Path("mine.toml"))
+
+
+def test_a_part_of_a_study_is_trained_alone(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study(STUDY, "--only", "small", "--seeds", "2", "3") == 0
+    assert programs.called == [f"{program} small {seed}" for seed in (2, 3) for program in ("train", "eval")]
+    assert "| large | 0 |" in capsys.readouterr().out
+    programs.called.clear()
+    assert study(STUDY, "--only", "large", "--only", "small", "--seeds", "1") == 0
+    assert programs.called == [f"{program} {name} 1" for name in ("small", "large") for program in ("train", "eval")]
+    with pytest.raises(UsageError, match="--only tiny: no such row; there are small, large"):
+        study(STUDY, "--only", "tiny")
+    with pytest.raises(UsageError, match="--seeds 9: no such seed; the study has 1, 2, 3"):
+        study(STUDY, "--seeds", "9")
+
+
+def test_what_is_evaluated_keeps_the_loss_of_each_token(programs: Programs) -> None:
+    """But where tokens have no place in a split."""
+    assert study() == 0
+    assert {Path(name).name for name in programs.kept} == {"test.npz"}
+    assert keeps_losses({"split": "test", "convention": "original"}, {})
+    assert not keeps_losses({"convention": "original"}, {"dataset": "lm1b"})
+    assert not keeps_losses({"text": "my.txt"}, {})
+
+
+def test_contrasts_are_fixed_before_their_first_reading(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is changed or added later is exploratory; one that is taken out stays."""
+    early = STUDY.replace("[1, 2, 3]", "[1, 2]")
+    assert study(early + CONTRAST.replace("size", "other"), "--report_only") == 0
+    assert study(early + CONTRAST) == 0
+    fixed = json.loads(Path("out/contrasts.json").read_text())
+    assert [(one["name"], one["readings"]) for one in fixed["contrasts"]] == [("size", 0)]
+    assert json.loads(Path("out/study.json").read_text())["contrasts"]["digest"] == fixed["digest"]
+    assert "1 of 1 contrasts were fixed" in capsys.readouterr().out
+    other = CONTRAST.replace("mem_len 8", "mem_len 0")
+    assert study(STUDY + other) == 0
+    table = Path("out/table.md").read_text()
+    lines = {line.split(" | ")[-1].strip(" |"): line for line in table.splitlines() if line.startswith("| size")}
+    assert list(lines) == ["exploratory", "better; no longer in the study file"]
+    assert "corrected for the 1 comparisons" in table
+    assert json.loads(Path("out/contrasts.json").read_text())["digest"] == fixed["digest"]
+    assert study(STUDY + CONTRAST) == 0
+    assert "| better |" in Path("out/table.md").read_text()
+    path = Path("out/contrasts.json")
+    path.write_text(path.read_text().replace("mem_len 8", "mem_len 0"))
+    with pytest.raises(UsageError, match=r"contrasts.json: damaged or changed"):
+        study(STUDY + CONTRAST)
+
+
+SEARCH = """
+[search]
+factor = 2
+[search.train]
+max_step = 2
+"""
+
+
+def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
+    """Until the best has a worse one on both sides; trainings that diverge are the worst."""
+    text = STUDY.replace("max_step = 4", "max_step = 4\nlr = 0.01") + SEARCH
+    programs.best_rate = {"small": 0.01, "large": 0.04}
+    programs.diverges = "large, lr 0.08"
+    assert study(text, "--seeds", "1") == 0
+    tried = [call.removeprefix("train ") for call in programs.called if ", lr" in call]
+    small = [f"small, lr {lr} 101" for lr in (0.01, 0.005, 0.02)]
+    assert tried == [*small, *(f"large, lr {lr} 101" for lr in (0.01, 0.005, 0.02, 0.04, 0.08))]
+    assert (programs.rates["small 1"], programs.rates["large 1"]) == (0.01, 0.04)
+    programs.called.clear()
+    programs.diverges = ""
+    assert study(text, "--report_only") == 0
+    assert study(text, "--seeds", "2") == 0
+    assert [call for call in programs.called if ", lr" in call] == []
+    assert programs.rates["large 2"] == 0.04
+    content = json.loads(Path("out/study.json").read_text())
+    tried: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
+    tried = {lr: pytest.approx(loss) for lr, loss in tried.items()} | {"0.08": None}
+    assert content["search"]["large"] == {"lr": 0.04, "tried": tried}
+    assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
+
+
+def test_the_next_value_of_a_search() -> None:
+    assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0}) == 0.25
+    assert next_value(1.0, 2.0, {1.0: 3.0, 0.5: 2.0, 2.0: 9.0, 0.25: 2.5}) is None
+    assert next_value(1.0, 2.0, dict.fromkeys([1.0, 0.5, 2.0], math.inf)) is None
+    rising = {1.0 * 2**n: -n for n in range(-1, 6)}
+    assert next_value(1.0, 2.0, rising) is None  # enough is tried
+
+
+def test_a_second_training_with_the_same_seed_is_a_part_of_the_spread(programs: Programs) -> None:
+    programs.again = 0.25
+    assert study(STUDY + "[reruns]\nlarge = [2]\n", "--seeds", "1", "2", "3") == 0
+    assert programs.called.count("train large 2") == 1  # on another day
+    assert study(STUDY + "[reruns]\nlarge = [2]\n") == 0
+    assert programs.called[-2:] == ["train large 2", "eval large 2"]
+    table = Path("out/table.md").read_text()
+    assert "| large | 3 + 1 again |" in table
+    assert "large, seed 2, was trained on 1970-01-01 and again on 1970-01-01: at most +0.2500 nats" in table
+    (header, *_), content = rows_of_csv("table"), json.loads(Path("out/study.json").read_text())
+    assert header[-4:] == ["seed 1", "seed 2", "seed 3", "seed 2 again"]
+    assert content["reruns"][0]["differences"]["test, mem_len 8"] == pytest.approx(0.25)
+    assert content["comparisons"][0]["spread"] > 0.05
+
+
+def test_a_row_may_have_seeds_of_its_own(programs: Programs) -> None:
+    assert study(STUDY.replace("d_model = 32", "d_model = 32\nseeds = [1, 7]")) == 0
+    assert [call for call in programs.called if call.startswith("train large")] == ["train large 1", "train large 7"]
+    assert [line[2] for line in rows_of_csv("comparisons")[1:]] == ["1", "1"]
 
 
 @pytest.mark.parametrize(("n_large", "dataset"), [(640, "text"), (64, "text"), (640, "bpe")])

@@ -3,14 +3,18 @@
 import itertools
 import math
 import random
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from txl.studies.contrasts import Noted
 from txl.studies.picture import draw
 from txl.studies.plan import Contrast, Study
 from txl.studies.results import Row, RunFigures, compared
-from txl.studies.statistics import Comparison, corrected, paired
+from txl.studies.statistics import Comparison, comparison, corrected, detectable, estimate
 from txl.studies.tables import Table, as_latex, as_markdown, comparisons_table
 
 STUDY = Study("s", "S", (1, 2, 3), {"base": {}, "other": {}}, {}, "base")
@@ -24,23 +28,118 @@ def row(name: str, nats: dict[int, float], columns: tuple[str, ...] = ("a",), so
     return Row(name, name, source, [figures(seed, x) for seed, x in nats.items()])
 
 
-def test_intervals_and_p_values_are_those_of_scipy() -> None:
+BLOCKS = {"a": [9.3, 9.4, 9.6, 10.0], "b": [9.4, 9.3, 9.8, 9.9], "c": [9.2, 9.4, 9.5, 9.7], "d": [9.7, 9.6, 10.0, 10.2]}
+"""Hardness by four tips (arms) on four metal coupons, randomised blocks of Montgomery, Design and Analysis of
+Experiments: the mean square of the error is 0.0089 with 9 degrees of freedom."""
+
+
+def cells(losses: Mapping[str, Sequence[float]]) -> dict[tuple[str, int], list[float]]:
+    return {(arm, seed): [loss] for arm, values in losses.items() for seed, loss in enumerate(values)}
+
+
+def as_noted(name: str, contrast: Contrast) -> Noted:
+    of, against = ([list(reading) for reading in side] for side in contrast)
+    return Noted(name, of, against, "perplexity", readings=0, day="2026-01-01")
+
+
+def test_two_arms_are_students_paired_test() -> None:
     from scipy.stats import ttest_rel  # here: it takes a second to import
 
     dice = random.Random(3)
     ours, theirs = ([dice.gauss(5, 0.1) for _ in range(5)] for _ in range(2))
-    found = paired("x", "a", [a - b for a, b in zip(ours, theirs, strict=True)])
+    found = comparison("x", "a", 5, estimate(cells({"ours": ours, "theirs": theirs}), {"ours": 1, "theirs": -1}))
     expected = ttest_rel(ours, theirs)
     interval = expected.confidence_interval(0.95)
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
+    assert found.freedom == 4
+
+
+def test_the_spread_is_pooled_as_in_a_textbook() -> None:
+    found = estimate(cells(BLOCKS), {"d": 1, "b": -1})
+    assert found is not None
+    assert (found.difference, found.freedom) == (pytest.approx(9.875 - 9.6), 9)
+    assert found.spread**2 == pytest.approx(0.0089, abs=5e-5)
+    assert found.error == pytest.approx(found.spread * math.sqrt(2 / 4))
+
+
+def test_the_spread_is_that_of_a_plain_loop() -> None:
+    """Of the residuals around means of arm and of seed, in full tables."""
+    dice = random.Random(5)
+    losses = {arm: [dice.gauss(0, 1) + 3 * seed for seed in range(4)] for arm in "abcde"}
+    total = statistics.fmean(loss for values in losses.values() for loss in values)
+    squares = 0.0
+    for values in losses.values():
+        for seed, loss in enumerate(values):
+            of_seed = statistics.fmean(other[seed] for other in losses.values())
+            squares += (loss - statistics.fmean(values) - of_seed + total) ** 2
+    found = estimate(cells(losses), {"a": 1, "b": -0.5, "c": -0.5})
+    assert found is not None
+    assert found.spread == pytest.approx(math.sqrt(squares / (4 * 3)))
+    assert found.error == pytest.approx(found.spread * math.sqrt((1 + 0.25 + 0.25) / 4))
+
+
+def test_a_difference_within_trainings_is_not_paired_by_seed() -> None:
+    """Weights that do not sum to 0: what seeds have in common is chance too."""
+    losses = {"a": [1.0, 1.2, 0.9], "b": [0.4, 0.7, 0.3]}
+    found = estimate(cells(losses), {"a": 1})
+    assert found is not None
+    squares = sum((loss - statistics.fmean(values)) ** 2 for values in losses.values() for loss in values)
+    assert (found.difference, found.freedom) == (pytest.approx(statistics.fmean(losses["a"])), 4)
+    assert found.error == pytest.approx(math.sqrt(squares / 4 / 3))
+
+
+def test_arms_may_lack_seeds() -> None:
+    """A seed of one arm alone says nothing of a difference; arms without a connection are not compared."""
+    full = cells({"a": [1.0, 1.2], "b": [0.4, 0.7]})
+    one, more = (estimate({**full, **extra}, {"a": 1, "b": -1}) for extra in ({}, {("a", 7): [5.0]}))
+    assert one is not None
+    assert more is not None
+    assert (more.difference, more.error) == (pytest.approx(one.difference), pytest.approx(one.error))
+    assert estimate({("a", 1): [1.0], ("b", 2): [2.0]}, {"a": 1, "b": -1}) is None
+    assert estimate(full, {"a": 1, "c": -1}) is None
+    alone = estimate({("a", 1): [1.0], ("b", 1): [2.0]}, {"a": 1, "b": -1})
+    assert comparison("x", "", 1, alone).verdict == "one seed"
+
+
+def test_a_rerun_is_a_part_of_the_spread() -> None:
+    losses = cells({"a": [1.0, 1.1, 0.9], "b": [0.5, 0.6, 0.4]})
+    before = estimate(losses, {"a": 1, "b": -1})
+    after = estimate({**losses, ("a", 0): [1.0, 1.6]}, {"a": 1, "b": -1})
+    assert before is not None
+    assert after is not None
+    assert before.spread < 1e-9 < 0.1 < after.spread
+    assert after.freedom == before.freedom + 1
+
+
+def test_the_detectable_difference_is_that_of_power_tables() -> None:
+    """The paired t-test at 5 % with power 0.8: R's pwr.t.test gives 0.6604 deviations for 20 pairs."""
+    assert detectable(1 / math.sqrt(20), 19, level=0.05) == pytest.approx(0.6604413, rel=1e-5)
+    assert detectable(2 / math.sqrt(20), 19, level=0.05) == pytest.approx(2 * 0.6604413, rel=1e-5)
+
+
+def test_so_many_studies_show_a_detectable_difference() -> None:
+    """Drawn, with three seeds and a correction for ten."""
+    from scipy.stats import t
+
+    dice = np.random.default_rng(0)
+    level, n_seed, n_study = 0.005, 3, 200_000
+    size = detectable(1 / math.sqrt(n_seed), n_seed - 1, level=level)
+    drawn = dice.normal(size, 1, (n_study, n_seed))
+    scores = drawn.mean(1) / (drawn.std(1, ddof=1) / math.sqrt(n_seed))
+    shown = np.abs(scores) > t.ppf(1 - level / 2, n_seed - 1)
+    assert shown.mean() == pytest.approx(0.8, abs=0.005)
 
 
 def test_p_values_are_corrected_by_holms_method() -> None:
     """Worked by hand: 4 * 0.01, max(0.04, 3 * 0.013), 2 * 0.03, max(0.06, 0.04)."""
     raw = [0.03, 0.01, None, 0.04, 0.013]
-    found = corrected([Comparison("x", "a", 3, -1.0, p=p) for p in raw])
+    given = [Comparison("x", "a", 3, -1.0, p=p, error=1.0, freedom=9) for p in raw]
+    explored = Comparison("x", "a", 3, -1.0, p=1e-9, error=1.0, freedom=9, is_fixed=False)
+    *found, other = corrected([*given, explored])
     assert [c.p_holm for c in found] == pytest.approx([0.06, 0.04, None, 0.06, 0.04])
     assert [c.verdict for c in found] == ["not shown", "better", "one seed", "not shown", "better"]
+    assert found[0].detectable == pytest.approx(detectable(1.0, 9, level=0.05 / 4))
+    assert (other.p_holm, other.detectable, other.verdict) == (None, None, "exploratory")
 
 
 def test_only_seeds_and_sources_in_common_are_compared() -> None:
@@ -55,7 +154,7 @@ def test_only_seeds_and_sources_in_common_are_compared() -> None:
 def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
     """A difference of differences; a seed or a source that lacks a side is left out."""
     gain = Contrast((("other", "a"), ("base", "b")), (("base", "a"), ("other", "b")))
-    study = replace(STUDY, contrasts={"gain": gain})
+    noted = [as_noted("gain", gain)]
     nats = {
         "base": {1: (5.0, 7.0), 2: (5.1, 7.3), 3: (5.2, 7.0)},
         "other": {1: (4.0, 6.9), 2: (4.3, 6.9), 4: (1.0, 1.0)},
@@ -64,12 +163,12 @@ def test_contrasts_are_compared_in_place_of_the_baseline() -> None:
     for one in rows:
         for run in one.runs:
             run.nats.update(zip("ab", nats[one.name][run.seed], strict=True))
-    (found,) = compared(study, rows)
+    (found,) = compared(STUDY, rows, noted)
     differences = [4.0 + 7.0 - 5.0 - 6.9, 4.3 + 7.3 - 5.1 - 6.9]
     assert (found.run, found.seeds, found.difference) == ("gain", 2, pytest.approx(sum(differences) / 2))
-    assert comparisons_table(study, [found]).rows[0][:3] == ["gain", "2", f"{found.difference:+.4f}"]
+    assert comparisons_table(STUDY, [found]).rows[0][:3] == ["gain", "2", f"{found.difference:+.4f}"]
     for others in ([row("other", {1: 4.0}, ("a", "b"), source="text x")], []):  # nor one side, nor its column
-        assert {(c.seeds, c.difference, c.verdict) for c in compared(study, [rows[0], *others])} == {
+        assert {(c.seeds, c.difference, c.verdict) for c in compared(STUDY, [rows[0], *others], noted)} == {
             (0, None, "no figures")
         }
 
@@ -88,7 +187,8 @@ def test_differences_are_those_of_the_metric(metric: str, unit: str, difference:
     assert found.difference == pytest.approx(difference)
     assert f"{unit or 'bits per byte'} against base" in comparisons_table(study, [found]).header
     contrast = Contrast((("other", "a"),), (("base", "a"),))
-    assert compared(replace(study, contrasts={"gain": contrast}), rows)[0].difference == found.difference
+    noted = replace(as_noted("gain", contrast), metric=metric)
+    assert compared(study, rows, [noted])[0].difference == found.difference
 
 
 def test_the_picture_shows_every_mean_and_hides_none() -> None:

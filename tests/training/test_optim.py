@@ -11,7 +11,7 @@ from torch import nn
 
 from txl import ModelConfig, TransformerXL
 from txl.training.config import TrainConfig
-from txl.training.optim import Optimizers, Plateau, hidden_matrices, learning_rate, tensors_kept
+from txl.training.optim import Optimizers, Plateau, learning_rate, matrices_of_muon, tensors_kept
 from txl.training.optimizers import Muon
 
 Array = np.ndarray
@@ -121,14 +121,25 @@ def test_muon_is_pytorchs_where_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch
         assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("position", [{}, {"position": "deberta"}, {"position": "relative_keys", "n_position": 8}])
-def test_muon_turns_what_mixes_features_of_hidden_states(position: dict[str, Any]) -> None:
-    """Not what an encoding multiplies with features of positions, nor vectors, tables, gates and memories."""
+@pytest.mark.parametrize(
+    ("position", "with_positions", "of_positions"),
+    [
+        ({}, False, []),
+        ({}, True, ["attn.pos.r_net"]),
+        ({"position": "deberta"}, False, []),
+        ({"position": "relative_keys", "n_position": 8}, False, []),
+    ],
+)
+def test_muon_turns_what_mixes_features_of_hidden_states(
+    position: dict[str, Any], with_positions: bool, of_positions: list[str]
+) -> None:
+    """Not what encodings multiply with features of positions, unless asked; nor vectors, tables, gates, memories."""
     shape = {"n_token": 20, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 16, "memory": "neural"}
     model = TransformerXL(ModelConfig(**shape, **position, pre_lnorm=True, gate="gru"))
-    turned, _ = Optimizers(model.named_parameters(), TrainConfig(optim="muon"), hidden_matrices(model))._all
+    config = TrainConfig(optim="muon", muon_positions=with_positions)
+    turned, _ = Optimizers(model.named_parameters(), config, matrices_of_muon(model, config))._all
     names = {parameter: name for name, parameter in model.named_parameters()}
-    expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"]
+    expected = [f"attn.{net}_net" for net in "qkvo"] + ["ff.0", "ff.3"] + of_positions
     found = {names[parameter] for parameter in turned.param_groups[0]["params"]}
     assert found == {f"layers.{i}.{module}.weight" for i in (0, 1) for module in expected}
 

@@ -40,6 +40,27 @@ def test_a_head_in_chunks(settings: dict[str, Any], shape: dict[str, Any], monke
     torch.testing.assert_close(in_chunks.weights(), whole.weights(), rtol=0, atol=1e-10)
 
 
+def test_the_memory_is_as_long_as_drawn_and_drawn_anew_as_often_as_asked() -> None:
+    """All lengths from 0 to mem_len come up, each for `draw_mem_len` updates, and bound what is kept."""
+    run, kept = Run(config(draw_mem_len=2, max_step=80)).begin(), []
+
+    def note_length() -> None:
+        (memory,) = run.state.memories
+        kept.append(0 if memory is None else memory.length)
+
+    run.after_step = note_length
+    drawn = []
+    for step in range(80):
+        run.state.progress.step = step
+        drawn.append(run.state.context_now().mem_len)
+    run.state.progress.step = 0
+    run.train()
+    assert set(drawn) == set(range(run.context.mem_len + 1))
+    assert drawn[::2] == drawn[1::2]
+    assert all(length <= longest for length, longest in zip(kept, drawn, strict=True))
+    assert max(kept) > run.context.tgt_len
+
+
 def test_recomputation_computes_each_layer_twice_with_the_same_dropout() -> None:
     settings = {"dropout": 0.3, "dropatt": 0.2}
     run, calls = Run(config(recompute=True, **settings), dtype=torch.float64).begin(), []

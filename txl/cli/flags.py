@@ -170,7 +170,8 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
     elif f.name == "cutoffs":
         group.add_argument(f"--{f.name}", nargs="+", type=int_or_auto, metavar="int", **given)
     elif typing.get_origin(hint) is tuple:
-        group.add_argument(f"--{f.name}", nargs="+", type=args[0], metavar=args[0].__name__, **given)
+        action = "extend" if f.metadata.get("repeats") else "store"
+        group.add_argument(f"--{f.name}", nargs="+", action=action, type=args[0], metavar=args[0].__name__, **given)
     else:
         group.add_argument(f"--{f.name}", type=hint, metavar=hint.__name__, **given)
 

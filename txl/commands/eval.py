@@ -10,12 +10,14 @@ import functools
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from txl.cli.flags import Typed, has_flag, read_flags, refuse_idle_flags
 from txl.commands.scoring import Split, opened, score, streams_by_default, training_text
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
+from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
 from txl.evaluation.report import print_row, print_table, require_outputs, write_results
@@ -81,7 +83,7 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
             print_line(f"| {corpus.note}")
         if config.split == "all" and len(names) == 1:
             print_line(f"| {names[0]} is the only split that is there")
-        require_outputs(config.json)
+        require_outputs(config.json, config.token_losses)
         pictures = drawable(pictures, config)
     rows = []
     with lm.used_as(config) as model:
@@ -107,10 +109,12 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
                         print_row(row)
     if ranks.is_main:
         print_table(rows)
+        how: dict[str, Any] = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
+        how |= {"convention": config.convention, "reset": config.reset}
+        how |= {"texts": {name: corpus.fingerprint(name) for name in names}, "dtype": config.dtype}
+        if config.token_losses:
+            write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
         if config.json:
-            which = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
-            texts = {name: corpus.fingerprint(name) for name in names}
-            how = {"convention": config.convention, "reset": config.reset, "texts": texts, "dtype": config.dtype}
-            write_results(Path(config.json), rows, **which, **how)
+            write_results(Path(config.json), rows, **how)
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

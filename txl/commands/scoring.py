@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from txl.cli.flags import Typed
-from txl.config import Context, ModelConfig, build
+from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import Corpus
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.scoring_stream import CountedRows, document_streams, equal_streams, scoring_stream, total_sums
@@ -17,6 +17,7 @@ from txl.data_utils.sentence_stream import SentenceRows
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition
+from txl.evaluation.measures.token_losses import TokenLossWatch
 from txl.evaluation.reading import Predictor
 from txl.evaluation.rows import Row, row_of_split
 from txl.evaluation.test_time import Additions, TrainingText
@@ -95,6 +96,12 @@ def score(
             with contextlib.suppress(DataError):  # there are no documents
                 starts = split.starts()
         watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
+    token_watch = None
+    if config.token_losses is not None:
+        dealt = "deals sentences to its streams, where they have no place in the text; drop --token_losses"
+        require(not deals_sentences(split, config), f"--convention {config.convention}: {dealt}")
+        names = {"asked": reading.asked, "added": reading.added}
+        token_watch = TokenLossWatch(split.name, split.ids, reading.context, **names)
     streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
     return row_of_split(
         split.name,
@@ -104,6 +111,7 @@ def score(
         ranks,
         counts=total_sums(streams, split.sizes),
         watch=watch,
+        token_watch=token_watch,
         with_attention=config.attention_by_distance,
     )
 

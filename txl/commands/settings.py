@@ -137,6 +137,8 @@ def _checked(settings: Settings, typed: Typed, ranks: Ranks) -> Settings:
     parts, whole = f"--memory_parts {config.n_part}", f"--tgt_len {context.tgt_len}"
     require(config.n_part <= context.tgt_len, f"{parts}: more than {whole} has tokens; lower it")
     require(config.n_part == 1 or not context.ext_len, f"{parts}: works with --ext_len 0 only; drop one of them")
+    drawn = f"--draw_mem_len {config.draw_mem_len}: has no effect without --mem_len; give it, or leave this flag out"
+    require(not config.draw_mem_len or context.mem_len > 0, drawn)
     eval_tgt_len = config.eval_tgt_len or context.tgt_len
     config = dataclasses.replace(config, max_step_scheduler=config.schedule_length, eval_tgt_len=eval_tgt_len)
     return settings._replace(train=config)

@@ -73,6 +73,9 @@ class EvalConfig(Lengths, OneModel):
     attention_by_distance: bool = option(
         False, "attention of each head by distance, in a second pass over the text; attention.png"
     )
+    token_losses: str | None = option(
+        None, "keep the nats of every token of every row in this file, a compressed .npz; see docs/evaluation.md"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +83,10 @@ class EvalConfig(Lengths, OneModel):
             self.reset == "never" or self.convention == "txl",
             f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
             f"drop one of the two",
+        )
+        require(
+            self.token_losses is None or self.token_losses.endswith(".npz"),
+            f"--token_losses {self.token_losses}: is a file of arrays; end its name in .npz",
         )
 
 

@@ -14,6 +14,7 @@ from txl.config import Context
 from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.measures.peak_memory import PeakMemory
+from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch
 from txl.evaluation.reading import Reading, ScoredRows
 from txl.evaluation.score import Score, evaluate, require_finite, score_text
 from txl.model.autocast import require_in_range
@@ -31,6 +32,7 @@ class Row:
         peak_bytes: peak memory of a process during scoring; None if it cannot be measured.
         losses: loss by `position` and by `distance`, see `txl.evaluation.measures.loss_by_position`.
         attention: attention by distance, if measured.
+        tokens: the loss of each token, if kept.
         added: test-time methods in use; empty for the plain model.
         unlike: as in `Reading`.
     """
@@ -42,6 +44,7 @@ class Row:
     peak_bytes: int | None = None
     losses: dict[str, BinnedLoss] = field(default_factory=dict)
     attention: AttentionByDistance | None = None
+    tokens: TokenLosses | None = None
     added: str = ""
     unlike: str = ""
 
@@ -95,6 +98,7 @@ def row_of_split(
     *,
     counts: Mapping[str, int],
     watch: LossByPosition | None = None,
+    token_watch: TokenLossWatch | None = None,
     with_attention: bool = False,
 ) -> Row:
     """Score a split whose streams are distributed over processes.
@@ -103,17 +107,27 @@ def row_of_split(
         streams: those of this process.
         counts: words, lines, ... of this process's targets; see `Score`.
         watch: accumulates loss by position.
+        token_watch: keeps the loss of each token.
         with_attention: read the split a second time for attention by distance.
     """
     context, n_segment = reading.context, sum(map(len, streams))
+    watches = [one for one in (watch, token_watch) if one is not None]
+
+    def seen(nll_N: Tensor) -> None:
+        for one in watches:
+            one.add(nll_N)
+
+    observe = seen if watches else None
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
     shares = []
     with progress(f"{split} mem_len {reading.asked.mem_len}", n_segment, shown=ranks.is_main) as bar:
         for stream in streams:
-            segments, observe = ticking(stream, bar), None
-            if watch:
-                segments, observe = watch.segments(segments, stream.first_B), watch.add
-            shares.append(evaluate(model, segments, context, predictor=reading.predictor, observe=observe))
+            segments = ticking(stream, bar)
+            for one in watches:
+                segments = one.segments(segments, stream.first_B)
+            shares.append(
+                evaluate(model, segments, context, predictor=reading.predictor, observe=observe if watches else None)
+            )
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
     require_finite(score.nats, split)
@@ -133,6 +147,7 @@ def row_of_split(
         peak_bytes=max(peaks) if len(peaks) == ranks.world else None,
         losses=watch.over(ranks) if watch else {},
         attention=attention,
+        tokens=token_watch.over(ranks) if token_watch else None,
         added=reading.added,
         unlike=reading.unlike,
     )

@@ -3,6 +3,7 @@
 python -m txl.studies STUDY.toml
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,10 +14,11 @@ from txl.cli.run import run
 from txl.config import Checked, build, option, require
 from txl.runtime.log import print_line
 from txl.runtime.signals import STATUS, WORDS, StopNow
-from txl.studies.plan import read_study
-from txl.studies.report import in_words, write_report
-from txl.studies.results import rows_of
-from txl.studies.runner import require_flags, run_study
+from txl.studies.checks import require_columns, require_texts
+from txl.studies.contrasts import note_contrasts
+from txl.studies.plan import Study, read_study
+from txl.studies.report import Findings, in_words, write_report
+from txl.studies.runner import Choice, require_flags, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,10 @@ class StudiesConfig(Checked):
     folder: str | None = option(None, "folder of runs and results (not given: runs/studies/NAME of the file)")
     runs: str | None = option(None, "folder of trainings that several studies may share (not given: FOLDER/runs)")
     jobs: int = option(1, "runs at once, each with its share of the cores", minimum=1)
+    only: tuple[str, ...] = option(
+        (), "train these rows only, of all that the study file names; may be repeated", repeats=True
+    )
+    seeds: tuple[int, ...] = option((), "train with these seeds only, of those of the study file")
     report_only: bool = option(False, "train nothing: report what is done so far")
 
 
@@ -39,24 +45,46 @@ def main(argv: Sequence[str]) -> int:
     config = build(StudiesConfig, read_flags(argv if asks else argv[1:], StudiesConfig, description=__doc__ or ""))
     study = read_study(Path(argv[0]))
     require(
-        len(study.seeds) == 1 or find_spec("scipy") is not None,
-        "a study with several seeds needs scipy for its test; pip install scipy",
+        find_spec("scipy") is not None or not has_several_seeds(study),
+        "a study with several seeds needs scipy for its statistics; pip install scipy",
     )
+    only = chosen(study, config)
     folder = Path(config.folder) if config.folder else Path("runs") / "studies" / study.name
     runs = Path(config.runs) if config.runs else folder / "runs"
     require_flags(study)
+    if not config.report_only:
+        require_texts(study)
+        require_columns(study)
+    noted = note_contrasts(study, runs, folder)
     try:
-        failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs)
+        failed = {} if config.report_only else run_study(study, runs, jobs=config.jobs, only=only)
     except StopNow as stop:
         (request,) = stop.args
         print_line(f"| {WORDS[request]}; started again, the study goes on from here")
         return STATUS[request]
-    rows = rows_of(study, runs)
-    print_line("\n" + in_words(study, rows, failed))
-    for path in write_report(study, rows, failed, folder):
+    findings = Findings.of(study, runs, noted, failed)
+    print_line("\n" + in_words(study, findings))
+    for path in write_report(study, findings, folder):
         print_line(f"| written: {path}")
     return 1 if failed else 0
 
 
+def has_several_seeds(study: Study) -> bool:
+    """Whether a variant is trained more than once, so that there is a spread."""
+    return any(len(study.seeds_of(name)) > 1 for name in study.variants) or bool(study.reruns)
+
+
+def chosen(study: Study, config: StudiesConfig) -> Choice:
+    """Which trainings --only and --seeds name. Raises `UsageError` if the study has none of that name."""
+    for name in config.only:
+        require(name in study.variants, f"--only {name}: no such row; there are {', '.join(study.variants)}")
+    seeds = dict.fromkeys(seed for name in study.variants for seed in study.seeds_of(name))
+    for seed in config.seeds:
+        there = f"the study has {', '.join(map(str, seeds))}; add others to its file"
+        require(seed in seeds, f"--seeds {seed}: no such seed; {there}")
+    return Choice(config.only, config.seeds)
+
+
 if __name__ == "__main__":
+    sys.argv[0] = "txl.studies"
     run(main)

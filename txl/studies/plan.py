@@ -4,17 +4,21 @@ import itertools
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.config import UsageError, require
 from txl.files import typed_content
-from txl.runtime.records import require_fields
+from txl.runtime.records import fits, require_fields
 
 Flags = dict[str, Any]
 """Values by the names of flags: true and false are --x and --no_x, a list is several words."""
-OURS = {"runs": ("work_dir", "seed", "resume", "overwrite"), "evaluations": ("work_dir", "json")}
+OURS = {
+    "runs": ("work_dir", "seed", "resume", "overwrite"),
+    "evaluations": ("work_dir", "json", "token_losses"),
+    "search.train": ("work_dir", "seed", "resume", "overwrite"),
+}
 """Flags of train.py and of eval.py that the runner sets."""
 METRICS = {
     "perplexity": "nats per token",
@@ -34,6 +38,23 @@ class Contrast(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Search:
+    """How a flag of each variant is chosen before its trainings, by the last validation loss of short ones.
+
+    Attributes:
+        of: the flag, of which each variant gives the first value.
+        factor: between two values that are tried.
+        seed: of all short trainings.
+        flags: theirs, over those of the variant.
+    """
+
+    of: str
+    factor: float
+    seed: int
+    flags: Flags
+
+
+@dataclass(frozen=True)
 class Study:
     """What a study file asks for.
 
@@ -42,6 +63,11 @@ class Study:
         evaluations: flags of eval.py by name; each row of eval.py is a column of the table.
         baseline: the variant that the others are compared with.
         contrasts: what is compared in their place, by name.
+        own_seeds: the seeds of variants that do not have those of the study.
+        reruns: seeds of variants that are trained a second time, last of all: how far a training is the same again.
+        search: None: the flags are as given.
+        best: columns by the name of an evaluation of valid and test: what test has at the lengths that are best on
+            valid, chosen for each training.
     """
 
     name: str
@@ -52,16 +78,44 @@ class Study:
     baseline: str
     metric: str = "perplexity"
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
+    own_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reruns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    search: Search | None = None
+    best: Mapping[str, str] = field(default_factory=dict)
+
+    def evaluation_of(self, column: str) -> str | None:
+        """The name of the evaluation that gives a column; None: none does."""
+        return evaluation_of(column, self.evaluations, self.best)
+
+    def seeds_of(self, variant: str) -> tuple[int, ...]:
+        """The seeds that a variant is trained with."""
+        return self.own_seeds.get(variant, self.seeds)
+
+
+def evaluation_of(column: str, evaluations: Iterable[str], best: Mapping[str, str]) -> str | None:
+    """See `Study.evaluation_of`."""
+    names = [name for name in evaluations if f"{column}, ".startswith(f"{name}, ")]
+    return best.get(column) or max(names, key=len, default=None)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One training of a study with its evaluations."""
+    """One training of a study with its evaluations.
+
+    Attributes:
+        is_rerun: a second training with the same flags.
+    """
 
     variant: str
     seed: int
     flags: Flags
     folder: Path
+    is_rerun: bool = False
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.variant}, seed {self.seed}{', again' if self.is_rerun else ''}"
 
 
 def read_study(path: Path) -> Study:
@@ -73,6 +127,9 @@ def read_study(path: Path) -> Study:
         [grid]                    lists of values: every combination is a variant (of each of [runs], if there are any)
         [evaluations.test]        flags of eval.py; {run} in one is the run directory
         [contrasts.NAME]          of = [["run", "column"], ...] and as many in against: what is compared
+        [search]                  of = "lr"     factor = 2     seed = 101     [search.train]: flags of short trainings
+        [reruns]                  "memory 64" = [1]: seeds that are trained once more
+        [best]                    COLUMN = "test": the lengths of that evaluation that are best on valid, read on test
 
     Raises:
         UsageError: if it is missing, not TOML, or a part is missing, unknown or of the wrong kind.
@@ -84,20 +141,19 @@ def read_study(path: Path) -> Study:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     known = {"title": str, "seeds": list, "baseline": str, "metric": str}
-    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts"), dict)
+    known |= dict.fromkeys(("train", "runs", "grid", "evaluations", "contrasts", "search", "reruns", "best"), dict)
     for name, value in content.items():
         require(name in known, f"{path}: {name}: no such part; there are {', '.join(known)}")
         require(isinstance(value, known[name]), f"{path}: {name}: must be a {known[name].__name__}")
-    seeds = content.get("seeds", [1])
-    require(bool(seeds) and all(type(seed) is int for seed in seeds), f"{path}: seeds: give whole numbers")
-    require(len(set(seeds)) == len(seeds), f"{path}: seeds: one is there twice")
+    seeds = _seeds(f"{path}: seeds", content.get("seeds", [1]))
     metric = content.get("metric", "perplexity")
     require(metric in METRICS, f"{path}: metric: there are {', '.join(METRICS)}")
     evaluations = content.get("evaluations", {"valid": {"split": "valid"}})
     for part in ("runs", "evaluations"):
         tables = content.get(part, {}).values()
         require(all(isinstance(flags, dict) for flags in tables), f"{path}: {part}: give tables of flags")
-    variants = _variants(path, content)
+    own_seeds: dict[str, tuple[int, ...]] = {}
+    variants = _variants(path, content, own_seeds)
     evaluations = {name: _flags(path, flags) for name, flags in evaluations.items()}
     for part, found in (("runs", variants), ("evaluations", evaluations)):
         _require_own_folders(path, part, found)
@@ -105,15 +161,72 @@ def read_study(path: Path) -> Study:
         require(not ours, f"{path}: {part}: {', '.join(ours)}: the runner sets this; leave it out")
     baseline = content.get("baseline", next(iter(variants)))
     require(baseline in variants, f"{path}: baseline {baseline!r}: no such run; there are {', '.join(variants)}")
+    best = _best(path, content.get("best", {}), evaluations)
     contrasts = {
-        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations)
+        name: _contrast(f"{path}: contrasts.{name}", table, variants, evaluations, best)
         for name, table in content.get("contrasts", {}).items()
     }
+    search = _search(path, content["search"], variants) if "search" in content else None
     title = content.get("title", path.stem)
-    return Study(path.stem, title, tuple(seeds), variants, evaluations, baseline, metric, contrasts)
+    study = Study(
+        path.stem, title, seeds, variants, evaluations, baseline, metric, contrasts, own_seeds, {}, search, best
+    )
+    for name, contrast in contrasts.items():
+        sides = {run for run, _ in (*contrast.of, *contrast.against)}
+        common = set.intersection(*(set(study.seeds_of(run)) for run in sides))
+        require(bool(common), f"{path}: contrasts.{name}: {', '.join(sorted(sides))}: have no seed in common")
+    return replace(study, reruns=_reruns(path, content.get("reruns", {}), study))
 
 
-def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str]) -> Contrast:
+def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
+    good = isinstance(seeds, list) and bool(seeds) and all(type(seed) is int for seed in seeds)
+    require(good, f"{place}: give whole numbers")
+    require(len(set(seeds)) == len(seeds), f"{place}: one is there twice")
+    return tuple(seeds)
+
+
+def _search(path: Path, table: Mapping[str, Any], variants: Mapping[str, Flags]) -> Search:
+    place = f"{path}: search"
+    kinds = {"of": str, "factor": float, "seed": int, "train": dict[str, Any]}
+    fields = {"of": "lr", "factor": 2.0, "seed": 101, "train": {}, **table}
+    for key, value in fields.items():
+        require(key in kinds, f"{place}.{key}: no such part; there are {', '.join(kinds)}")
+        require(fits(value, kinds[key]), f"{place}.{key}: {value!r}: must be of type {kinds[key].__name__}")
+    of, factor = fields["of"].replace("-", "_"), float(fields["factor"])
+    require(factor > 1, f"{place}.factor {factor:g}: must be above 1")
+    flags = _flags(path, fields["train"])
+    ours = [key for key in OURS["search.train"] if key in flags]
+    require(not ours, f"{place}.train: {', '.join(ours)}: the runner sets this; leave it out")
+    for name, own in variants.items():
+        is_number = isinstance(own.get(of), int | float) and not isinstance(own[of], bool) and own[of] > 0
+        require(is_number, f"{path}: runs: {name}: {of}: give the first value of the search, a number above 0")
+    return Search(of, factor, fields["seed"], flags)
+
+
+def _reruns(path: Path, table: Mapping[str, Any], study: Study) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, seeds in table.items():
+        place = f"{path}: reruns: {name}"
+        require(name in study.variants, f"{place}: no such run; there are {', '.join(study.variants)}")
+        found[name] = _seeds(place, seeds)
+        others = [str(seed) for seed in found[name] if seed not in study.seeds_of(name)]
+        require(not others, f"{place}: {', '.join(others)}: none of its seeds; only what was trained is trained again")
+    return found
+
+
+def _best(path: Path, table: Mapping[str, Any], evaluations: Mapping[str, Flags]) -> dict[str, str]:
+    for column, name in table.items():
+        place = f"{path}: best: {column}"
+        require(name in evaluations, f"{place}: {name!r}: no such evaluation; there are {', '.join(evaluations)}")
+        require(column not in evaluations, f"{place}: is the name of an evaluation too; rename one of them")
+        both = evaluations[name].get("split", "all") == "all" and "text" not in evaluations[name]
+        require(both, f"{place}: {name}: the best on valid is read on test; evaluate both, without split")
+    return dict(table)
+
+
+def _contrast(
+    place: str, table: Any, runs: Iterable[str], evaluations: Iterable[str], best: Mapping[str, str]
+) -> Contrast:
     hints = dict.fromkeys(Contrast._fields, list[list[str]])
     try:
         fields = require_fields(table, hints)
@@ -124,12 +237,14 @@ def _contrast(place: str, table: Any, runs: Iterable[str], evaluations: Iterable
     require(good, f'{place}: give of = [["run", "column"], ...], and against with as many')
     for run, column in (*of, *against):
         require(run in runs, f"{place}: {run!r}: no such run; there are {', '.join(runs)}")
-        is_there = any(f"{column}, ".startswith(f"{name}, ") for name in evaluations)
-        require(is_there, f"{place}: {column!r}: no such column; it begins with one of {', '.join(evaluations)}")
+        is_there = evaluation_of(column, evaluations, best) is not None
+        known = ", ".join([*evaluations, *best])
+        require(is_there, f"{place}: {column!r}: no such column; it begins with one of {known}")
     return Contrast(*(tuple((run, column) for run, column in side) for side in (of, against)))
 
 
-def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
+def _variants(path: Path, content: Mapping[str, Any], own_seeds: dict[str, tuple[int, ...]]) -> dict[str, Flags]:
+    """The flags of each variant; `seeds` of those that give them go to `own_seeds`."""
     runs, grid = content.get("runs", {}), content.get("grid", {})
     require(bool(runs or grid), f"{path}: neither [runs] nor [grid]: nothing to train")
     for name, values in grid.items():
@@ -138,7 +253,10 @@ def _variants(path: Path, content: Mapping[str, Any]) -> dict[str, Flags]:
     for (run, flags), values in itertools.product((runs or {"": {}}).items(), itertools.product(*grid.values())):
         point = dict(zip(grid, values, strict=True))
         name = ", ".join([run] * bool(run) + [f"{key} {value}" for key, value in point.items()])
-        variants[name] = _flags(path, {**content.get("train", {}), **flags, **point})
+        if "seeds" in flags:
+            own_seeds[name] = _seeds(f"{path}: runs: {name}: seeds", flags["seeds"])
+        own = {key: value for key, value in flags.items() if key != "seeds"}
+        variants[name] = _flags(path, {**content.get("train", {}), **own, **point})
     return variants
 
 
@@ -162,14 +280,21 @@ def _require_own_folders(path: Path, part: str, names: Iterable[str]) -> None:
 
 
 def tasks(study: Study, runs: Path) -> list[Task]:
-    """All trainings, seed by seed, so that an unfinished study compares like with like.
+    """All trainings, seed by seed, so that an unfinished study compares like with like; second ones last.
 
     Studies that share the folder `runs` share the trainings that have the same name and the same flags.
     """
-    return [
+    seeds = list(dict.fromkeys(seed for name in study.variants for seed in study.seeds_of(name)))
+    first = [
         Task(name, seed, {**flags, "seed": seed}, runs / slug(name) / f"seed_{seed}")
-        for seed in study.seeds
+        for seed in sorted(seeds, key=(*study.seeds, *seeds).index)
         for name, flags in study.variants.items()
+        if seed in study.seeds_of(name)
+    ]
+    return first + [
+        replace(task, folder=task.folder.with_name(f"{task.folder.name}_again"), is_rerun=True)
+        for task in first
+        if task.seed in study.reruns.get(task.variant, ())
     ]
 
 

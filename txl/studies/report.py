@@ -6,32 +6,56 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.evaluation.report import write_text
+from txl.evaluation.report import finite, write_text
 from txl.runtime.records import read_json
 from txl.studies import tables
+from txl.studies.contrasts import Noted, digest_of
 from txl.studies.picture import write_pictures
 from txl.studies.plan import METRICS, Study
-from txl.studies.results import Row, compared, validated_alike
-from txl.studies.statistics import Comparison
+from txl.studies.results import Rerun, Row, compared, reruns_of, rows_of, searches_of, validated_alike
+from txl.studies.search import best_value
+from txl.studies.statistics import POWER, Comparison
 from txl.training.metrics import provenance
 
 JSON = "study.json"
 
 
-def write_report(study: Study, rows: Sequence[Row], failed: Mapping[str, str], folder: Path) -> list[Path]:
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What is known of a study.
+
+    Attributes:
+        noted: its contrasts, as they were noted.
+        searches: of each variant, the losses of the values that a search has tried; infinite: it diverged.
+        failed: the errors of trainings by their names.
+    """
+
+    rows: Sequence[Row]
+    noted: Sequence[Noted] = ()
+    searches: Mapping[str, Mapping[float, float]] = dataclasses.field(default_factory=dict)
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(study: Study, runs: Path, noted: Sequence[Noted], failed: Mapping[str, str]) -> "Findings":
+        """All that is done so far in a folder of trainings."""
+        return Findings(rows_of(study, runs), noted, searches_of(study, runs), failed)
+
+
+def write_report(study: Study, findings: Findings, folder: Path) -> list[Path]:
     """Write the report into a folder, each file whole or not at all; returns their paths. Raises `UsageError` if the
     folder holds a report of more runs, which stays as it is."""
+    rows = findings.rows
     _require_no_less(rows, folder / JSON)
-    comparisons = compared(study, rows)
+    comparisons = compared(study, rows, findings.noted)
     texts = {
-        "table.md": in_words(study, rows, failed),
+        "table.md": in_words(study, findings),
         "table.csv": tables.as_csv(tables.numbers(rows)),
         "curves.csv": tables.as_csv(tables.curves(rows)),
         "distances.csv": tables.as_csv(tables.distances(rows)),
         "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
         "table.tex": tables.as_latex(tables.figures_table(study, rows)),
         "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-        JSON: json.dumps(as_json(study, rows, comparisons, failed), indent=1) + "\n",
+        JSON: json.dumps(finite(as_json(study, findings, comparisons)), indent=1) + "\n",
     }
     paths = [folder / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
@@ -39,16 +63,16 @@ def write_report(study: Study, rows: Sequence[Row], failed: Mapping[str, str], f
     return [*paths, *(write_pictures(study, rows, folder) if any(row.runs for row in rows) else [])]
 
 
-def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> str:
+def in_words(study: Study, findings: Findings) -> str:
     """The tables of a study in Markdown, with what is to be known about them."""
+    rows, noted = findings.rows, findings.noted
     parts = [f"# {study.title}", tables.as_markdown(tables.figures_table(study, rows))]
-    if comparisons := compared(study, rows):
+    if comparisons := compared(study, rows, noted):
         parts.append(tables.as_markdown(tables.comparisons_table(study, comparisons)))
-        n_tested = sum(c.p is not None for c in comparisons)
-        parts.append(
-            f"Differences are in {METRICS[study.metric]}, paired by seed. p (Holm) is corrected for the {n_tested} "
-            "comparisons that have one, and the verdict is by it; `not shown` does not say that two runs are alike."
-        )
+        parts += _about(study, comparisons, noted)
+    parts += [_about_rerun(one) for one in reruns_of(rows)]
+    if study.search is not None:
+        parts.append(tables.as_markdown(tables.search_table(study.search, findings.searches)))
     if len(study.seeds) > 1:
         parts.append(
             "A seed draws the initial weights and the dropout. Runs of one shape and seed begin with the same weights. "
@@ -63,7 +87,42 @@ def in_words(study: Study, rows: Sequence[Row], failed: Mapping[str, str]) -> st
         )
     processors = dict.fromkeys(run.processor for row in rows for run in row.runs if run.processor)
     parts += [f"Processor: {', '.join(processors)}."] * bool(processors)
-    return "\n\n".join([*parts, *(f"{name}: failed: {why}" for name, why in failed.items())]) + "\n"
+    return "\n\n".join([*parts, *(f"{name}: failed: {why}" for name, why in findings.failed.items())]) + "\n"
+
+
+def _about(study: Study, comparisons: Sequence[Comparison], noted: Sequence[Noted]) -> list[str]:
+    """How the comparisons were made."""
+    n_tested = sum(c.p_holm is not None for c in comparisons)
+    parts = []
+    if n_tested:
+        n_missed = round(1 / (1 - POWER))
+        parts.append(
+            f"Differences are in {METRICS[study.metric]}, of one model of arms and seeds, whose residual spread is "
+            f"pooled over all runs{_spreads(comparisons)}. p (Holm) is corrected for the {n_tested} comparisons that "
+            "have one, and the verdict is by it. `not shown` does not say that two runs are alike: a difference below "
+            f"`detectable` is missed by more than one in {n_missed} studies like this."
+        )
+    if noted:
+        fixed = [one for one in noted if one.is_fixed]
+        days = sorted({one.day for one in fixed})
+        when = f" on {' and '.join(days)}, before the first of their readings" if days else ""
+        parts.append(
+            f"{len(fixed)} of {len(noted)} contrasts were fixed{when}; SHA-256 {digest_of(noted)[:16]}. "
+            "The others were chosen with figures in sight: they are exploratory, and have no verdict."
+        )
+    return parts
+
+
+def _spreads(comparisons: Sequence[Comparison]) -> str:
+    found = dict.fromkeys((c.spread, c.freedom) for c in comparisons if c.spread is not None)
+    shown = dict.fromkeys(f"{spread:.4f} with {freedom} degrees of freedom" for spread, freedom in found)
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
+def _about_rerun(one: Rerun) -> str:
+    largest = max(one.differences, key=lambda column: abs(one.differences[column]), default="")
+    by = f"{one.differences[largest]:+.4f} nats a token ({largest})" if largest else "no figure"
+    return f"{one.run}, seed {one.seed}, was trained on {one.days[0]} and again on {one.days[1]}: at most {by}."
 
 
 def _require_no_less(rows: Sequence[Row], path: Path) -> None:
@@ -80,14 +139,21 @@ def _require_no_less(rows: Sequence[Row], path: Path) -> None:
         )
 
 
-def as_json(
-    study: Study, rows: Sequence[Row], comparisons: Sequence[Comparison], failed: Mapping[str, str]
-) -> dict[str, object]:
+def as_json(study: Study, findings: Findings, comparisons: Sequence[Comparison]) -> dict[str, object]:
     """Every figure, with the flags of each run, its source, and the versions that wrote this."""
+    noted = findings.noted
     return {
         "written_by": provenance(),
         "study": dataclasses.asdict(study),
-        "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in rows},
+        "runs": {row.name: [dataclasses.asdict(run) for run in row.runs] for row in findings.rows},
+        "contrasts": {"digest": digest_of(noted), "noted": [dataclasses.asdict(one) for one in noted]},
+        "reruns": [one._asdict() for one in reruns_of(findings.rows)],
+        "search": {name: _search_as_json(study, losses) for name, losses in findings.searches.items() if losses},
         "comparisons": [dataclasses.asdict(c) | {"verdict": c.verdict} for c in comparisons],
-        "failed": dict(failed),
+        "failed": dict(findings.failed),
     }
+
+
+def _search_as_json(study: Study, losses: Mapping[float, float]) -> dict[str, object]:
+    assert study.search is not None
+    return {study.search.of: best_value(losses), "tried": {f"{value:g}": loss for value, loss in losses.items()}}

@@ -3,15 +3,18 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.files import content_of
-from txl.studies.plan import Study, tasks
-from txl.studies.runner import finished, unevaluated
-from txl.studies.statistics import Comparison, corrected, mean_and_spread, paired
+from txl.studies.columns import column_names
+from txl.studies.contrasts import Noted
+from txl.studies.plan import Contrast, Study, Task, tasks
+from txl.studies.runner import as_trained, finished, losses_tried, unevaluated
+from txl.studies.statistics import Comparison, comparison, corrected, estimate, mean_and_spread
 from txl.training.metrics import RECORDS, curve_of
 
 
@@ -32,6 +35,9 @@ class RunFigures:
         cpu_seconds: of all cores, training only; `seconds` are by the clock, and depend on what else runs.
         remembered: numbers in the memory of a stream in training, once full, in all layers.
         operations: multiplications and additions of the training.
+        chosen: the memory lengths that were best on valid, by column of `Study.best`.
+        is_rerun: the second training with this seed.
+        day: when it began, as 2026-11-25, by universal time.
     """
 
     seed: int
@@ -51,6 +57,14 @@ class RunFigures:
     distances: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     processor: str | None = None
     validated: tuple[int, str, int] = (0, "", 0)
+    chosen: dict[str, int] = field(default_factory=dict)
+    is_rerun: bool = False
+    day: str = ""
+
+    @property
+    def label(self) -> str:
+        """The seed, as a column is called."""
+        return f"{self.seed} again" if self.is_rerun else str(self.seed)
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,12 @@ def rows_of(study: Study, runs: Path) -> list[Row]:
     """The figures of all finished runs: a row for each variant and source; one without runs for a variant that has
     none."""
     by_row: dict[tuple[str, str], list[RunFigures]] = {}
-    for task in tasks(study, runs):
-        done = finished(task)
-        if done.get("train") == task.flags and not unevaluated(study, done):
+    for asked in tasks(study, runs):
+        task = as_trained(study, asked, runs)
+        done = {} if task is None else finished(task)
+        if task is not None and done.get("train") == task.flags and not unevaluated(study, done):
             evaluations = {name: done["evaluations"][name] for name in study.evaluations}
-            one = _figures(study, task.seed, task.folder / "run" / RECORDS, evaluations)
+            one = _figures(study, task, evaluations)
             by_row.setdefault((task.variant, one.source), []).append(one)
     sources = list(dict.fromkeys(source for _, source in by_row))
     rows = []
@@ -88,18 +103,29 @@ def rows_of(study: Study, runs: Path) -> list[Row]:
 
 
 def _columns(evaluations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of all evaluations by the name of their column: of the evaluation, and of what differs in its rows."""
+    """The rows of all evaluations by the name of their column."""
     columns = {}
     for name, evaluation in evaluations.items():
         rows = evaluation["rows"]
-        varied = [key for key in ("split", "tgt_len", "mem_len", "added") if len({row[key] for row in rows}) > 1]
-        for row in rows:
-            parts = [f"{key} {row[key]}" if key.endswith("_len") else str(row[key] or "plain") for key in varied]
-            columns[", ".join([name, *parts])] = row
+        columns |= dict(zip(column_names(name, rows), rows, strict=True))
     return columns
 
 
-def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]) -> RunFigures:
+def best_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Of the rows of an evaluation of valid and test that of test at the lengths that are best on valid."""
+    valid = [row for row in rows if row["split"] == "valid"]
+    if not valid:
+        return None
+    best = min(valid, key=lambda row: row["nats_per_token"])
+    same = [row for row in rows if row["split"] == "test" and all(row[key] == best[key] for key in _LENGTHS)]
+    return dict(same[0]) if same else None
+
+
+_LENGTHS = ("tgt_len", "mem_len", "added")
+
+
+def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFigures:
+    path = task.folder / "run" / RECORDS
     records = [json.loads(line) for line in content_of(path).decode().splitlines()]
     starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
@@ -107,10 +133,13 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
     n_step = train[-1]["step"] if train else 0
     valid = [record for record in records if record["kind"] == "valid"]
     peaks = [record["mem/peak_gib"] for record in train if record.get("mem/peak_gib") is not None]
-    rows, n_token = _columns(evaluations), max((record.get("tokens", 0) for record in train + valid), default=0)
+    rows = _columns(evaluations)
+    chosen = {column: best_row(evaluations[name]["rows"]) for column, name in study.best.items()}
+    rows |= {column: row for column, row in chosen.items() if row is not None}
+    n_token = max((record.get("tokens", 0) for record in train + valid), default=0)
     per_token = starts[0].get("flops_per_token")
     return RunFigures(
-        seed,
+        task.seed,
         parameters=starts[0]["parameters"],
         tokens=n_token,
         seconds=seconds,
@@ -127,6 +156,9 @@ def _figures(study: Study, seed: int, path: Path, evaluations: Mapping[str, Any]
         distances={name: row["loss_by_distance"] for name, row in rows.items() if row.get("loss_by_distance")},
         processor=starts[0].get("processor"),
         validated=_validated(starts[0], valid),
+        chosen={column: row["mem_len"] for column, row in chosen.items() if row is not None},
+        is_rerun=task.is_rerun,
+        day=time.strftime("%Y-%m-%d", time.gmtime(starts[0].get("time/unix_s", 0))),
     )
 
 
@@ -162,26 +194,24 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.nats))
 
 
-def compared(study: Study, rows: Sequence[Row]) -> list[Comparison]:
-    """The contrasts of the study; if it has none, every row against that of the baseline of the same source, in every
-    column. Seeds are those that all sides have; p-values are corrected for all of these."""
-    return corrected(_contrasts(study, rows) if study.contrasts else _against_baseline(study, rows))
+def compared(study: Study, rows: Sequence[Row], noted: Sequence[Noted] = ()) -> list[Comparison]:
+    """The contrasts as they were noted; of a study without any, every row against that of the baseline of the same
+    source, in every column. p-values are corrected for all of these that were fixed before the first reading."""
+    return corrected(_contrasts(study, rows, noted) if noted else _against_baseline(study, rows))
 
 
-def _contrasts(study: Study, rows: Sequence[Row]) -> list[Comparison]:
+def _contrasts(study: Study, rows: Sequence[Row], noted: Sequence[Noted]) -> list[Comparison]:
     sources = list(dict.fromkeys(row.source for row in rows if row.runs))
     found = []
     for source in sources:
         losses = _losses(study, rows, source)
-        for name, contrast in study.contrasts.items():
-            signed = [(sign, *one) for sign, side in zip((1, -1), contrast, strict=True) for one in side]
-            by_seed = [
-                [sign * losses[run, seed, column] for sign, run, column in signed if (run, seed, column) in losses]
-                for seed in study.seeds
-            ]
-            differences = [math.fsum(values) for values in by_seed if len(values) == len(signed)]
-            label = f"{name} ({source})" if len(sources) > 1 else name
-            found.append(paired(label, "", differences) if differences else Comparison(label, "", 0))
+        for one in noted:
+            label = f"{one.name} ({source})" if len(sources) > 1 else one.name
+            result = _contrasted(label, "", losses, one.contrast)
+            if one.metric != study.metric:
+                result = Comparison(label, "", 0)
+            note = "" if one.is_asked else "no longer in the study file"
+            found.append(replace(result, is_fixed=one.is_fixed, note=note))
     return found
 
 
@@ -192,22 +222,93 @@ def _against_baseline(study: Study, rows: Sequence[Row]) -> list[Comparison]:
             continue
         losses = _losses(study, rows, row.source)
         for column in columns_of([row]):
-            pairs = [[losses.get((run, s, column)) for run in (row.variant, study.baseline)] for s in study.seeds]
-            if differences := [ours - other for ours, other in pairs if ours is not None and other is not None]:
-                found.append(paired(row.name, column, differences))
+            contrast = Contrast(((row.variant, column),), ((study.baseline, column),))
+            result = _contrasted(row.name, column, losses, contrast)
+            if result.difference is not None:
+                found.append(result)
     return found
 
 
-def _losses(study: Study, rows: Sequence[Row], source: str) -> dict[tuple[str, int, str], float]:
-    """What is compared, in the unit of `METRICS`, by variant, seed and column of the rows of one source."""
+Losses = Mapping[tuple[str, str], Mapping[int, Sequence[float]]]
+"""By variant and column: the losses of each seed, of a training that was run again both."""
+
+
+def _contrasted(label: str, column: str, losses: Losses, contrast: Contrast) -> Comparison:
+    """A contrast in the model of all variants of which as much is known.
+
+    Readings of one variant are of one training, whose weights they share: they are put together first. What is pooled
+    is therefore the same for every variant: a loss in one column, or the difference of two columns.
+    """
+    parts: dict[str, dict[str, int]] = {}
+    for sign, side in ((1, contrast.of), (-1, contrast.against)):
+        for run, name in side:
+            of_run = parts.setdefault(run, {})
+            of_run[name] = of_run.get(name, 0) + sign
+    parts = {run: {name: n for name, n in sorted(of_run.items()) if n} for run, of_run in parts.items()}
+    parts = {run: of_run for run, of_run in parts.items() if of_run}
+    if not parts:  # what is compared is the same
+        return Comparison(label, column, 0)
+    weights = {run: 1.0 if next(iter(of_run.values())) > 0 else -1.0 for run, of_run in parts.items()}
+    kinds = {run: {name: weights[run] * n for name, n in of_run.items()} for run, of_run in parts.items()}
+    of_others = next(iter(kinds.values()))
+    cells: dict[tuple[str, int], list[float]] = {}
+    for run in dict.fromkeys(run for run, _ in losses):
+        cells |= _cells(run, kinds.get(run, of_others), losses)
+    seeds = [{seed for run, seed in cells if run == one} for one in parts]
+    return comparison(label, column, len(set.intersection(*seeds)), estimate(cells, weights))
+
+
+def _cells(run: str, factors: Mapping[str, float], losses: Losses) -> dict[tuple[str, int], list[float]]:
+    """What is compared of a variant, by variant and seed, of the seeds that have all columns."""
+    columns = [losses.get((run, column), {}) for column in factors]
+    cells = {}
+    for seed in columns[0]:
+        if all(seed in by_seed for by_seed in columns):
+            trainings = zip(*(by_seed[seed] for by_seed in columns), strict=True)
+            cells[run, seed] = [
+                math.fsum(factor * loss for factor, loss in zip(factors.values(), one, strict=True))
+                for one in trainings
+            ]
+    return cells
+
+
+def _losses(study: Study, rows: Sequence[Row], source: str) -> Losses:
+    """What is compared, in the unit of `METRICS`, of the rows of one source."""
     log = math.log if study.metric == "word_perplexity" else float
-    return {
-        (row.variant, run.seed, column): log(value)
-        for row in rows
-        if row.source == source
-        for run in row.runs
-        for column, value in (run.nats if study.metric == "perplexity" else run.values).items()
-    }
+    losses: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        for run in row.runs if row.source == source else ():
+            for column, value in (run.nats if study.metric == "perplexity" else run.values).items():
+                losses.setdefault((row.variant, column), {}).setdefault(run.seed, []).append(log(value))
+    return losses
+
+
+def searches_of(study: Study, runs: Path) -> dict[str, dict[float, float]]:
+    """Of each variant, the validation losses of the values that a search has tried so far; infinite: it diverged."""
+    first = {task.variant: task for task in reversed(tasks(study, runs))}
+    return {name: losses_tried(study, first[name], runs) for name in study.variants} if study.search else {}
+
+
+class Rerun(NamedTuple):
+    """A training that was run again: by how much its losses differ from the first, in nats a token."""
+
+    run: str
+    seed: int
+    days: tuple[str, str]
+    differences: dict[str, float]
+
+
+def reruns_of(rows: Sequence[Row]) -> list[Rerun]:
+    """The trainings that were run again, with what came out otherwise."""
+    found = []
+    for row in rows:
+        first = {run.seed: run for run in row.runs if not run.is_rerun}
+        for again in row.runs:
+            if again.is_rerun and again.seed in first:
+                one = first[again.seed]
+                differences = {column: nats - one.nats[column] for column, nats in again.nats.items()}
+                found.append(Rerun(row.name, again.seed, (one.day, again.day), differences))
+    return found
 
 
 class Bin(NamedTuple):

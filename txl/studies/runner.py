@@ -1,16 +1,18 @@
 """Running a study: one task after another or several at once, each finished task only once."""
 
+import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -25,14 +27,44 @@ from txl.runtime.log import print_line
 from txl.runtime.records import read_json
 from txl.runtime.signals import StopNow, StopRequest
 from txl.studies.plan import Flags, Study, Task, slug, tasks, words
+from txl.studies.search import best_value, loss_of, next_value, task_of, with_value
 from txl.training.config import TrainConfig
+from txl.training.metrics import RECORDS, curve_of
 
 DONE, LOG = "done.json", "log.txt"
 """In the folder of a task: what has been done with which flags, and what its programs printed."""
 
 
+NOT_FINITE = "is not finite"
+"""In the last line of a training that diverges."""
+
+
 class TaskError(Exception):
-    """A task has failed; the message is the last line of its program."""
+    """A task has failed; the message names the program and has its last line."""
+
+
+class Choice(NamedTuple):
+    """Which trainings of a study are done now; empty: all. Second ones are left for a day on which all are.
+
+    Attributes:
+        variants, seeds: their names and seeds.
+    """
+
+    variants: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+    def holds(self, task: Task) -> bool:
+        """Whether a training is one of them."""
+        if task.is_rerun:
+            return self == ALL
+        is_named = not self.variants or task.variant in self.variants
+        return is_named and (not self.seeds or task.seed in self.seeds)
+
+
+ALL = Choice()
+
+
+TRAINING = (DataConfig, TrainConfig, ModelConfig, Context)
 
 
 class _Programs(StopRequest):
@@ -62,8 +94,10 @@ class _Programs(StopRequest):
 
 def require_flags(study: Study) -> None:
     """Raise `UsageError` if train.py or eval.py would refuse a flag of the study."""
-    training = (DataConfig, TrainConfig, ModelConfig, Context)
-    lines: list[Any] = [(f"runs: {name}", flags, training) for name, flags in study.variants.items()]
+    lines: list[Any] = [(f"runs: {name}", flags, TRAINING) for name, flags in study.variants.items()]
+    if study.search is not None:
+        short = study.search.flags
+        lines += [(f"search: {name}", {**flags, **short}, TRAINING) for name, flags in study.variants.items()]
     for name, flags in study.evaluations.items():
         lines.append((f"evaluations: {name}", flags, (*(SCORE if "text" in flags else EVAL), DataConfig)))
     for name, flags, configs in lines:
@@ -78,8 +112,8 @@ def require_flags(study: Study) -> None:
             raise UsageError(f"{study.name}: {name}: {error}") from None
 
 
-def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
-    """Train and evaluate what is not yet done. Returns the errors of failed tasks by "variant, seed N".
+def run_study(study: Study, runs: Path, *, jobs: int, only: Choice = ALL) -> dict[str, str]:
+    """Train and evaluate what is not yet done. Returns the errors of failed tasks by their names.
 
     Several runners may share the folder `runs`: each task is locked while it is worked on.
 
@@ -87,22 +121,22 @@ def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
         StopNow: if a signal asks to stop; what runs then has saved.
     """
     failed: dict[str, str] = {}
-    todo = tasks(study, runs)
+    todo = [task for task in tasks(study, runs) if only.holds(task)]
     n_thread = max(1, (os.cpu_count() or 1) // jobs)
     bar = tqdm(total=len(todo), desc=study.name, unit="run", disable=None)
     with bar, _Programs() as programs, ThreadPoolExecutor(jobs) as pool:
 
         def work(task: Task) -> None:
-            name = f"{task.variant}, seed {task.seed}"
             try:
                 start = time.monotonic()
-                if _do(study, task, n_thread, programs):
-                    print_line(f"| {name}: done in {time.monotonic() - start:.0f} s")
+                found = _searched(study, task, runs, n_thread, programs)
+                if _do(study, found, n_thread, programs):
+                    print_line(f"| {task.name}: done in {time.monotonic() - start:.0f} s")
             except (TaskError, UsageError, OSError) as error:
                 if programs.noted:  # of another runner's task, no longer waited for
                     raise StopNow(programs.noted) from None
-                failed[name] = str(error)
-                print_line(f"| {name}: failed: {error}")
+                failed[task.name] = str(error)
+                print_line(f"| {task.name}: failed: {error}")
             bar.update()
 
         try:
@@ -113,15 +147,23 @@ def run_study(study: Study, runs: Path, *, jobs: int) -> dict[str, str]:
     return failed
 
 
-def _do(study: Study, task: Task, n_thread: int, programs: _Programs) -> bool:
-    """Do what is left of a task; False if nothing was."""
+@contextmanager
+def _alone(task: Task, programs: _Programs) -> Iterator[Lock]:
+    """The folder of a task, with nobody else in it. What another runner has done there is then found done."""
     if programs.noted:
         raise StopNow(programs.noted)
     task.folder.mkdir(parents=True, exist_ok=True)
     require_no_link(task.folder)
-    # another runner's work is then found done
     lock = Lock(task.folder / ".lock", wait_s=math.inf, gives_up=lambda: programs.noted)
     try:
+        yield lock
+    finally:
+        lock.remove()
+
+
+def _do(study: Study, task: Task, n_thread: int, programs: _Programs) -> bool:
+    """Do what is left of a task; False if nothing was."""
+    with _alone(task, programs) as lock:
         done = finished(task)
         if done.get("train", task.flags) != task.flags:
             raise TaskError(f"{task.folder} was trained with other flags; name another --folder")
@@ -129,20 +171,103 @@ def _do(study: Study, task: Task, n_thread: int, programs: _Programs) -> bool:
         if "train" in done and not left:
             return False
         program = partial(_program, task, programs=programs, n_thread=n_thread, lock=lock)
-        run = task.folder / "run"
         if "train" not in done:
-            program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
+            _train(task, program)
             done = {"train": task.flags, "evaluations": {}}
             write_json(task.folder / DONE, done)
         for name, flags in left.items():
-            path = task.folder / f"{slug(name)}.json"
-            program(["eval", "--work_dir", str(run), "--json", str(path), *words(flags, run)])
-            results = read_json(path)
-            done["evaluations"][name] = {"flags": flags, "rows": results["rows"], "texts": results.get("texts", {})}
+            done["evaluations"][name] = _evaluate(task, name, flags, program)
             write_json(task.folder / DONE, done)
         return True
-    finally:
-        lock.remove()
+
+
+def _train(task: Task, program: Callable[[list[str]], None]) -> None:
+    run = task.folder / "run"
+    program(["train", "--work_dir", str(run), "--resume", *words(task.flags, run)])
+
+
+def _evaluate(task: Task, name: str, flags: Flags, program: Callable[[list[str]], None]) -> dict[str, Any]:
+    """Evaluate a run: what is noted of it. The nats of each token of a split are kept beside the JSON file."""
+    run, path = task.folder / "run", task.folder / f"{slug(name)}.json"
+    line = ["eval", "--work_dir", str(run), "--json", str(path)]
+    if keeps_losses(flags, task.flags):
+        line += ["--token_losses", str(path.with_suffix(".npz"))]
+    program([*line, *words(flags, run)])
+    results = read_json(path)
+    noted = {key: results[key] for key in ("rows", "texts", "checkpoint", "weights") if key in results}
+    return {"flags": flags, "texts": {}, **noted}
+
+
+def keeps_losses(flags: Flags, of_training: Flags) -> bool:
+    """Whether the tokens of an evaluation have a place in a split: those of --text and of sentences that are dealt to
+    streams have none."""
+    dealt = of_training.get("dataset") == "lm1b" and flags.get("convention") in ("original", "huggingface")
+    return "text" not in flags and not dealt
+
+
+def _searched(study: Study, task: Task, runs: Path, n_thread: int, programs: _Programs) -> Task:
+    """The task with the value that a search finds, or has found, if the study asks for one."""
+    if study.search is None:
+        return task
+    search, losses = study.search, losses_tried(study, task, runs)
+    while (value := next_value(task.flags[search.of], search.factor, losses)) is not None:
+        short = task_of(task, search, value, runs)
+        losses[value] = _try(short, n_thread, programs)
+    best = best_value(losses)
+    if math.isinf(losses[best]):
+        raise TaskError(f"search: {search.of} of {task.variant}: no training stayed finite; give a smaller first value")
+    return with_value(task, search, best)
+
+
+def _try(short: Task, n_thread: int, programs: _Programs) -> float:
+    """The last validation loss of a short training, which is trained if it has not been; infinite if it diverges."""
+    with _alone(short, programs) as lock:
+        if (loss := loss_of(finished(short))) is not None:
+            return loss
+        try:
+            _train(short, partial(_program, short, programs=programs, n_thread=n_thread, lock=lock))
+        except TaskError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            valid_nats = None
+        else:
+            valid_nats = _last_loss(short.folder / "run" / RECORDS)
+        done = {"train": short.flags, "valid_nats": valid_nats, "evaluations": {}}
+        write_json(short.folder / DONE, done)
+        loss = loss_of(finished(short))
+        assert loss is not None
+        print_line(f"| {short.variant}: valid loss {loss:.4f}")
+        return loss
+
+
+def _last_loss(path: Path) -> float:
+    curve = curve_of(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    if not curve:
+        raise TaskError(f"{path}: no validation; let eval_interval of [search.train] be at most its max_step")
+    return curve[-1][1]
+
+
+def losses_tried(study: Study, task: Task, runs: Path) -> dict[float, float]:
+    """The losses of the search of a variant that are known, by value."""
+    losses: dict[float, float] = {}
+    if study.search is None:
+        return losses
+    while (value := next_value(task.flags[study.search.of], study.search.factor, losses)) is not None:
+        loss = loss_of(finished(task_of(task, study.search, value, runs)))
+        if loss is None:
+            break
+        losses[value] = loss
+    return losses
+
+
+def as_trained(study: Study, task: Task, runs: Path) -> Task | None:
+    """The task with the value that its search has found; None while it has not."""
+    if study.search is None:
+        return task
+    losses = losses_tried(study, task, runs)
+    if next_value(task.flags[study.search.of], study.search.factor, losses) is not None:
+        return None
+    return with_value(task, study.search, best_value(losses))
 
 
 def finished(task: Task) -> dict[str, Any]:
@@ -174,4 +299,6 @@ def _program(task: Task, line: list[str], *, programs: _Programs, n_thread: int,
         )
     if status:
         lines = [text for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if text.strip()]
-        raise TaskError(lines[-1] if lines else f"{line[0]} ended with status {status}")
+        last = lines[-1] if lines else f"ended with status {status}; see {log}"
+        name = f"txl {line[0]}"
+        raise TaskError(last if last.startswith(f"{name}: ") else f"{name}: {last}")

@@ -1,26 +1,39 @@
-"""What differs from chance: paired comparisons over seeds, with intervals and a correction for their number."""
+"""What differs from chance: contrasts in one model of arms and seeds, with intervals, and a correction for their
+number."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 ALPHA = 0.05
+POWER = 0.8
+"""Share of studies like this in which a difference of the size `Comparison.detectable` is shown."""
+
+Cells = Mapping[tuple[str, int], Sequence[float]]
+"""Losses by arm and seed; several where a training was run again."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant against the baseline in one column, or a contrast of the study, paired by seed.
+    """A variant against the baseline in one column, or a contrast of the study.
 
     Attributes:
         run: the variant, or the name of the contrast.
         column: empty for a contrast.
-        seeds: pairs.
-        difference: mean difference in the unit of the study's metric, None without a pair; below 0: better than the
-            other side.
-        low, high: its 95 % confidence interval, by Student's t; None with fewer than two seeds.
-        p: of Student's paired t-test, two-sided.
+        seeds: those that all sides have.
+        difference: in the unit of the study's metric, None without such a seed; below 0: better than the other side.
+        low, high: its 95 % confidence interval, by Student's t; None without degrees of freedom.
+        p: of Student's t-test, two-sided.
         p_holm: the same, corrected for the number of comparisons; see `corrected`.
+        spread: the residual deviation of a loss around arm and seed, pooled over all arms; see `estimate`.
+        freedom: its degrees of freedom.
+        error: the standard error of the difference.
+        detectable: the difference that four of five studies like this would show; see `corrected`.
+        is_fixed: it was noted before the first of its readings; else it is exploratory, and has no corrected p-value.
+        note: what is to be known besides, empty: nothing.
     """
 
     run: str
@@ -31,12 +44,23 @@ class Comparison:
     high: float | None = None
     p: float | None = None
     p_holm: float | None = None
+    spread: float | None = None
+    freedom: int | None = None
+    error: float | None = None
+    detectable: float | None = None
+    is_fixed: bool = True
+    note: str = ""
 
     @property
     def verdict(self) -> str:
         """In words. A large p does not say that two variants are alike: few seeds show large differences only."""
-        if self.p_holm is None or self.difference is None:
-            return "one seed" if self.seeds else "no figures"
+        if self.difference is None:
+            return "no figures"
+        if self.p is None:
+            return "one seed"
+        if not self.is_fixed:
+            return "exploratory"
+        assert self.p_holm is not None
         return "not shown" if self.p_holm >= ALPHA else "better" if self.difference < 0 else "worse"
 
 
@@ -45,29 +69,111 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def paired(run: str, column: str, differences: Sequence[float]) -> Comparison:
-    """The comparison of these differences, one for each seed; `p_holm` is left out.
+@dataclass(frozen=True)
+class Estimate:
+    """A difference with its standard error; see `estimate`. `error` and `spread` are NaN without degrees of freedom."""
 
-    With n differences of mean m and standard deviation s, t = m sqrt(n) / s has n - 1 degrees of freedom.
+    difference: float
+    error: float
+    spread: float
+    freedom: int
+
+
+def estimate(cells: Cells, weights: Mapping[str, float]) -> Estimate | None:
+    """The sum of the arms' means, times their weights, by least squares.
+
+        loss of an arm and a seed = mean of the arm + effect of the seed + residual
+
+    The residual deviation is pooled over all arms of `cells`, those without a weight too. Effects of seeds, which sum
+    to 0, are estimated only if the weights do: they then cancel, and a comparison is paired by seed. Else, as for the
+    difference of two readings of one training, they are a part of the residual. With two arms this is Student's paired
+    t-test. A training that was run again is one more loss of its arm and seed, so that the deviation holds what a
+    rerun differs by.
+
+    Args:
+        cells: losses by arm and seed; an arm may lack seeds.
+        weights: of arms.
+    Returns:
+        None if an arm with a weight has no loss, or the seeds of two such arms have no connection.
     """
-    mean, spread = mean_and_spread(differences)
-    if spread is None:
-        return Comparison(run, column, 1, mean)
+    arms = list(dict.fromkeys(arm for arm, _ in cells))
+    if any(arm not in arms for arm in weights):
+        return None
+    seeds = sorted({seed for _, seed in cells})
+    is_paired = abs(math.fsum(weights.values())) < 1e-9
+    effects = seeds[1:] if is_paired else []
+    rows, losses = [], []
+    for (arm, seed), values in cells.items():
+        row = [float(arm == one) for one in arms]
+        row += [float(seed == one) - float(seed == seeds[0]) for one in effects]
+        rows += [row] * len(values)
+        losses += values
+    design, y = np.array(rows), np.array(losses)
+    w = np.array([weights.get(arm, 0.0) for arm in arms] + [0.0] * len(effects))
+    inverse = np.linalg.pinv(design)
+    through = w @ inverse  # the difference is through @ y
+    if not np.allclose(through @ design, w, atol=1e-8):
+        return None
+    freedom = len(y) - int(np.linalg.matrix_rank(design))
+    residual = y - design @ (inverse @ y)
+    spread = math.sqrt(float(residual @ residual) / freedom) if freedom else math.nan
+    return Estimate(float(through @ y), spread * float(np.linalg.norm(through)), spread, freedom)
+
+
+def comparison(run: str, column: str, seeds: int, found: Estimate | None) -> Comparison:
+    """The comparison of an estimate; `p_holm` and `detectable` are left out, see `corrected`."""
+    if found is None or not seeds:
+        return Comparison(run, column, 0)
+    if not found.freedom:
+        return Comparison(run, column, seeds, found.difference)
     from scipy.stats import t  # an extra
 
-    n = len(differences)
-    error = spread / math.sqrt(n)
-    half = float(t.ppf(1 - ALPHA / 2, n - 1)) * error
-    p = float(2 * t.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
-    return Comparison(run, column, n, mean, mean - half, mean + half, p)
+    half = float(t.ppf(1 - ALPHA / 2, found.freedom)) * found.error
+    p = float(2 * t.sf(abs(found.difference) / found.error, found.freedom)) if found.error else 0.0
+    return Comparison(
+        run,
+        column,
+        seeds,
+        found.difference,
+        found.difference - half,
+        found.difference + half,
+        p if found.error or found.difference else 1.0,
+        spread=found.spread,
+        freedom=found.freedom,
+        error=found.error,
+    )
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The comparisons with `p_holm`, by the step-down method of Holm (1979): with m p-values in ascending order, the
-    i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at most 1."""
-    tested = sorted((c.p, i) for i, c in enumerate(comparisons) if c.p is not None)
+    i-th, counted from 0, becomes the largest of (m - j) p_j over j <= i, at most 1. Those that were not fixed before
+    their first reading are left out. `detectable` is at the level of the first step, ALPHA / m."""
+    tested = sorted((c.p, i) for i, c in enumerate(comparisons) if c.p is not None and c.is_fixed)
     found, highest = list(comparisons), 0.0
     for rank, (p, i) in enumerate(tested):
         highest = min(1.0, max(highest, (len(tested) - rank) * p))
-        found[i] = replace(found[i], p_holm=highest)
+        one = found[i]
+        assert one.error is not None
+        assert one.freedom is not None
+        smallest = detectable(one.error, one.freedom, level=ALPHA / len(tested))
+        found[i] = replace(one, p_holm=highest, detectable=smallest)
     return found
+
+
+def detectable(error: float, freedom: int, *, level: float) -> float:
+    """The smallest difference that a two-sided t-test at this level shows with probability `POWER`, given its standard
+    error: the noncentral t distribution says how often t exceeds its critical value, on the side of the difference."""
+    from scipy.stats import nct, t  # an extra
+
+    critical = float(t.ppf(1 - level / 2, freedom))
+
+    def power(noncentrality: float) -> float:
+        return float(nct.sf(critical, freedom, noncentrality))
+
+    low, high = 0.0, 2.0
+    while power(high) < POWER:
+        low, high = high, 2 * high
+    for _ in range(40):  # to a share of 1e-12
+        middle = (low + high) / 2
+        low, high = (middle, high) if power(middle) < POWER else (low, middle)
+    return error * high

@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from txl.studies.plan import METRICS, Study
+from txl.studies.plan import METRICS, Search, Study
 from txl.studies.results import Row, RunFigures, by_distance, columns_of, final_loss, tokens_until, validated_alike
+from txl.studies.search import best_value
 from txl.studies.statistics import Comparison, mean_and_spread
 
 
@@ -34,7 +35,7 @@ def figures_table(study: Study, rows: Sequence[Row]) -> Table:
         until = tokens if row.variant == study.baseline else _tokens_until(row.runs, goals.get(row.source))
         cells.append(
             [
-                *(row.name, str(len(row.runs)), *(_plus_minus(row.runs, column) for column in columns)),
+                *(row.name, _seeds(row.runs), *(_plus_minus(row.runs, column) for column in columns)),
                 *(_mean([run.parameters for run in row.runs]), _mean([run.parameters_in_layers for run in row.runs])),
                 *(tokens, until, _mean([run.remembered for run in row.runs])),
                 *(_mean([run.operations for run in row.runs], ".2e"), _mean([run.cpu_seconds for run in row.runs])),
@@ -43,6 +44,12 @@ def figures_table(study: Study, rows: Sequence[Row]) -> Table:
             ]
         )
     return Table(header, cells)
+
+
+def _seeds(runs: Sequence[RunFigures]) -> str:
+    """How many, and how many were trained again."""
+    n_again = sum(run.is_rerun for run in runs)
+    return f"{len(runs) - n_again}" + (f" + {n_again} again" if n_again else "")
 
 
 def _tokens_until(runs: Sequence[RunFigures], goal: float | None) -> str:
@@ -66,10 +73,11 @@ def _mean(values: Sequence[float | None], how: str = ",.0f") -> str:
 
 
 def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
-    """A comparison a row."""
-    names = ["contrast"] if study.contrasts else ["run", "column"]
-    against = METRICS[study.metric] + ("" if study.contrasts else f" against {study.baseline}")
-    header = [*names, "seeds", against, "95 % interval", "p", "p (Holm)", "verdict"]
+    """A comparison a row: the interval, then the p-values, then what a difference would have to be to be shown."""
+    has_contrasts = not any(c.column for c in comparisons)
+    names = ["contrast"] if has_contrasts else ["run", "column"]
+    against = METRICS[study.metric] + ("" if has_contrasts else f" against {study.baseline}")
+    header = [*names, "seeds", against, "95 % interval", "p", "p (Holm)", "detectable", "verdict"]
     return Table(
         header,
         [
@@ -78,23 +86,33 @@ def comparisons_table(study: Study, comparisons: Sequence[Comparison]) -> Table:
                 *(str(c.seeds), "" if c.difference is None else f"{c.difference:+.4f}"),
                 "" if c.low is None or c.high is None else f"{c.low:+.4f} to {c.high:+.4f}",
                 *("" if p is None else f"{p:.2g}" for p in (c.p, c.p_holm)),
-                c.verdict,
+                "" if c.detectable is None else f"{c.detectable:.4f}",
+                "; ".join(filter(None, [c.verdict, c.note])),
             ]
             for c in comparisons
         ],
     )
 
 
+def search_table(search: Search, searches: Mapping[str, Mapping[float, float]]) -> Table:
+    """Of each variant the values that were tried with their validation losses, and the best."""
+    cells = []
+    for name, losses in searches.items():
+        tried = [f"{value:g}: {losses[value]:.4f}" for value in sorted(losses)]
+        cells.append([name, f"{best_value(losses):g}" if losses else "", "; ".join(tried)])
+    return Table(["run", f"best {search.of}", "valid nats per token"], cells)
+
+
 def numbers(rows: Sequence[Row]) -> Table:
     """For programs: mean, standard deviation and each seed of every column, and the cost of each run, unrounded."""
-    seeds = list(dict.fromkeys(run.seed for row in rows for run in row.runs))
+    seeds = list(dict.fromkeys(run.label for row in rows for run in row.runs))
     costs = ("parameters", "parameters_in_layers", "tokens", "remembered", "operations", "cpu_seconds", "seconds")
     costs += ("ms_per_step", "peak_gib")
     header = ["run", "source", "column", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     cells = []
     for row in rows:
-        found = {column: {run.seed: run.values.get(column) for run in row.runs} for column in columns_of([row])}
-        found |= {name: {run.seed: getattr(run, name) for run in row.runs} for name in costs if row.runs}
+        found = {column: {run.label: run.values.get(column) for run in row.runs} for column in columns_of([row])}
+        found |= {name: {run.label: getattr(run, name) for run in row.runs} for name in costs if row.runs}
         for column, by_seed in found.items():
             known = [value for value in by_seed.values() if value is not None]
             summary = mean_and_spread(known) if known else (None, None)
@@ -105,9 +123,7 @@ def numbers(rows: Sequence[Row]) -> Table:
 
 def curves(rows: Sequence[Row]) -> Table:
     """Every validation loss of every run."""
-    points = [
-        [row.name, str(run.seed), str(n), repr(nats)] for row in rows for run in row.runs for n, nats in run.curve
-    ]
+    points = [[row.name, run.label, str(n), repr(nats)] for row in rows for run in row.runs for n, nats in run.curve]
     return Table(["run", "seed", "tokens", "valid nats per token"], points)
 
 

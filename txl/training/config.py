@@ -51,6 +51,11 @@ class TrainConfig(Checked):
         "memories that learn from it what to write, else 1)",
         **SIZE,
     )
+    draw_mem_len: int = option(
+        0,
+        "draw the length of the memory anew every so many updates, from 0 to --mem_len (0: it is always --mem_len)",
+        minimum=0,
+    )
     varlen: bool = option(False, "segments of varying length, drawn as in the 2019 code")
     roll: bool = option(False, "rotate each stream by a random offset in every epoch")
     reset: Literal["never", "document"] = option(
@@ -61,6 +66,11 @@ class TrainConfig(Checked):
         "adam",
         "muon: for matrices of the layers that mix features of hidden states; adamw for the rest",
         section="optimizer",
+    )
+    muon_positions: bool = option(
+        False,
+        "muon updates the projections of position features (r_net) too, as in version 0.2; longer memories then hurt",
+        when=("optim", "muon"),
     )
     lr: float = option(0.00025, "peak learning rate", above=0)
     mom: float = option(0.0, "momentum", when=("optim", "sgd"), minimum=0, below=1)

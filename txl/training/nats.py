@@ -51,6 +51,7 @@ class Nats(nn.Module):
             losses.append(loss_BT)
         assert memory is not None
         mean = torch.stack(own).mean() if own else None
+        memory = Memory(tuple(state._replace(loss=None) for state in memory.states))
         if any(tensor.requires_grad for state in memory.states for tensor in state.extra.values()):
             memory = memory.detached()
         return torch.cat(losses, dim=1), torch.cat(nlls, dim=1), memory, mean

@@ -22,25 +22,12 @@ _KINDS = {
 """The tensors that optimizers other than Adam and its like keep per parameter; SGD without momentum: none."""
 
 
-def hidden_matrices(model: Body) -> list[Tensor]:
-    """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
-    updates (Jordan et al. 2024)."""
-    layers: list[nn.Linear] = []
-    for layer in model.layers:
-        pos = layer.attn.pos
-        of_positions = set() if pos.mixes_hidden_states else set(pos.modules())
-        for module in (*layer.attn.modules(), *layer.ff.modules()):
-            if isinstance(module, nn.Linear) and module not in of_positions:
-                layers.append(module)
-    return [module.weight for module in layers]
-
-
 class Optimizers:
     """The optimizer of --optim, or the two of muon, behind one interface.
 
     Args:
         named: the parameters by name; the saved state uses the same names.
-        matrices: those of them that muon updates, see `hidden_matrices`.
+        matrices: those of them that muon updates, see `matrices_of_muon`.
     """
 
     def __init__(
@@ -116,6 +103,31 @@ class Optimizers:
                     optimizer.state[parameter][kind] = value.to("cpu" if on_host else parameter.device)
         if left:
             raise ValueError(f"holds {next(iter(left))}, which is not of this optimizer")
+
+
+def hidden_matrices(model: Body) -> list[Tensor]:
+    """The matrices of the layers' attention and feed-forward networks that mix features of hidden states: what Muon
+    updates (Jordan et al. 2024)."""
+    layers: list[nn.Linear] = []
+    for layer in model.layers:
+        pos = layer.attn.pos
+        of_positions = set() if pos.mixes_hidden_states else set(pos.modules())
+        for module in (*layer.attn.modules(), *layer.ff.modules()):
+            if isinstance(module, nn.Linear) and module not in of_positions:
+                layers.append(module)
+    return [module.weight for module in layers]
+
+
+def matrices_of_muon(model: Body, config: TrainConfig) -> list[Tensor]:
+    """The matrices that Muon updates: those that mix features of hidden states, and with `muon_positions` those of the
+    position encodings."""
+    matrices = hidden_matrices(model)
+    if config.muon_positions:
+        known = set(matrices)
+        inside = [module for layer in model.layers for module in layer.attn.pos.modules()]
+        weights = [module.weight for module in inside if isinstance(module, nn.Linear)]
+        matrices += [weight for weight in dict.fromkeys(weights) if weight not in known]
+    return matrices
 
 
 def tensors_kept(

@@ -25,7 +25,7 @@ from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
 from txl.training.finite import NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
-from txl.training.optim import Optimizers, Plateau, hidden_matrices, learning_rate
+from txl.training.optim import Optimizers, Plateau, learning_rate, matrices_of_muon
 from txl.training.sharding import reshard
 
 
@@ -79,7 +79,7 @@ class TrainState:
         if ranks.world > 1 and not model.is_sharded:  # every parameter gets a gradient in every step
             self.nats = DistributedDataParallel(self.nats, gradient_as_bucket_view=True)
             self._fix_gradient_buckets()
-        self.optimizers = Optimizers(model.named_parameters(), config, hidden_matrices(model))
+        self.optimizers = Optimizers(model.named_parameters(), config, matrices_of_muon(model, config))
         self.average = WeightAverage(model, config.ema)
         self.plateau = Plateau(config)
         self.progress = Progress()
@@ -139,6 +139,16 @@ class TrainState:
         self.progress.batch += 1
         self.progress.n_token += target_BT.numel() * self.ranks.world
         return nll_BT
+
+    def context_now(self) -> Context:
+        """The context of the next update: its memory is as long as drawn, the same on all ranks and after a resume."""
+        interval, longest = self.config.draw_mem_len, self.context.mem_len
+        if not interval:
+            return self.context
+        draw = torch.Generator().manual_seed(self.config.seed + 7919 * (self.progress.step // interval))
+        shortest = 1 if self.context.same_length else 0
+        mem_len = int(torch.randint(shortest, longest + 1, (), generator=draw))
+        return dataclasses.replace(self.context, mem_len=mem_len)
 
     def next_epoch(self) -> None:
         """Begin the text again, with an empty memory."""
@@ -220,7 +230,7 @@ class TrainState:
         self.progress = Progress(**{"n_token": n_token, **saved})
 
     def _backward(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None) -> Tensor:
-        nats, n_chunk = self.nats, self.config.batch_chunk
+        nats, n_chunk, context = self.nats, self.config.batch_chunk, self.context_now()
         memories: list[Memory | None] = []
         nlls, own = [], []
         since = [None] * n_chunk if since_BT is None else since_BT.chunk(n_chunk)
@@ -230,7 +240,7 @@ class TrainState:
                 if memory is not None and self.config.swap_mem:
                     memory = memory.to(self.ranks.device)
                 with autocast(self.ranks.device, self.dtype):
-                    loss_BT, nll_BT, memory, of_memory = nats(input_part, target_part, memory, self.context, since_part)
+                    loss_BT, nll_BT, memory, of_memory = nats(input_part, target_part, memory, context, since_part)
                 loss = loss_BT.mean() / n_chunk
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             nlls.append(nll_BT)

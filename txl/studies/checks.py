@@ -1,0 +1,81 @@
+"""What is found out of a study before its first training: texts that are not there, contrasts that never come."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from txl.cli.flags import read_flags
+from txl.config import UsageError, build, require
+from txl.data_utils.checks import Checks
+from txl.data_utils.config import DataConfig
+from txl.data_utils.datasets import DATA_SETS
+from txl.data_utils.remote import is_remote, names_in
+from txl.data_utils.texts import Texts
+from txl.studies.columns import expected_columns
+from txl.studies.plan import Flags, Study, words
+from txl.studies.runner import TRAINING
+
+
+def require_texts(study: Study) -> None:
+    """Raise `UsageError` if a text that the study reads is not there, as far as that is known before a training: not of
+    what is fetched from elsewhere, and not what another model was trained on."""
+    for name, flags in study.variants.items():
+        texts = _texts_of(flags, f"{study.name}: runs: {name}")
+        if texts is None:
+            continue
+        _require(texts, ("train", "valid"), f"{study.name}: runs: {name}")
+        for evaluation, own in study.evaluations.items():
+            place = f"{study.name}: evaluations: {evaluation}"
+            if "text" in own:
+                path = Path(str(own["text"]))
+                is_there = str(path) == "-" or "{run}" in str(path) or path.is_file()
+                require(is_there, f"{place}: {path}: no such file; name the text that is scored")
+            elif "data" not in own:
+                split = own.get("split", "all")
+                _require(texts, () if split == "all" else (split,), place)
+
+
+def require_columns(study: Study) -> None:
+    """Raise `UsageError` if a contrast names a column that no evaluation gives."""
+    for name, contrast in study.contrasts.items():
+        for run, column in (*contrast.of, *contrast.against):
+            columns = columns_of_run(study, run)
+            there = f"no such column of {run!r}; there are {'; '.join(columns)}"
+            require(column in columns, f"{study.name}: contrasts.{name}: {column!r}: {there}")
+
+
+def columns_of_run(study: Study, run: str) -> list[str]:
+    """The columns that a run of the study will have."""
+    texts = _texts_of(study.variants[run], f"{study.name}: runs: {run}")
+
+    def held_out() -> Sequence[str]:
+        both = ("valid", "test")
+        return both if texts is None else [split for split in both if texts.is_there(split)]
+
+    evaluations = study.evaluations.items()
+    columns = [column for name, flags in evaluations for column in expected_columns(name, flags, held_out)]
+    return [*columns, *study.best]
+
+
+def _texts_of(flags: Flags, place: str) -> Texts | None:
+    """The text of a run; None if what is there cannot be known yet."""
+    typed = read_flags(words(flags, Path("run")), *TRAINING, description="")
+    config: Any = build(DataConfig, typed)
+    is_elsewhere = any(map(is_remote, names_in(config.data)))
+    is_of_another = "init_from" in typed and "data" not in typed
+    if is_elsewhere or is_of_another or config.dataset == "pydoc":  # which writes its text
+        return None
+    try:
+        with tempfile.TemporaryDirectory() as nowhere:
+            return DATA_SETS[config.dataset].texts(config, Checks(Path(nowhere)))
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _require(texts: Texts, splits: Sequence[str], place: str) -> None:
+    try:
+        for split in splits:
+            texts.require(split)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None

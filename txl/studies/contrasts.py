@@ -1,0 +1,123 @@
+"""The contrasts of a study as they were fixed: noted before the first reading of theirs, with a digest.
+
+A contrast that is changed or added when readings of it are there was chosen with figures in sight; it is reported as
+exploratory. One that is taken out of the study file stays in the notes, and is reported and corrected for, too, once
+readings of it are there.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from txl.config import UsageError
+from txl.evaluation.report import write_json
+from txl.runtime.records import read_json, require_fields
+from txl.studies.plan import Contrast, Study, tasks
+from txl.studies.runner import finished
+
+NOTES = "contrasts.json"
+"""In the folder of a study's results."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A contrast of a study, as it was noted.
+
+    Attributes:
+        of, against: its readings, of a run and a column each.
+        metric: of the study.
+        readings: how many of them had been made when it was noted.
+        day: when that was.
+        is_asked: it is in the study file still.
+    """
+
+    name: str
+    of: list[list[str]]
+    against: list[list[str]]
+    metric: str
+    readings: int
+    day: str
+    is_asked: bool = True
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it was noted before the first of its readings."""
+        return self.readings == 0
+
+    @property
+    def contrast(self) -> Contrast:
+        """What is compared."""
+        of, against = (tuple((run, column) for run, column in side) for side in (self.of, self.against))
+        return Contrast(of, against)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What must not change."""
+        return {"name": self.name, "of": self.of, "against": self.against, "metric": self.metric}
+
+
+def digest_of(noted: Iterable[Noted]) -> str:
+    """Of the contrasts that were fixed: SHA-256 of their content as JSON, in hexadecimal digits."""
+    content = sorted(json.dumps(one.content, sort_keys=True) for one in noted if one.is_fixed)
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+
+def note_contrasts(study: Study, runs: Path, folder: Path) -> list[Noted]:
+    """Note the contrasts of a study in the folder of its results, those that are there already as they were noted.
+
+    Raises:
+        UsageError: if the notes are damaged.
+    """
+    before, noted = read_notes(folder), []
+    known = {json.dumps(one.content, sort_keys=True): one for one in before}
+    for name, contrast in study.contrasts.items():
+        of, against = ([list(reading) for reading in side] for side in contrast)
+        n_reading = readings_made(study, contrast, runs)
+        new = Noted(name, of, against, study.metric, n_reading, time.strftime("%Y-%m-%d"))
+        old = known.pop(json.dumps(new.content, sort_keys=True), None)
+        noted.append(new if old is None else Noted(**{**asdict(old), "is_asked": True}))
+    for old in known.values():
+        if readings_made(study, old.contrast, runs):
+            noted.append(Noted(**{**asdict(old), "is_asked": False}))
+    if noted != before:
+        write_json(folder / NOTES, {"digest": digest_of(noted), "contrasts": [asdict(one) for one in noted]})
+    return noted
+
+
+def read_notes(folder: Path) -> list[Noted]:
+    """The contrasts that were noted in a folder; none where there are no notes."""
+    path = folder / NOTES
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise _damaged(path, error) from None
+    try:
+        noted = [Noted(**require_fields(one, Noted)) for one in content["contrasts"]]
+        if digest_of(noted) != content["digest"]:
+            raise ValueError("its digest is that of other contrasts")
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(path, error) from None
+    return noted
+
+
+def _damaged(path: Path, why: object) -> UsageError:
+    return UsageError(f"{path}: damaged or changed ({why}); restore it, or name another --folder")
+
+
+def readings_made(study: Study, contrast: Contrast, runs: Path) -> int:
+    """How many of the readings of a contrast have been made, over all seeds."""
+    readings = {*contrast.of, *contrast.against}
+    n_made = 0
+    for task in tasks(study, runs):
+        columns = [column for run, column in readings if run == task.variant]
+        if not columns:
+            continue
+        made = finished(task).get("evaluations", {})
+        n_made += sum(study.evaluation_of(column) in made for column in columns)
+    return n_made
