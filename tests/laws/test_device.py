@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.laws.conftest import SHAPES, SMALL, build
 from txl import Context, ModelConfig, Span, TransformerXL
 from txl.attention_rules.paths import use_attention
+from txl.model.memory import Reading, State
 from txl.ops.rel_attention.dense import dense
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -82,13 +83,14 @@ def test_a_layer_compiles_into_one_graph_for_every_length_of_its_memory() -> Non
         return graph.forward
 
     layer = torch.compile(model.layers[0], fullgraph=True, backend=counted)
-    made = []
+    context, made = Context(tgt_len=4, mem_len=11), []
     for n_mem in (0, 4, 8, 11):
-        span = Span.of(Context(tgt_len=4, mem_len=11), n_mem=n_mem, n_new=4)
-        x_BTD, mem_BMD = torch.randn(2, 4, 8, requires_grad=True), torch.randn(2, n_mem, 8)
-        feats = model.layers[0].attn.pos.prepare(span, like=x_BTD)
+        span = Span.of(context, n_mem=n_mem, n_new=4)
+        x_BTD, state = torch.randn(2, 4, 8, requires_grad=True), State(torch.randn(2, n_mem, 8))
+        reading = Reading(context, span, model.layers[0].attn.pos, like=x_BTD).prepared()
         with torch.autocast("cpu", torch.bfloat16):
-            out_BTD = layer(x_BTD, mem_BMD, feats, span)
+            out_BTD, after = layer(x_BTD, state, reading)
+        assert after.hidden_BMD.shape[1] == min(11, n_mem + 4)
         out_BTD.square().sum().backward()
         assert x_BTD.grad.isfinite().all()
         made.append(len(graphs))

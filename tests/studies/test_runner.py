@@ -533,6 +533,7 @@ def test_a_study_that_is_asked_to_stop_asks_its_programs(
 ) -> None:
     """A program that has saved and ends with 0 is not taken for a finished training, and no other begins."""
     monkeypatch.chdir(tmp_path)
+    write_splits(Path("data/wikitext-103"))
     program = tmp_path / "program"
     program.write_text(STANDS_IN.format(python=sys.executable))
     program.chmod(0o755)

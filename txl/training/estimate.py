@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from txl.config import Context, ModelConfig, require
 from txl.memory import full_memory, n_kept_at_most
 from txl.model.autocast import autocast
+from txl.model.layer import run_layers
 from txl.model.memory import Reading, State
 from txl.model.parts import build_layer, build_position_encodings
 from txl.model.sizes import model_without_values
@@ -177,19 +178,20 @@ def run_layer(layer: Any, shape: ModelConfig, context: Context, n_stream: int, *
     weight, rule = layer.attn.v_net.weight, layer.memory
     n_new = -(-(context.tgt_len + context.ext_len) // n_part)
     context = dataclasses.replace(context, lookup_len=min(context.lookup_len, shape.lookup_k))  # others leave nothing
-    was_training = layer.training
+    was_training, was_recomputed = layer.training, layer.recompute
     layer.train()
+    layer.recompute, run = False, rule.run or run_layers
     # training must not depend on this
     with torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []):
         first = state = rule.full(shape, context, n_stream, like=weight.detach())
         for _ in range(n_part):
             h_BTD = weight.new_zeros(n_stream, n_new, shape.d_model, requires_grad=True)
             span = Span.of(context, n_mem=rule.n_kept(state), n_new=n_new)
-            reading = Reading(context, span, layer.attn.pos, like=h_BTD).prepared()
-            _, after = layer(h_BTD, state, reading)
+            _, (after,) = run([layer], h_BTD, (state,), Reading(context, span, layer.attn.pos, like=h_BTD))
             if rule.traits.keeps_places:  # one that does not drops states by their values
                 state = after
     layer.train(was_training)
+    layer.recompute = was_recomputed
     return first
 
 
