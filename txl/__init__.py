@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from txl.model.span import Span
     from txl.model.streams import Memory
     from txl.model.transformer import TransformerXL
+    from txl.plugins import plugin
 
 __version__ = "0.2.0"
 __all__ = [
@@ -24,8 +25,10 @@ __all__ = [
     "TransformerXL",
     "__version__",
     "load",
+    "plugin",
 ]
 _HOMES = {
+    "plugin": "plugins",
     "load": "language.model",
     "LanguageModel": "language.model",
     "Context": "config",

@@ -116,7 +116,7 @@ class Checked:
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             for one in value if isinstance(value, tuple | list) else (value,):
-                _check(f, one)
+                check_field(f, one)
 
 
 def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
@@ -125,7 +125,8 @@ def build(cls: type, asked: Mapping[str, Any], **base: Any) -> Any:
     return cls(**{**base, **{name: value for name, value in asked.items() if name in names}})
 
 
-def _check(f: Field, value: Any) -> None:
+def check_field(f: Field, value: Any) -> None:
+    """Raise `UsageError` if a value is not among the choices, or out of the bounds, of a field made by `option`."""
     require(value != "", f"--{f.name} is empty: give it a value, or leave the flag out")
     if get_origin(f.type) is Literal and value not in get_args(f.type):
         raise UsageError(f"--{f.name} {value}: no such choice; there are {', '.join(map(str, get_args(f.type)))}")
@@ -157,9 +158,7 @@ class ModelConfig(Checked):
     reversible: bool = option(
         False, "reversible layers: inputs are recomputed from outputs, so no activations are kept; needs --pre_lnorm"
     )
-    gate: Literal["none", "gru", "input", "output", "highway", "sigmoid_tanh"] = option(
-        "none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum"
-    )
+    gate: str = option("none", "gate in place of each residual sum, as in GTrXL; needs --pre_lnorm; none: the sum")
     gate_bias: float = option(
         2.0,
         "what the bias of gates begins at: the larger, the nearer is a layer to one that does nothing",
@@ -181,7 +180,7 @@ class ModelConfig(Checked):
     )
     n_bucket: int = option(32, "buckets of distances", minimum=1, maximum=1024)
     count_back: bool = option(False, "positions count from the end", flag=False)
-    attention: Literal["softmax", "performer", "lsh"] = option(
+    attention: str = option(
         "softmax",
         "attention rule; performer: random features, linear in the length; lsh: within the buckets of a hash",
         section="attention rule",
@@ -213,6 +212,8 @@ class ModelConfig(Checked):
     span_ramp: int = option(64, "tokens of that ramp", **SIZE)
     span_loss: float = option(1e-6, "what a token of the mean span adds to the loss, per layer", minimum=0)
     neural_layers: Literal[1, 2] = option(1, "layers of the network that remembers")
+    own: dict[str, Any] = field(default_factory=dict, metadata={"flag": False, "bounds": {}, "when": (), "help": ""})
+    """Settings of parts that are defined in files of one's own, see `txl.plugins`."""
 
     def __post_init__(self) -> None:
         if self.d_embed < 0:

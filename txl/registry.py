@@ -7,8 +7,14 @@ from typing import Any
 from txl.config import UsageError
 
 
+class NoSuchPart(UsageError, KeyError):
+    """A name that is not in a registry."""
+
+    __str__ = Exception.__str__  # a KeyError quotes its message
+
+
 class Registry(Mapping[str, Any]):
-    """The classes of one kind of part, by name.
+    """The classes of one kind of part, by name; those of files of your own too, see `txl.plugins`.
 
     Args:
         flag: that names one.
@@ -24,6 +30,11 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name in self._added:
             return self._added[name]
+        if name not in self._places:
+            raise NoSuchPart(
+                f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}; the file that defines one of "
+                f"your own is named with --plugin"
+            )
         module, _, attribute = self._places[name].partition(":")
         return getattr(import_module(module), attribute)
 
@@ -41,12 +52,6 @@ class Registry(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._places or name in self._added
-
-    def named(self, name: str) -> Any:
-        """The class of this name. Raises `UsageError` if there is none."""
-        if name not in self:
-            raise UsageError(f"--{self.flag} {name}: no such {self.kind}; there are {', '.join(self)}")
-        return self[name]
 
 
 POSITIONS = Registry(
@@ -97,6 +102,7 @@ GATES = Registry(
     "gate",
     {
         "gru": "txl.stacks.gates:GRUGate",
+        "input": "txl.stacks.gates:InputGate",
         "output": "txl.stacks.gates:OutputGate",
         "highway": "txl.stacks.gates:HighwayGate",
         "sigmoid_tanh": "txl.stacks.gates:SigmoidTanhGate",

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from txl import Context, ModelConfig, TransformerXL
-from txl.stacks.gates import GATES, Gate
+from txl.registry import GATES
+from txl.stacks.gates import Gate
 from txl.training.config import TrainConfig
 from txl.training.init import init_weights
 

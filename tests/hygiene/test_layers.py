@@ -16,6 +16,7 @@ ROOMS = [
     {"model"},
     {"memory", "positions", "stacks"},
     {"attention_rules"},
+    {"plugins"},
     {"inference"},
     {"checkpoint", "convert", "agents"},
     {"evaluation", "generation"},

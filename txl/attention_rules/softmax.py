@@ -28,7 +28,7 @@ class SoftmaxAttention(RelativeSoftmax):
     @classmethod
     def of_model(cls, config: ModelConfig, *, dropatt: float = 0.0) -> RelativeSoftmax:
         """See `AttentionRule.of_model`: the paper's where that is all that a model needs."""
-        weighs_keys = MEMORIES.named(config.memory).traits.weighs_keys
+        weighs_keys = MEMORIES[config.memory].traits.weighs_keys
         if POSITIONS[config.position].is_relative() and not weighs_keys:
             return RelativeSoftmax(config, dropatt=dropatt)
         return cls(config, dropatt=dropatt)

@@ -15,12 +15,18 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
-from txl.config import UsageError, require
+from txl.config import ModelConfig, UsageError, require
 from txl.model.axes import readers
-from txl.registry import MEMORIES, POSITIONS
+from txl.plugins import PLUGIN_HELP, settings_of_plugins
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
 
 Typed = dict[str, Any]
-_REGISTRIES = {"position": POSITIONS, "memory": MEMORIES}
+_CHOICES = {
+    "position": POSITIONS,
+    "memory": MEMORIES,
+    "attention": ATTENTION_RULES,
+    "gate": ["none", *GATES],
+}
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -137,6 +143,8 @@ def _underscored(word: str) -> str:
 def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: Sequence[str]) -> None:
     """Add a flag for each field, in groups: the `first` ones, then the sections of the classes."""
     parser.add_argument("--help", "-h", action="help", help="show this text and exit")
+    # read before all others, by `txl.cli.run`: it may add flags
+    parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     groups: dict[str, list[tuple[Field, Any]]] = {"most used": []}
     for cls in classes:
         section, hints = re.split(r"\.(?=\s+[A-Z]|\s*$)", cls.__doc__ or "")[0], typing.get_type_hints(cls)
@@ -144,6 +152,9 @@ def _add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], first: 
             section = f.metadata.get("section") or section
             if f.metadata.get("flag", True):
                 groups.setdefault("most used" if f.name in first else section, []).append((f, hints[f.name]))
+    for cls in settings_of_plugins() if ModelConfig in classes else ():
+        hints = typing.get_type_hints(cls)
+        groups["of your own"] = [(f, hints[f.name]) for f in fields(cls)]
     groups["most used"].sort(key=lambda one: first.index(one[0].name))
     for title, members in groups.items():
         group = parser.add_argument_group(title)
@@ -160,8 +171,8 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         return
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if f.name in _REGISTRIES:
-        group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
+    if f.name in _CHOICES:
+        group.add_argument(f"--{f.name}", choices=_CHOICES[f.name], **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)
     elif typing.get_origin(hint) is Literal:

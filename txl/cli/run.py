@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from txl.config import UsageError
+from txl.plugins import without_plugins
 from txl.runtime.distributed import LostContactError
 from txl.runtime.log import print_error, print_notices
 from txl.training.step import NonFiniteError
@@ -33,7 +34,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     message = ""
     try:
         _prepare_streams()
-        status = main(sys.argv[1:]) or 0
+        status = main(without_plugins(sys.argv[1:])) or 0
         sys.stdout.flush()
     except UsageError as error:
         status, message = 2, str(error)

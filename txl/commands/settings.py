@@ -16,6 +16,7 @@ from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
 from txl.model.refusals import require_masks_documents, require_works
 from txl.model.rule import MemoryRule
+from txl.plugins import require_same_own
 from txl.registry import MEMORIES
 from txl.runtime.distributed import Ranks
 from txl.training.config import TrainConfig
@@ -55,6 +56,7 @@ def resolved(typed: Typed, ranks: Ranks, run_folder: Path, *, restarted: bool) -
     checkpoint = open_run(run_folder, fixed, ranks, restarted=restarted)
     if checkpoint is None:
         return new_settings(typed, ranks, _initial_model(fixed))
+    require_same_own(typed, checkpoint.model_config)
     train = build(TrainConfig, typed, **saved_settings(checkpoint))
     data = build(DataConfig, typed, **data_settings(checkpoint.record, checkpoint.folder, typed))
     context = build(Context, typed, **as_dict(checkpoint.context))
@@ -150,6 +152,7 @@ def _initial_model(typed: Typed) -> LanguageModel | None:
         return None
     source = typed["init_from"]
     found = LanguageModel.open(source, vocabulary=typed.get("vocabulary"), dataset=typed.get("dataset"), device="cpu")
+    require_same_own(typed, found.model_config)
     for f in dataclasses.fields(ModelConfig):
         has, asked = getattr(found.model_config, f.name), typed.get(f.name)
         if f.name in typed and has != (found.model_config.d_model if f.name == "d_embed" and asked == -1 else asked):

@@ -1,27 +1,29 @@
-"""Which position encodings, attention rules and memories read a setting."""
+"""Which position encodings, attention rules, memories and gates read a setting."""
 
 from typing import Any, NamedTuple
 
-from txl.registry import ATTENTION_RULES, MEMORIES, POSITIONS
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
 
-AXES = ("position", "attention", "memory")
+AXES = ("position", "attention", "memory", "gate")
 """Flags that choose one of several, each with settings of its own."""
 
 
 class Readers(NamedTuple):
-    """Names of the encodings, rules and memories that read a setting. Empty: every model uses it."""
+    """Names of the parts that read a setting. Empty: every model uses it."""
 
     position: tuple[str, ...]
     attention: tuple[str, ...]
     memory: tuple[str, ...]
+    gate: tuple[str, ...]
 
 
 def readers(name: str) -> Readers:
-    """The encodings, rules and memories that read a setting."""
+    """The parts that read a setting."""
     return Readers(
         tuple(key for key, cls in POSITIONS.items() if name in cls.reads()),
         tuple(key for key, cls in ATTENTION_RULES.items() if name in cls.settings),
         tuple(key for key, cls in MEMORIES.items() if name in cls.settings),
+        tuple(key for key, cls in GATES.items() if name in cls.settings),
     )
 
 

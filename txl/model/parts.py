@@ -21,7 +21,7 @@ def build_layers(config: ModelConfig, *, dropout: float, dropatt: float) -> Any:
 
 def build_layer(config: ModelConfig, pos: Any, *, index: int, dropout: float, dropatt: float) -> Layer:
     """A layer, counted from 0, with its position encoding."""
-    rule = ATTENTION_RULES.named(config.attention).of_model(config, dropatt=dropatt)
+    rule = ATTENTION_RULES[config.attention].of_model(config, dropatt=dropatt)
     attn = pos.attention_class()(config, pos, rule)
     memory = build_memory_rule(config, index)
     require(
@@ -48,7 +48,7 @@ def build_position_encodings(config: ModelConfig, *, dropout: float = 0.0) -> li
     Raises:
         UsageError: if there is no such encoding, or it does not support these sizes.
     """
-    cls = POSITIONS.named(config.position)
+    cls = POSITIONS[config.position]
     first, *rest = (cls(config, dropout=dropout) for _ in range(config.n_layer))
     for layer, encoding in enumerate(rest, start=1):
         encoding.layer = layer
@@ -68,7 +68,7 @@ def build_gate(config: ModelConfig) -> nn.Module | None:
     """The gate that a configuration names; None: the residual sum."""
     if config.gate == "none":
         return None
-    return GATES.named(config.gate)(config)
+    return GATES[config.gate](config)
 
 
 def run_of(config: ModelConfig) -> Run:

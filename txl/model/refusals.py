@@ -39,7 +39,7 @@ def require_works(memory: str, settings: Any, *, can_change: bool = True) -> Non
     Args:
         can_change: another memory can be chosen, as for a new model; False: the model is trained.
     """
-    for name, allowed in MEMORIES.named(memory).traits.works_with.items():
+    for name, allowed in MEMORIES[memory].traits.works_with.items():
         given = getattr(settings, name, None)
         values = given if isinstance(given, tuple) else (given,)  # several lengths may be compared
         refused = [value for value in values if value is not None and value not in allowed]

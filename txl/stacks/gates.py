@@ -1,5 +1,7 @@
 """Gates in place of residual sums. Source: GTrXL, Parisotto et al. 2020 (arXiv 1910.06764), sec. 3.2."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,8 @@ class Gate(nn.Module):
     (`pre_lnorm`), ReLU after it.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Fields of `ModelConfig` that only it reads."""
     matrices: tuple[int, ...]
     """Of each product, how many (D, D) matrices stand below each other in it."""
     is_biased = True
@@ -101,17 +105,3 @@ class GRUGate(Gate):
         z_BTD = torch.sigmoid(w_z + u_z - self.b_D)
         h_BTD = torch.tanh(w_h + u_h(torch.sigmoid(w_r + u_r) * x_BTD))
         return x_BTD + z_BTD * (h_BTD - x_BTD)
-
-
-GATES: dict[str, type[Gate]] = {
-    "gru": GRUGate,
-    "input": InputGate,
-    "output": OutputGate,
-    "highway": HighwayGate,
-    "sigmoid_tanh": SigmoidTanhGate,
-}
-
-
-def build_gate(config: ModelConfig) -> Gate | None:
-    """The gate that a configuration names; None: the residual sum."""
-    return GATES[config.gate](config) if config.gate != "none" else None

@@ -1,0 +1,169 @@
+"""Parts of a model that a file outside the package defines."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import txl
+from tests.cli.conftest import Here
+from txl import Context, ModelConfig, TransformerXL, plugins
+from txl.config import UsageError
+from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
+
+MEMORY = """
+from dataclasses import dataclass
+
+import torch
+
+from txl.config import option
+from txl.memory import MemoryRule, State
+
+
+class LastState(MemoryRule):
+    name = "last_state"
+
+    @dataclass
+    class Settings:
+        last_n: int = option(1, "states of a segment that stay", minimum=1)
+
+    def __init__(self, config):
+        super().__init__()
+        self.n = config.own["last_n"]
+
+    @classmethod
+    def empty(cls, config, batch_size, *, like):
+        return State(like.new_empty(batch_size, 0, config.d_model))
+
+    @classmethod
+    def full(cls, config, context, batch_size, *, like):
+        return State(like.new_zeros(batch_size, config.own["last_n"], config.d_model))
+
+    def forward(self, layer, h_BTD, state, reading):
+        out_BTD = layer.attend(h_BTD, state.hidden_BMD, reading.feats, reading.span)
+        return out_BTD, State(h_BTD[:, -self.n :].detach().clone())
+"""
+OTHERS = """
+import torch
+from torch import nn
+
+from txl.model.attention import RelativeSoftmax
+from txl.positions.base import PositionEncoding, rows_to_pairs
+from txl.stacks.gates import Gate
+
+
+class Slope(PositionEncoding):
+    name = "slope"
+    by_distance = True
+
+    def prepare(self, span, like):
+        return span.distances_S(like.device)[:, None].to(like.dtype)
+
+    def score(self, q_BNTH, k_BNSH, feats, span):
+        return -0.1 * rows_to_pairs(feats, span.n_new)
+
+
+class Half(Gate):
+    name = "half"
+    matrices = ()
+
+    def joined(self, x_BTD, y_BTD):
+        return x_BTD + y_BTD / 2
+
+
+class Uniform(nn.Module):
+    name = "uniform"
+    shared_qk = False
+    impl, keep_mib, settings = "auto", 0, ()
+
+    @classmethod
+    def of_model(cls, config, *, dropatt=0.0):
+        return cls()
+
+    def forward(self, q_BNTH, k_BNSH, v_BNSH, *, pos, feats, span):
+        mask_TS = span.mask(q_BNTH.device).to(v_BNSH.dtype)
+        return mask_TS / mask_TS.sum(-1, keepdim=True) @ v_BNSH
+"""
+TINY = {"n_token": 9, "n_layer": 2, "n_head": 2, "d_head": 4, "d_model": 8, "d_inner": 8}
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What a file defines is there in its own process only; here it is taken back."""
+    yield
+    plugins._loaded.clear()
+    for registry in (MEMORIES, POSITIONS, ATTENTION_RULES, GATES):
+        registry._added.clear()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    path = tmp_path / "my_memory.py"
+    path.write_text(MEMORY)
+    return path
+
+
+def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: Here, memory: Path) -> None:
+    with_it = f"--plugin {memory}"
+    train = f"train {with_it} --memory last_state --max_step 2"
+    here(f"{train} --last_n 3 --work_dir run --overwrite")
+    saved = json.loads(next(Path("run").glob("step_*/config.json")).read_text())["model"]
+    assert (saved["memory"], saved["own"]) == ("last_state", {"last_n": 3})
+    here(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4")
+    assert "had" not in here(f"eval --plugin={memory} --work_dir run --split test --mem_len 0").out
+    here(f"generate {with_it} --work_dir run --prompt ba --length 3")
+    other = here.refused(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4 --last_n 2")
+    assert other.endswith("--last_n 2: the model has 3; leave the flag out")
+    plugins._loaded.clear()
+    MEMORIES._added.clear()
+    missing = here.refused("eval --work_dir run --split test")
+    assert "--memory last_state: no such memory; there are fifo, " in missing
+    assert missing.endswith("the file that defines one of your own is named with --plugin")
+
+
+def test_a_flag_of_a_part_that_is_not_chosen_is_refused(here: Here, memory: Path) -> None:
+    idle = here.refused(f"train --plugin {memory} --last_n 2 --work_dir new")
+    assert idle.endswith("--last_n 2: has no effect with --memory fifo, only with last_state; leave it out")
+    assert "must be at least 1" in here.refused(
+        f"train --plugin {memory} --memory last_state --last_n 0 --work_dir new"
+    )
+    assert "--last_n int" in here(f"train --plugin {memory} --help").out
+
+
+def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "others.py"
+    path.write_text(OTHERS)
+    txl.plugin(path)
+    ids = torch.randint(0, 9, (2, 5))
+    for chosen in ({"position": "slope"}, {"gate": "half", "pre_lnorm": True}, {"attention": "uniform"}):
+        model = TransformerXL(ModelConfig(**TINY, **chosen)).double()
+        first, memory = model(ids[:, :3], None, Context(tgt_len=5, mem_len=5))
+        second, _ = model(ids[:, 3:], memory, Context(tgt_len=5, mem_len=5))
+        whole, _ = model(ids, None, Context(tgt_len=5, mem_len=5))
+        torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class A:\n    name = 'a'\n", "A: no part of a model; derive it from MemoryRule, "),
+        ("x = 1\n", "defines no part; give a class a name"),
+        ("x = 1\n1 / 0\n", "ZeroDivisionError in line 2: division by zero"),
+        ("def f(:\n", "SyntaxError: "),
+        (MEMORY.replace('"last_state"', '"fifo"'), "--memory fifo: the name is taken"),
+        (MEMORY.replace("    @dataclass\n", ""), "LastState.Settings: make it a dataclass"),
+    ],
+)
+def test_what_is_no_plugin_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        txl.plugin(path)
+    assert says in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(here: Here) -> None:
+    assert "nowhere.py" in here.refused("train --plugin nowhere.py")
+    assert here.refused("train --plugin").endswith("--plugin: name a Python file")
