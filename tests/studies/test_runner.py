@@ -386,9 +386,9 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     assert [call for call in programs.called if ", lr" in call] == []
     assert programs.rates["large 2"] == 0.04
     content = json.loads(Path("out/study.json").read_text())
-    tried: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
-    tried = {lr: pytest.approx(loss) for lr, loss in tried.items()} | {"0.08": None}
-    assert content["search"]["large"] == {"lr": 0.04, "tried": tried}
+    losses: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
+    losses = {lr: pytest.approx(loss) for lr, loss in losses.items()} | {"0.08": None}
+    assert content["search"]["large"] == {"lr": 0.04, "tried": losses}
     assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
 
 
