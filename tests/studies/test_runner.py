@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,13 +19,14 @@ from tests.conftest import long_test
 from tests.forks import ENVIRONMENT, LIMIT_S, ROOT
 from tests.resume.runs import resumed_from
 from txl.config import UsageError
+from txl.runtime.lock import Lock
 from txl.studies import picture, report, runner
 from txl.studies.__main__ import main
 from txl.studies.checks import require_texts
 from txl.studies.columns import expected_columns
 from txl.studies.plan import Study, Task, read_study
 from txl.studies.results import RunFigures, best_row, tokens_until
-from txl.studies.runner import TaskError, keeps_losses, run_study
+from txl.studies.runner import TaskError, _program, keeps_losses, run_study
 from txl.studies.search import next_value
 from txl.training.step import TrainState
 
@@ -440,6 +441,23 @@ def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
     assert "large, seed 2: failed: the disk is full" in table
     cells = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][:4]
     assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {"| small": "3", "| large": "2"}
+
+
+@pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
+def test_a_failure_names_the_program(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: list[str], *, stdout: IO[bytes], **__: Any) -> subprocess.CompletedProcess[bytes]:
+        stdout.write(f"{says}\n\n".encode())
+        stdout.flush()
+        return subprocess.CompletedProcess([], 9)
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    lock = Lock(tmp_path / ".lock")
+    with pytest.raises(TaskError) as caught:
+        _program(Task("a", 1, {}, tmp_path), ["train"], n_thread=1, lock=lock)
+    lock.remove()
+    assert str(caught.value) == "txl train: " + (
+        "the disk is full" if says else f"ended with status 9; see {tmp_path / 'log.txt'}"
+    )
 
 
 def test_tokens_until_a_loss() -> None:
