@@ -446,16 +446,18 @@ def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
-def test_a_failure_names_the_program(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: list[str], *, stdout: IO[bytes], **__: Any) -> subprocess.CompletedProcess[bytes]:
-        stdout.write(f"{says}\n\n".encode())
-        stdout.flush()
-        return subprocess.CompletedProcess([], 9)
+def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
+    class Failing:
+        @staticmethod
+        def run(_: list[str], *, stdout: IO[bytes], **__: Any) -> int:
+            stdout.write(f"{says}\n\n".encode())
+            stdout.flush()
+            return 9
 
-    monkeypatch.setattr(subprocess, "run", failing)
+    programs: Any = Failing()
     lock = Lock(tmp_path / ".lock")
     with pytest.raises(TaskError) as caught:
-        _program(Task("a", 1, {}, tmp_path), ["train"], n_thread=1, lock=lock)
+        _program(Task("a", 1, {}, tmp_path), ["train"], programs=programs, n_thread=1, lock=lock)
     lock.remove()
     assert str(caught.value) == "txl train: " + (
         "the disk is full" if says else f"ended with status 9; see {tmp_path / 'log.txt'}"
