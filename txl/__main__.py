@@ -14,7 +14,7 @@ def main() -> None:
     if name in ("-h", "--help"):
         print("usage: txl PROGRAM [flags]; txl PROGRAM --help lists the flags of one\n")
         for title, program in PROGRAMS.items():
-            print(f"  {title:<9} {program.does:<68} {program.same}")
+            print(f"  {title:<11} {program.does:<68} {program.same}")
         sys.exit(0)
     print(f"txl: {name or 'no program'}: none of {', '.join(PROGRAMS)}; see txl --help", file=sys.stderr)
     sys.exit(2)

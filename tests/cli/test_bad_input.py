@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import as_of_0_2, change_record, sign
 from tests.cli.conftest import Here, change_weights, contents, half_written, pointed
 from tests.forks import ROOT
+from txl import TransformerXL
 from txl.config import ModelConfig, UsageError
 from txl.studies import __main__ as studies
 
@@ -292,7 +293,7 @@ def require_refused(here: Here, line: str, folder: Path, name: str, table: dict[
         said = here.refused(line)
         assert why in said, what
         assert str(folder) in said, what
-        assert "--" not in said, what  # it is no flag that is to blame
+        assert "--" not in said.removesuffix("--plugin"), what  # it is no flag that is to blame
         (folder / name).write_text(good)
 
 
@@ -457,10 +458,16 @@ def test_floater_says_what_it_needs(here: Here, monkeypatch: pytest.MonkeyPatch)
     assert needs in here.refused("train --position floater")
 
 
-@pytest.mark.parametrize("name", ["attention", "activation", "recurrence"])
+@pytest.mark.parametrize("name", ["activation", "recurrence"])
 def test_a_choice_that_is_not_there_is_refused_from_python_too(name: str) -> None:
     with pytest.raises(UsageError, match=f"--{name} foo: no such choice; there are {getattr(ModelConfig, name)}, "):
         ModelConfig(n_token=5, **{name: "foo"})
+
+
+@pytest.mark.parametrize("name", ["attention", "position", "memory", "gate"])
+def test_a_part_that_is_not_there_is_refused_from_python_too(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^--{name} foo: no such .*; there are .*; the file that defines one of your"):
+        TransformerXL(ModelConfig(n_token=5, pre_lnorm=True, n_position=9, **{name: "foo"}))
 
 
 def test_a_name_that_is_no_text_is_named(here: Here) -> None:

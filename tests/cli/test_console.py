@@ -73,7 +73,7 @@ def test_txl_says_what_there_is(
     assert stop.value.code == status
     assert all(program in said for program in PROGRAMS)
     assert len(said.splitlines()) == (1 if status else 2 + len(PROGRAMS))
-    assert max(map(len, said.splitlines())) <= 120
+    assert max(map(len, said.splitlines())) <= 140
 
 
 class Stopped(Exception):

@@ -119,7 +119,7 @@ def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: 
     plugins._loaded.clear()
     MEMORIES._added.clear()
     missing = here.refused("eval --work_dir run --split test")
-    assert "--memory last_state: no such memory; there are fifo, " in missing
+    assert "config.json: memory last_state: no such memory; there are fifo, " in missing
     assert missing.endswith("the file that defines one of your own is named with --plugin")
 
 

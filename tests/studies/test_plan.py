@@ -57,8 +57,12 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_study_of_the_docs_is_one(tmp_path: Path) -> None:
     page = (ROOT / "docs/studies.md").read_text()
-    (text,) = re.findall("^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert read_study(written(tmp_path, text)).contrasts
+    texts = re.findall("^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    study = read_study(written(tmp_path, "\n".join(texts)))
+    assert study.contrasts
+    assert study.reruns
+    assert study.search
+    assert study.best
 
 
 def test_runs_times_grid_times_seeds(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -28,7 +28,7 @@ from txl.studies.checks import require_texts
 from txl.studies.columns import expected_columns
 from txl.studies.plan import Study, Task, read_study
 from txl.studies.results import RunFigures, best_row, tokens_until
-from txl.studies.runner import TaskError, keeps_losses, run_study
+from txl.studies.runner import TaskError, _program, keeps_losses, run_study
 from txl.studies.search import next_value
 from txl.training.step import TrainState
 
@@ -389,9 +389,9 @@ def test_a_rate_is_searched_for_every_row_alike(programs: Programs) -> None:
     assert [call for call in programs.called if ", lr" in call] == []
     assert programs.rates["large 2"] == 0.04
     content = json.loads(Path("out/study.json").read_text())
-    tried: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
-    tried = {lr: pytest.approx(loss) for lr, loss in tried.items()} | {"0.08": None}
-    assert content["search"]["large"] == {"lr": 0.04, "tried": tried}
+    losses: dict[str, Any] = {f"{lr:g}": 5 + abs(math.log(lr / 0.04)) for lr in (0.01, 0.005, 0.02, 0.04)}
+    losses = {lr: pytest.approx(loss) for lr, loss in losses.items()} | {"0.08": None}
+    assert content["search"]["large"] == {"lr": 0.04, "tried": losses}
     assert "| large | 0.04 | 0.005: 7.0794; " in Path("out/table.md").read_text()
 
 
@@ -443,6 +443,25 @@ def test_a_failed_run_is_named_and_stops_no_other(programs: Programs) -> None:
     assert "large, seed 2: failed: the disk is full" in table
     cells = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][:4]
     assert {line[0]: line[1] for line in cells if line[0] in ("| small", "| large")} == {"| small": "3", "| large": "2"}
+
+
+@pytest.mark.parametrize("says", ["txl train: the disk is full", "the disk is full", ""])
+def test_a_failure_names_the_program(says: str, tmp_path: Path) -> None:
+    class Failing:
+        @staticmethod
+        def run(_: list[str], *, stdout: IO[bytes], **__: Any) -> int:
+            stdout.write(f"{says}\n\n".encode())
+            stdout.flush()
+            return 9
+
+    programs: Any = Failing()
+    lock = Lock(tmp_path / ".lock")
+    with pytest.raises(TaskError) as caught:
+        _program(Task("a", 1, {}, tmp_path), ["train"], programs=programs, n_thread=1, lock=lock)
+    lock.remove()
+    assert str(caught.value) == "txl train: " + (
+        "the disk is full" if says else f"ended with status 9; see {tmp_path / 'log.txt'}"
+    )
 
 
 def test_tokens_until_a_loss() -> None:

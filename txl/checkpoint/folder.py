@@ -22,6 +22,7 @@ from pathlib import Path
 
 from txl.config import UsageError
 from txl.files import content_of, discard, written_whole
+from txl.registry import NoSuchPart
 
 RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
 STREAMS = "streams_{:05d}_{:05d}.safetensors"
@@ -101,8 +102,11 @@ def damaged(path: Path, why: object = "missing, truncated or damaged") -> UsageE
     """The error for a damaged file of a checkpoint.
 
     Args:
-        why: an error; flags and remedies in it are left out, since the values come from a file.
+        why: an error; flags and remedies in it are left out, since the values come from a file, but for parts that
+            are not there.
     """
+    if isinstance(why, NoSuchPart):
+        return UsageError(f"{path}: {str(why).removeprefix('--')}")
     reason = str(why).replace("--", "").partition(";")[0]
     return UsageError(f"{path}: {reason}; use another checkpoint of the run, or train again")
 

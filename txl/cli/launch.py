@@ -41,6 +41,11 @@ PROGRAMS = {
     "study": Program(
         "txl.studies.__main__", "a grid of trainings with seeds, and a table of what they show", "python -m txl.studies"
     ),
+    "occurrences": Program(
+        "txl.studies.occurrences",
+        "two readings of a study, by where a token stood last",
+        "python -m txl.studies.occurrences",
+    ),
     "lm_eval": Program("txl.lm_eval", "lm-evaluation-harness on a model", "python -m txl.lm_eval"),
 }
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}

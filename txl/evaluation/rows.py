@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from txl.config import Context
 from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance
 from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.measures.peak_memory import PeakMemory
 from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch
-from txl.evaluation.reading import Reading, ScoredRows
+from txl.evaluation.reading import Reading, ScoredRows, Segments
 from txl.evaluation.score import Score, evaluate, require_finite, score_text
 from txl.model.autocast import require_in_range
 from txl.model.transformer import TransformerXL
@@ -111,23 +112,10 @@ def row_of_split(
         with_attention: read the split a second time for attention by distance.
     """
     context, n_segment = reading.context, sum(map(len, streams))
-    watches = [one for one in (watch, token_watch) if one is not None]
-
-    def seen(nll_N: Tensor) -> None:
-        for one in watches:
-            one.add(nll_N)
-
-    observe = seen if watches else None
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
-    shares = []
+    watches = [one for one in (watch, token_watch) if one is not None]
     with progress(f"{split} mem_len {reading.asked.mem_len}", n_segment, shown=ranks.is_main) as bar:
-        for stream in streams:
-            segments = ticking(stream, bar)
-            for one in watches:
-                segments = one.segments(segments, stream.first_B)
-            shares.append(
-                evaluate(model, segments, context, predictor=reading.predictor, observe=observe if watches else None)
-            )
+        shares = [_watched(stream, reading, model, watches, bar) for stream in streams]
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
     require_finite(score.nats, split)
@@ -151,6 +139,25 @@ def row_of_split(
         added=reading.added,
         unlike=reading.unlike,
     )
+
+
+def _watched(
+    stream: ScoredRows,
+    reading: Reading,
+    model: TransformerXL,
+    watches: Sequence[LossByPosition | TokenLossWatch],
+    bar: tqdm,
+) -> Score:
+    """The score of a stream, whose segments and nats are shown to all that watch."""
+    segments: Segments = ticking(stream, bar)
+    for one in watches:
+        segments = one.segments(segments, stream.first_B)
+
+    def observe(nll_N: Tensor) -> None:
+        for one in watches:
+            one.add(nll_N)
+
+    return evaluate(model, segments, reading.context, predictor=reading.predictor, observe=observe)
 
 
 def row_of_texts(
