@@ -12,8 +12,7 @@ LATER = [
     *(("model", name) for name in ("memory", "compress_rate", "compression", "compress_loss")),
     *(("model", name) for name in ("infini_update", "lookup_layer", "lookup_k", "neural_layers", "n_memory_token")),
     *(("model", name) for name in ("max_span", "span_ramp", "span_loss")),
-    *(("context", name) for name in ("lookup_len", "lookup_faiss")),
-    *(("context", "compressed_len"), ("train", "memory_parts")),
+    *(("context", "lookup_len"), ("context", "compressed_len"), ("train", "memory_parts")),
 ]
 """Fields that came after version 0.2."""
 

@@ -38,7 +38,6 @@ KEEP_MIB = 32
 DEVICE_HELP = "cuda, cuda:1, cpu or mps (Apple, untested); auto: CUDA if available, else the CPU"
 CLAMP_LEN_HELP = "larger distances share the position encoding of this one (-1 or 0: off)"
 LOOKUP_LEN_HELP = "tokens before the memory that are looked up"
-LOOKUP_FAISS_HELP = "look up with faiss on a CPU, with the same result: pip install faiss-cpu"
 LOOKUP: "Limits" = {"minimum": 0, "maximum": 2**18}
 COMPRESSED_LEN_HELP = "compressed states before the memory, each of --compress_rate tokens"
 SAME_LENGTH_HELP = "every token attends to exactly mem_len keys, itself included"
@@ -265,7 +264,6 @@ class Context(Checked):
     mem_len: int = option(0, "tokens of memory: hidden states of earlier segments that are attended to", **LENGTH)
     compressed_len: int | None = option(None, f"{COMPRESSED_LEN_HELP} (not given: mem_len)", **LENGTH)
     lookup_len: int = option(4096, LOOKUP_LEN_HELP, **LOOKUP)
-    lookup_faiss: bool = option(False, LOOKUP_FAISS_HELP)
     ext_len: int = option(0, "tokens before the segment that are read again instead of remembered", **LENGTH)
     same_length: bool = option(False, SAME_LENGTH_HELP)
     clamp_len: int = option(-1, CLAMP_LEN_HELP, minimum=-1, below=2**31)

@@ -148,6 +148,13 @@ def test_a_retired_flag_has_no_effect_but_one_note(capfd: pytest.CaptureFixture[
     assert capfd.readouterr().err == ""
 
 
+def test_a_flag_of_our_own_that_is_gone_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    for entry in ("train", "eval", "generate"):
+        assert refusal(entry, "--lookup-faiss").startswith("--lookup_faiss: is gone, ")
+        assert read(entry, "--no_lookup_faiss") == {}
+        assert capfd.readouterr().err.startswith("note: --no_lookup_faiss has no effect: ")
+
+
 def test_an_attn_type_is_a_position_encoding(capfd: pytest.CaptureFixture[str]) -> None:
     names = ("rel_sinusoid", "learned_relative", "sinusoid_input", "learned_per_layer")
     for number, name in enumerate(names):

@@ -42,8 +42,8 @@ from txl.data_utils.tokenizers.subwords import Subwords
 from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
 from txl.data_utils.tokenizers.words import Vocab
 from txl.language.export import write_huggingface, write_original
+from txl.language.model import LanguageModel
 from txl.language.model_card import training_command
-from txl.language.trained import TrainedModel
 from txl.model.transformer import TransformerXL
 from txl.positions import POSITION_ENCODINGS
 from txl.runtime.distributed import Ranks
@@ -133,7 +133,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(here: Here) -> None:
 def test_each_kind_of_the_2019_code_goes_there_and_back(name: str, tmp_path: Path) -> None:
     model, context = Golden(name).model()
     vocab = Vocab([f"w{i}" for i in range(model.config.n_token)])
-    write_original(TrainedModel(model, context, vocab), tmp_path)
+    write_original(LanguageModel(model, context, vocab), tmp_path)
     back = convert(tmp_path)
     weights = back.model.state_dict()
     assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
@@ -153,7 +153,7 @@ def test_a_table_of_another_length_than_the_training_keeps_its_memory(
     context = Context(tgt_len=4, mem_len=12, same_length=same_length)
     sizes = {"n_token": 9, "tie_projs": (False,), **SIZES}
     model = TransformerXL(ModelConfig(**sizes, position="learned_relative", n_position=n_position))
-    write_original(TrainedModel(model, context, Vocab([f"w{i}" for i in range(9)])), tmp_path)
+    write_original(LanguageModel(model, context, Vocab([f"w{i}" for i in range(9)])), tmp_path)
     back = convert(tmp_path)
     assert (back.context.tgt_len, back.context.ext_len, back.context.mem_len) == expected
     assert back.model.config == model.config
@@ -175,7 +175,7 @@ def test_sinusoids_have_no_table_and_keep_their_lengths() -> None:
 
 def test_damaged_arguments_are_refused(tmp_path: Path) -> None:
     model, context = Golden("xl").model()
-    write_original(TrainedModel(model, context, Vocab([f"w{i}" for i in range(model.config.n_token)])), tmp_path)
+    write_original(LanguageModel(model, context, Vocab([f"w{i}" for i in range(model.config.n_token)])), tmp_path)
     held = torch.load(tmp_path / "model.pt")
     for arguments, message in (
         (5, "damaged (holds no JSON object"),
@@ -212,10 +212,10 @@ VOCABULARIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def pretrained(dataset: str) -> TrainedModel:
+def pretrained(dataset: str) -> LanguageModel:
     vocab = VOCABULARIES[dataset]()
     model = TransformerXL(ModelConfig(n_token=len(vocab), **SIZES))
-    return TrainedModel(model, Context(), vocab, {"data": {"data": "my/text", "dataset": dataset}})
+    return LanguageModel(model, Context(), vocab, {"data": {"data": "my/text", "dataset": dataset}})
 
 
 @pytest.mark.parametrize("dataset", VOCABULARIES)

@@ -22,7 +22,7 @@ from txl.convert.kimiyoung import arguments_for_kimiyoung
 from txl.data_utils.tokenizers.words import Vocab
 from txl.evaluation.conventions import ZeroMemory
 from txl.language.export import write_original
-from txl.language.trained import TrainedModel
+from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 
 KINDS = ["adaptive_div1", "adaptive_div1_emb16", "adaptive_div2_noprojtie", "attn1", "attn2", "attn3", "xl_pre_lnorm"]
@@ -110,7 +110,7 @@ def test_div_val_without_clusters_is_read_and_written(
     arguments = arguments_for_kimiyoung(model, Context())
     save_original(tmp_path / "model.pt", to_kimiyoung(model), arguments)
     (tmp_path / "export").mkdir()
-    write_original(TrainedModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path / "export")
+    write_original(LanguageModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path / "export")
     for source in (tmp_path, tmp_path / "export"):
         converted = convert(source)
         assert converted.model.config == model.config
@@ -123,7 +123,7 @@ def test_clusters_that_tie_projs_does_not_name_are_not_tied(tie_projs: tuple[boo
     sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_head": 8, "d_model": 16, "d_inner": 4}
     shape = ModelConfig(**sizes, adaptive=True, cutoffs=(3, 5), div_val=2, tie_projs=tie_projs)
     model = TransformerXL(shape).eval()
-    write_original(TrainedModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path)
+    write_original(LanguageModel(model, Context(), Vocab([f"w{i}" for i in range(9)])), tmp_path)
     all_three = (*tie_projs, *[False] * (3 - len(tie_projs)))
     assert convert(tmp_path).model.config.tie_projs == all_three
     arguments = arguments_for_kimiyoung(model, Context())

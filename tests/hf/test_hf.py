@@ -23,7 +23,7 @@ from txl.evaluation.conventions import ZeroMemory
 from txl.generation import beams
 from txl.generation.beams import beam_search
 from txl.language.export import write_huggingface
-from txl.language.trained import TrainedModel
+from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 
 transformers = pytest.importorskip(
@@ -379,7 +379,7 @@ def test_words_between_white_space_are_read_alike_by_both(tmp_path: Path) -> Non
     words = ["<eos>", "<unk>", "the", "cat,", "(sat).", "a-b", "\u6211\u4eec\u8d70\u3002"]
     record = {"data": {"data": "x", "dataset": "text"}}
     model = TransformerXL(ModelConfig(n_token=len(words), n_layer=2, n_head=2, d_head=8, d_model=16, d_inner=16))
-    write_huggingface(TrainedModel(model, Context(tgt_len=8, mem_len=8), Vocab(words), record), tmp_path)
+    write_huggingface(LanguageModel(model, Context(tgt_len=8, mem_len=8), Vocab(words), record), tmp_path)
     lm, tokenizer = txl.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = ["the cat, (sat).\n\nthe a-b", "\u6211\u4eec\u8d70\u3002 the<unk>, <eos>\t<unk>\r\nthe ( sat )"]
     assert [tokenizer(text)["input_ids"] for text in texts] == [lm.encode(text) for text in texts]

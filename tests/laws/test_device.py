@@ -45,7 +45,7 @@ def test_a_training_step_asks_the_device_for_no_number(optim: str, monkeypatch: 
     token_BT = torch.randint(0, 50, (4, 9))
     for first in (0, 4):
         nll_BT = state.step(token_BT[:, first : first + 4], token_BT[:, first + 1 : first + 5])
-    assert nll_BT.device == state.grad_norm.device == state.bad_step.device == META
+    assert nll_BT.device == state.grad_norm.device == state.watch.step.device == META
     assert len(state.optimizers.state()) >= 2 * len(list(model.parameters()))
     with pytest.raises((RuntimeError, NotImplementedError)):
         state.check()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import as_of_0_2
+from tests.checkpoints import as_of_0_2, change_record
 from tests.training.runs import Run, config
 from txl.checkpoint import CheckpointWriter, newest_whole, open_checkpoint, point_at_best
 from txl.checkpoint.digests import DIGESTS
@@ -107,6 +107,14 @@ def test_a_kill_between_records_leaves_a_checkpoint_whole(run: Path, monkeypatch
         assert (checkpoint.folder.name, errors) == ("step_00000006", [])
     assert 4 <= n_kill < 9
     assert len((run / "step_00000006" / DIGESTS).read_text().splitlines()) == len(list(checkpoint.folder.iterdir()))
+
+
+def test_a_search_that_is_gone_is_forgotten(run: Path) -> None:
+    for folder in run.glob("step_*"):
+        change_record(folder, lambda record: record["context"].update(lookup_faiss=True))
+    checkpoint, errors = newest_whole(run)
+    assert (checkpoint.record["step"], errors) == (6, [])
+    Run(config(eval_interval=3, keep_last=2), folder=run).resume()
 
 
 @pytest.mark.parametrize("digests", [True, False])

@@ -12,7 +12,7 @@ from txl.memory import Memory
 from txl.model.autocast import _say_that_it_is_slow
 from txl.model.memory import State
 from txl.ops import linear_cross_entropy
-from txl.training.finite import without_bad_rows
+from txl.training.finite import BadStep, GradientWatch, without_bad_rows
 from txl.training.step import NonFiniteError, autocast_dtype
 
 
@@ -129,6 +129,16 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(optim: str, checks_la
     with pytest.raises(NonFiniteError, match=said):
         run.train()
     assert same_weights(before, run)
+
+
+def test_the_first_bad_step_since_the_last_reading_is_told() -> None:
+    watch, good, bad = GradientWatch(torch.device("cpu")), torch.tensor(1.0), torch.tensor(torch.inf)
+    for step, norm, nats in ((5, good, good), (6, bad, good), (7, bad, bad)):
+        watch.note((step, 2, step - 4), norm, nats)
+    assert watch.read() == BadStep(6, 2, 2, has_bad_loss=False)
+    assert watch.read() is None
+    watch.note((8, 3, 1), bad, bad)
+    assert watch.read() == BadStep(8, 3, 1, has_bad_loss=True)
 
 
 def test_a_bad_step_can_be_skipped(capsys: pytest.CaptureFixture[str]) -> None:

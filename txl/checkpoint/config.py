@@ -9,7 +9,6 @@ from txl.config import (
     DEVICE_HELP,
     LENGTH,
     LOOKUP,
-    LOOKUP_FAISS_HELP,
     LOOKUP_LEN_HELP,
     SAME_LENGTH_HELP,
     AttnImpl,
@@ -30,7 +29,6 @@ class ModelUse(Checked):
     clamp_len: int | None = option(None, CLAMP_LEN_HELP, minimum=-1, below=2**31)
     compressed_len: int | None = option(None, COMPRESSED_LEN_HELP, **LENGTH)
     lookup_len: int | None = option(None, LOOKUP_LEN_HELP, **LOOKUP)
-    lookup_faiss: bool | None = option(None, LOOKUP_FAISS_HELP)
     device: str = option("auto", DEVICE_HELP)
     attn_impl: AttnImpl = option("auto", ATTN_IMPL_HELP)
     dtype: Dtype = option(

@@ -22,6 +22,8 @@ _FIELDS = {
     **{"converted_from": dict[str, str | list[str]]},
 }
 """The fields of config.json that are checked; there may be others."""
+_GONE_LENGTHS = ("lookup_faiss",)
+"""Fields of `context` that were there between versions 0.2 and 0.3."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def open_folder(folder: Path) -> Checkpoint:
             raise ValueError(f"{DIGESTS} beside it is missing")
         require_fields({name: value for name, value in record.items() if name in _FIELDS}, _FIELDS)
         model = ModelConfig(**require_fields(record["model"], ModelConfig))
-        context = Context(**require_fields(record["context"], Context))
+        lengths = {name: value for name, value in record["context"].items() if name not in _GONE_LENGTHS}
+        context = Context(**require_fields(lengths, Context))
     except (KeyError, json.JSONDecodeError, UnicodeDecodeError):
         raise damaged(path) from None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Flags of the 2019 code and of NVIDIA's that are renamed, have no effect, or are refused."""
+"""Flags of the 2019 code, of NVIDIA's and of our own past that are renamed, have no effect, or are refused."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from txl.config import UsageError
 
 
 class Retired(NamedTuple):
-    """A flag of the 2019 code or of NVIDIA's without a counterpart."""
+    """A flag without a counterpart."""
 
     n_value: int | str
     advice: str
@@ -42,6 +42,8 @@ _NO_EFFECT = {
     "seed": Retired(1, "an evaluation draws nothing"),
     "log_interval": Retired(1, "a progress bar shows where an evaluation is"),
     "repeat": Retired(1, "the text is read once"),
+    # our own
+    "no_lookup_faiss": Retired(0, "there is no other search"),
 }
 _RESUME = "use --resume, which continues the run in --work_dir from its last checkpoint"
 _REFUSED = {
@@ -68,6 +70,8 @@ _REFUSED = {
     "manual_config": Retired(1, "the configuration is read off the checkpoint"),
     "manual_vocab": Retired(1, "the vocabulary is read off the checkpoint; --vocabulary names one that lies elsewhere"),
     "vocab": Retired(1, "--dataset says how the text is cut into tokens"),
+    # our own
+    "lookup_faiss": Retired(0, "is gone, since it was hardly ever faster; leave it out, the result is the same"),
 }
 _HARMLESS = {
     **{"sample_softmax": "-1", "restart_dir": "", "restart": "", "config": "default", "model": "", "type": "pytorch"},

@@ -8,7 +8,7 @@ lm.generate("Once upon a time")
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args, overload
@@ -19,19 +19,21 @@ from torch import Tensor
 
 from txl.attention_rules.paths import use_attention
 from txl.checkpoint.config import ModelUse
-from txl.config import Context, Dtype, require
+from txl.config import Context, Dtype, ModelConfig, require
 from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.datasets import is_tokenised
 from txl.data_utils.detokenise import decoder
 from txl.data_utils.free_text import encode_text
+from txl.data_utils.tokenizers.base import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule
 from txl.inference.half import pack_weights
 from txl.inference.reader import Reader, context_of_text
+from txl.language.origin import Origin
 from txl.language.sources import located, read_source
 from txl.language.text_generation import TextGenerator
 from txl.language.texts import open_corpus, resolved_data
-from txl.language.trained import TrainedModel
 from txl.memory import require_works
 from txl.model.autocast import autocast, dtype_for, dtype_on
 from txl.model.transformer import TransformerXL
@@ -64,13 +66,27 @@ class TextScore:
 
 
 @dataclass(frozen=True)
-class LanguageModel(TrainedModel):
+class LanguageModel:
     """A trained model, which scores, generates, gives hidden states and opens its text. `dataclasses.replace(lm,
     context=...)` looks back further.
 
     Texts are read as the splits were: words between white space, or WikiText's tokens where `is_tokenised`; a line
     break is `<eos>`, and an unknown word is `<unk>`.
+
+    Attributes:
+        context: of the training.
+        record: what is known besides, as in a checkpoint's config.json; `data` has the fields of `DataConfig` that
+            are known of the text of the training.
+        origin: None: it was not read.
+        dtype: of the matrix products; of 16 bits: of the weights too, which take no gradient and are not written.
     """
+
+    model: TransformerXL
+    context: Context
+    tokenizer: Tokenizer
+    record: dict[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
+    dtype: torch.dtype = torch.float32
 
     @classmethod
     def open(
@@ -99,10 +115,50 @@ class LanguageModel(TrainedModel):
         require(dtype in known, f"dtype {dtype}: no such dtype; there are {', '.join(known)}")
         path, device = located(source), device_of(device) if isinstance(device, str) else device
         dtype = dtype_on(device, dtype)
-        found = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
-        found.model.to(device).eval()
-        pack_weights(found.model)
-        return cls(**vars(replace(found, dtype=dtype_for(found.model, dtype))))
+        contents = read_source(path, Path(vocabulary) if vocabulary else None, dataset, getattr(torch, dtype))
+        contents.model.to(device).eval()
+        pack_weights(contents.model)
+        return cls(*contents, dtype=dtype_for(contents.model, dtype))
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The shape of the model."""
+        return self.model.config
+
+    @property
+    def is_tokenised(self) -> bool:
+        """Running text is split as WikiText is; else at white space only."""
+        return is_tokenised(self.record)
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint that it was read from."""
+        assert self.origin is not None, "made, not read"
+        return self.origin.path
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder that was asked for, or a checkpoint of it; None: it is another program's."""
+        return None if self.origin is None else self.origin.run
+
+    def fingerprint(self) -> str:
+        """Hex digest of the weights as they were read."""
+        assert self.origin is not None, "made, not read"
+        return self.origin.fingerprint()
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What of the training its text is read by: `reset`, as in `TrainConfig`, and `has_other_words`: the vocabulary
+        is not that of the text, but of the model that the training began with."""
+        train = self.record.get("train", {})
+        as_trained = {"reset": train.get("reset", "never"), "has_other_words": bool(train.get("init_from"))}
+        return self.record.get("reading", as_trained)
+
+    @property
+    def known_data(self) -> dict[str, Any]:
+        """The fields of `DataConfig` that are known of the text of the training."""
+        assumed = self.record.get("converted_from", {}).get("assumed", [])  # by version 0.2
+        return {name: value for name, value in self.record.get("data", {}).items() if name not in assumed}
 
     @contextmanager
     def used_as(self, use: ModelUse) -> Iterator[TransformerXL]:

@@ -6,15 +6,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txl.config import Context, ModelConfig, UsageError, require
 from txl.data_utils.corpus import DataConfig
-from txl.language.trained import TrainedModel
 from txl.model.axes import chosen_by, is_read
 from txl.runtime.log import perplexity
 from txl.runtime.records import read_json, require_fields
 from txl.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from txl.language.model import LanguageModel  # which writes itself by this module
 
 _USE = {
     "txl": """import txl
@@ -69,20 +71,20 @@ class Notes:
     curve: str | None = None
 
 
-def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
+def model_card(lm: "LanguageModel", kind: str, name: str, notes: Notes) -> str:
     """What the model is, what it was trained on and how, its figures, how it is used: for a folder of this `name` in
     the format of this `kind`. Raises `UsageError` if an evaluation is not one of this checkpoint."""
-    config, record, licence = found.model.config, found.record, notes.licence
-    n_weight = sum(p.numel() for p in found.model.parameters())
-    data = found.known_data
+    config, record, licence = lm.model.config, lm.record, notes.licence
+    n_weight = sum(p.numel() for p in lm.model.parameters())
+    data = lm.known_data
     library = "transformers" if kind == "huggingface" else "txl"
     lines = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [transformer-xl, transfo-xl]\n"
         + (f"license: {licence}\n---" if licence else "---"),
         f"# {name}",
         f"A Transformer-XL language model (Dai et al. 2019): {config.n_layer} layers, d_model {config.d_model}, "
-        f"{n_weight:,} parameters, a vocabulary of {len(found.tokenizer):,} words. It was trained with segments of "
-        f"{found.context.tgt_len} tokens and a memory of {found.context.mem_len}.",
+        f"{n_weight:,} parameters, a vocabulary of {len(lm.tokenizer):,} words. It was trained with segments of "
+        f"{lm.context.tgt_len} tokens and a memory of {lm.context.mem_len}.",
         f"## Data\n\n{' '.join(form.format(data[key]) for key, form in _DATA.items() if key in data) or 'Unknown'}.",
     ]
     if notes.about:
@@ -95,7 +97,7 @@ def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
         lines.append(f"## Training\n\n{record.get('step', 0):,} updates:\n\n```\n{command}\n```")
         if notes.curve is not None:
             lines.append(f"![validation perplexity over the tokens read]({notes.curve})")
-    lines += _figures(found, notes.evaluations)
+    lines += _figures(lm, notes.evaluations)
     if notes.samples:
         fence = "`" * max(3, 1 + max(map(len, re.findall("`*", notes.samples))))  # longer than any in the text
         lines.append(f"## Samples\n\n{fence}\n{notes.samples.strip()}\n{fence}")
@@ -105,11 +107,11 @@ def model_card(found: TrainedModel, kind: str, name: str, notes: Notes) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def _figures(found: TrainedModel, evaluations: Sequence[str | Path]) -> list[str]:
-    nats, paragraphs = found.record.get("valid_nats_per_token"), []
+def _figures(lm: "LanguageModel", evaluations: Sequence[str | Path]) -> list[str]:
+    nats, paragraphs = lm.record.get("valid_nats_per_token"), []
     if nats is not None:
         paragraphs.append(f"Perplexity of the valid split, per token: {perplexity(nats):.3f}.")
-    weights = found.fingerprint() if evaluations else ""
+    weights = lm.fingerprint() if evaluations else ""
     rows = [row for path in evaluations for row in _rows(Path(path), weights)]
     if rows:
         lines = [

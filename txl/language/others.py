@@ -15,7 +15,7 @@ from txl.data_utils.datasets import DATA_SETS, kind_of_tokenizer, tokenizer_of
 from txl.data_utils.tokenizers.base import EOS, Tokenizer
 from txl.data_utils.tokenizers.words import Vocab
 from txl.files import sha256
-from txl.language.trained import Origin, TrainedModel
+from txl.language.origin import Contents, Origin
 from txl.runtime.records import require_fields
 
 _FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
@@ -23,7 +23,7 @@ _FILES = "vocab.txt, vocab.json, vocab.bin or cache.pt"
 
 def read_converted(
     path: Path, vocabulary: Path | None, dataset: str | None, wanted: torch.dtype = torch.float32
-) -> TrainedModel:
+) -> Contents:
     """As `read_source`, of what is no run of txl; `wanted` is its `dtype`."""
     there = ", ".join(DATA_SETS)
     require(dataset is None or dataset in DATA_SETS, f"--dataset {dataset}: no such kind of text; there are {there}")
@@ -37,7 +37,7 @@ def read_converted(
         model = model_with(dict(model.state_dict()), model.config, **rates_of(model), dtype=wanted).eval()
     record = {"converted_from": {"kind": found.kind, "source": path.name}, "data": data}
     origin = Origin(found.kind, path, None, found.tensors, dtype, partial(sha256, found.weights))
-    return TrainedModel(model, found.context, tokenizer, record, origin)
+    return Contents(model, found.context, tokenizer, record, origin)
 
 
 def _data_of(converted: Converted, source: Path) -> dict[str, Any]:

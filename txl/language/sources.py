@@ -12,7 +12,7 @@ from txl.config import UsageError, require
 from txl.data_utils.config import DataConfig
 from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.tokenizers.base import EOS, Tokenizer
-from txl.language.trained import Origin, TrainedModel
+from txl.language.origin import Contents, Origin
 from txl.runtime.records import read_json
 
 _THEIRS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "pytorch_model.bin")
@@ -66,7 +66,7 @@ def is_ours(path: Path) -> bool:
 
 def read_source(
     path: Path, vocabulary: Path | None = None, dataset: str | None = None, dtype: torch.dtype = torch.float32
-) -> TrainedModel:
+) -> Contents:
     """The model of a run folder, of one of its checkpoints, or of a checkpoint of the 2019 code, of NVIDIA's or of
     Hugging Face's TransfoXL. Raises `UsageError` if it is damaged, of no known kind, or has no vocabulary.
 
@@ -85,14 +85,14 @@ def read_source(
         # a training has replaced the checkpoint meanwhile: the newer one is read
 
 
-def _read(path: Path, vocabulary: Path | None, dataset: str | None, dtype: torch.dtype) -> TrainedModel:
+def _read(path: Path, vocabulary: Path | None, dataset: str | None, dtype: torch.dtype) -> Contents:
     if is_ours(path):
         require(vocabulary is None, f"{vocabulary}: {path} is a run of txl and has its own vocabulary; leave it out")
         checkpoint = open_checkpoint(path)
         model, tokenizer = load_model(checkpoint, dtype=dtype), tokenizer_in(checkpoint)
         names = tuple(name for name, _ in model.named_parameters())
         origin = Origin("txl", checkpoint.folder, path, names, torch.float32, checkpoint.fingerprint)
-        return TrainedModel(model, checkpoint.context, tokenizer, checkpoint.record, origin)
+        return Contents(model, checkpoint.context, tokenizer, checkpoint.record, origin)
     from txl.language.others import read_converted  # most sources are runs, and a start takes no longer for others
 
     return read_converted(path, vocabulary, dataset, dtype)

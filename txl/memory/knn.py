@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import Context, ModelConfig, UsageError, require
+from txl.config import Context, ModelConfig
 from txl.memory.beside import BESIDE, BesideAttention, beyond_window, same_document
-from txl.model.memory import Fifo, Reading, State
+from txl.model.memory import Fifo, State
 from txl.model.rule import MemoryRule, Traits
 from txl.model.span import Span
 from txl.model.streams import grown
@@ -34,19 +33,18 @@ class Knn(BesideAttention):
 
     Source: Wu et al. 2022 (arXiv 2203.08913), sec. 3. Keys and values take no gradient once they are stored.
     Differs from the paper, which names no temperature for its normalised keys: exp(s) is learned, one per head, from 10
-    on; only what has left the window is looked up, so no token is seen twice. The search is exact (faiss compares in
-    float32).
+    on; only what has left the window is looked up, so no token is seen twice. The search is exact.
     Differs from the authors' code (google-research/meliad, `normalize_keys`), which normalises queries and keys of
     local attention too, in every layer, with a learned scale for each head: here local attention is Transformer-XL's.
     Documents: keys of other documents are never found.
     """
 
-    settings = ("lookup_layer", "lookup_k", "lookup_len", "lookup_faiss")
+    settings = ("lookup_layer", "lookup_k", "lookup_len")
     traits = Traits(BESIDE, idle=_idle)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.k, self.nearest = config.lookup_k, _nearest
+        self.k = config.lookup_k
         self.gate_N, self.scale_N = (nn.Parameter(torch.empty(config.n_head)) for _ in range(2))
         self.reset_parameters()
 
@@ -70,14 +68,6 @@ class Knn(BesideAttention):
         lengths = {"keys": context.lookup_len, "values": context.lookup_len}
         return grown(cls.empty(config, batch_size, like=like), context.mem_len, lengths)
 
-    def forward(self, layer: Any, h_BTD: Tensor, state: State, reading: Reading) -> tuple[Tensor, State]:
-        """As in other rules, with the search that the context asks for."""
-        self.nearest = _nearest
-        if reading.context.lookup_faiss:
-            require(h_BTD.device.type == "cpu", "--lookup_faiss: searches on a CPU; use --device cpu, or leave it out")
-            self.nearest = partial(_nearest_by_faiss, _faiss())
-        return super().forward(layer, h_BTD, state, reading)
-
     def beside(self, extra: Mapping[str, Tensor], span: Span, q_BNTH: Tensor, local_BNTH: Tensor) -> Tensor:
         n_own_B1 = extra["n_own"][:, None]
         if span.first_BT is not None:  # none of another document
@@ -94,7 +84,7 @@ class Knn(BesideAttention):
         found = []
         n_query = max(1, _AT_A_TIME // (n_key * len(q_BNTH) * q_BNTH.shape[1]))
         for q_BNtH, own_Bt in zip(q_BNTH.split(n_query, dim=2), n_own_BT.split(n_query, dim=1), strict=True):
-            place_BNtK = self.nearest(q_BNtH.detach(), k_BNLH, own_Bt, min(self.k, n_key))
+            place_BNtK = _nearest(q_BNtH.detach(), k_BNLH, own_Bt, min(self.k, n_key))
             hidden_BNtK = place_BNtK < n_key - own_Bt[:, None, :, None]
             near_BNtKH, value_BNtKH = (_at(place_BNtK, x) for x in (k_BNLH, v_BNLH))
             logit_BNtK = (q_BNtH[..., None, :] * near_BNtKH).sum(-1).masked_fill(hidden_BNtK, -torch.inf)
@@ -127,26 +117,6 @@ def _nearest(q_BNTH: Tensor, k_BNLH: Tensor, n_own_BT: Tensor, k: int) -> Tensor
     place_L = torch.arange(k_BNLH.shape[2], device=k_BNLH.device)
     hidden_BTL = place_L < (k_BNLH.shape[2] - n_own_BT)[..., None]
     return product_BNTL.masked_fill(hidden_BTL[:, None], -torch.inf).topk(k, dim=-1).indices
-
-
-def _faiss() -> Any:
-    try:
-        import faiss  # pyright: ignore[reportMissingImports]  # optional
-    except ImportError:
-        reason = "--lookup_faiss: faiss is not installed; run: pip install faiss-cpu, or leave it out"
-        raise UsageError(reason) from None
-    return faiss
-
-
-def _nearest_by_faiss(faiss: Any, q_BNTH: Tensor, k_BNLH: Tensor, n_own_BT: Tensor, k: int) -> Tensor:
-    """See `_nearest`. The queries of a row have the same n_own, or 0, where whatever is found is hidden later."""
-    n_key, place_BNTK = k_BNLH.shape[2], n_own_BT.new_zeros(*q_BNTH.shape[:3], k)
-    for place_NTK, q_NTH, k_NLH, n_own in zip(place_BNTK, q_BNTH, k_BNLH, n_own_BT.amax(1).tolist(), strict=True):
-        for place_TK, q_TH, k_LH in zip(place_NTK, q_NTH.float(), k_NLH[:, n_key - n_own :].float(), strict=True):
-            if n_own:
-                found = faiss.knn(q_TH.numpy(), k_LH.numpy(), min(k, n_own), metric=faiss.METRIC_INNER_PRODUCT)[1]
-                place_TK[:, : min(k, n_own)] = torch.from_numpy(found) + n_key - n_own
-    return place_BNTK
 
 
 def _at(place_BNTK: Tensor, x_BNLH: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Numbers that are not finite are neither saved nor kept in memory."""
+"""Numbers that are not finite are noticed, and neither saved nor kept in memory."""
 
 import math
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from txl.model.streams import Memory, of_rows, per_row
 from txl.runtime.distributed import Ranks, local
@@ -11,6 +12,56 @@ from txl.runtime.distributed import Ranks, local
 
 class NonFiniteError(RuntimeError):
     """A gradient is not finite (its update was not made), or a weight is not."""
+
+
+class BadStep(NamedTuple):
+    """A step whose gradient was not finite.
+
+    Attributes:
+        has_bad_loss: the loss of the streams of this process was not finite.
+    """
+
+    step: int
+    epoch: int
+    segment: int
+    has_bad_loss: bool
+
+
+class GradientWatch:
+    """Notes the first step whose gradient is not finite. The note is on the device: `read` waits for it, `note` does
+    not.
+
+    Attributes:
+        step: the step, a number on the device; -1: none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.step = torch.full((), -1, device=device)
+        self._has_bad_loss = torch.zeros((), dtype=torch.bool, device=device)
+        self._places: dict[int, tuple[int, int]] = {}
+        """Epoch and segment of the steps since the last reading."""
+
+    def note(self, place: tuple[int, int, int], grad_norm: Tensor, nll_BT: Tensor) -> None:
+        """Note the step if its gradient is not finite and none was noted yet.
+
+        Args:
+            place: step, epoch and segment, counted from 1.
+        """
+        step, epoch, segment = place
+        is_first = (self.step < 0) & ~grad_norm.isfinite()
+        self._has_bad_loss = torch.where(is_first, ~nll_BT.mean().isfinite(), self._has_bad_loss)
+        self.step = torch.where(is_first, step, self.step)
+        self._places[step] = (epoch, segment)
+
+    def read(self) -> BadStep | None:
+        """The step that was noted since the last reading; None if all gradients were finite."""
+        step, places = int(self.step), self._places
+        self._places = {}
+        if step < 0:
+            return None
+        self.step = torch.full_like(self.step, -1)
+        epoch, segment = places[step]
+        return BadStep(step, epoch, segment, bool(self._has_bad_loss))
 
 
 def require_finite_weights(model: nn.Module, ranks: Ranks, step: int) -> None:

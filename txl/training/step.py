@@ -23,7 +23,7 @@ from txl.runtime.records import require_fields
 from txl.stacks.chunked import compute_in_chunks
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
-from txl.training.finite import NonFiniteError, without_bad_rows
+from txl.training.finite import BadStep, GradientWatch, NonFiniteError, without_bad_rows
 from txl.training.nats import Nats
 from txl.training.optim import Optimizers, Plateau, learning_rate, matrices_of_muon
 from txl.training.sharding import reshard
@@ -91,17 +91,14 @@ class TrainState:
         self.valid_nats: float | None = None
         """Of an evaluation since the last checkpoint."""
         self.grad_norm = torch.zeros((), device=ranks.device)
-        # reading a number synchronises a GPU: there a non-finite gradient is recorded on the device and read later
+        self.watch = GradientWatch(ranks.device)
+        # to read its note waits for the device: a GPU goes on, and `check` reads it later
         self.checks_later = (
             ranks.device.type != "cpu"
             and config.on_nonfinite == "stop"
             and self.scaler is None
             and self.optimizers.can_skip_on_device
         )
-        self.bad_step = torch.full((), -1, device=ranks.device)
-        self.bad_here = torch.zeros((), dtype=torch.bool, device=ranks.device)
-        self.unchecked: list[tuple[int, int]] = []
-        """(epoch, segment) of the steps since the last check."""
 
     def step(self, input_BT: Tensor, target_BT: Tensor, since_BT: Tensor | None = None) -> Tensor:
         """Read a segment and update the weights.
@@ -122,15 +119,12 @@ class TrainState:
         if self.scaler is not None:
             self.optimizers.unscale_with(self.scaler)
         self.grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+        place = (self.progress.step + 1, self.progress.epoch, self.progress.batch + 1)
+        self.watch.note(place, self.grad_norm, nll_BT)
         if self.checks_later:
-            self._record_bad_step(nll_BT)
-            self.optimizers.step(skip=(self.bad_step >= 0).float())
-        elif bool(self.grad_norm.isfinite()):
-            self.progress.n_skipped_in_a_row = 0
-            self.optimizers.step(scaler=self.scaler)
+            self.optimizers.step(skip=(self.watch.step >= 0).float())
         else:
-            self._skip_update(nll_BT)
-            self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
+            self._update_or_skip(remembered)
         if self.scaler is not None:
             self.scaler.update()
         self.optimizers.zero_grad()
@@ -163,13 +157,9 @@ class TrainState:
             raise NonFiniteError(
                 f"step {self.progress.step}: the gradient is not finite at any scale; lower --lr, or use bfloat16"
             )
-        if not self.checks_later:
-            return
-        bad_step, positions = int(self.bad_step), self.unchecked
-        self.unchecked = []
-        if bad_step >= 0:
-            epoch, segment = positions[bad_step - self.progress.step - 1]
-            raise NonFiniteError(self._describe_bad_step(bad_step, epoch, segment, here=bool(self.bad_here)) + _STOPPED)
+        bad = self.watch.read()
+        if bad is not None:
+            self._stop_or_count(bad)
 
     def snapshot(self) -> Snapshot:
         """The state besides the weights."""
@@ -270,18 +260,24 @@ class TrainState:
         loss_BT.mean().backward()
         self.model.zero_grad()
 
-    def _record_bad_step(self, nll_BT: Tensor) -> None:
-        is_first = (self.bad_step < 0) & ~self.grad_norm.isfinite()
-        self.bad_here = torch.where(is_first, ~nll_BT.mean().isfinite(), self.bad_here)
-        self.bad_step = torch.where(is_first, self.progress.step + 1, self.bad_step)
-        self.unchecked.append((self.progress.epoch, self.progress.batch + 1))
-
-    def _skip_update(self, nll_BT: Tensor) -> None:
-        """Skip the update, or stop, as --on_nonfinite says. Overflows of float16 gradients never stop a training."""
-        progress, here = self.progress, not bool(nll_BT.mean().isfinite())
-        if self.scaler is not None and not any(self.ranks.gathered(here)):
+    def _update_or_skip(self, remembered: list[Memory | None]) -> None:
+        """Update the weights, or where the gradient is not finite go on with what was `remembered` before the step."""
+        bad = self.watch.read()
+        if bad is None:
+            self.progress.n_skipped_in_a_row = 0
+            self.optimizers.step(scaler=self.scaler)
             return
-        where = self._describe_bad_step(progress.step + 1, progress.epoch, progress.batch + 1, here=here)
+        self._stop_or_count(bad)
+        self.memories = [None if memory is None else without_bad_rows(memory) for memory in remembered]
+
+    def _stop_or_count(self, bad: BadStep) -> None:
+        """Stop, or count a skipped update, as --on_nonfinite says. Overflows of float16 gradients never stop a
+        training."""
+        progress = self.progress
+        bad_ranks = [rank for rank, is_bad in enumerate(self.ranks.gathered(bad.has_bad_loss)) if is_bad]
+        if self.scaler is not None and not bad_ranks:
+            return
+        where = self._describe(bad, bad_ranks)
         if self.config.on_nonfinite == "stop":
             raise NonFiniteError(where + _STOPPED)
         progress.n_skipped_in_a_row += 1
@@ -291,13 +287,14 @@ class TrainState:
         if self.ranks.is_main:
             print_line(f"| skipped: {where}")
 
-    def _describe_bad_step(self, step: int, epoch: int, segment: int, *, here: bool) -> str:
+    def _describe(self, bad: BadStep, bad_ranks: list[int]) -> str:
         """Name the step, and the ranks and streams whose loss is not finite."""
         each = self.config.batch_size // self.ranks.world
-        ranks = [rank for rank, bad in enumerate(self.ranks.gathered(here)) if bad]
-        streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in ranks)
-        what = f"the loss is not finite on {streams}" if ranks else "the gradient is not finite, the losses are"
-        return f"step {step}, epoch {epoch}, segment {segment}: {what}"
+        streams = ", ".join(f"rank {r} (streams {r * each} to {(r + 1) * each - 1})" for r in bad_ranks)
+        what = "the gradient is not finite, the losses are"
+        if bad_ranks:
+            what = f"the loss is not finite on {streams}"
+        return f"step {bad.step}, epoch {bad.epoch}, segment {bad.segment}: {what}"
 
 
 _SMALLEST_SCALE = 2.0**-10  # of the float16 loss; starts at 2^16, halved at each overflow
