@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .checks import Checks
-from .config import DataConfig
-from .dealing import documents
-from .documents import Piece, pieces_in, rule_of
-from .file_formats import has_returns, has_rows
-from .named_files import CACHE, sources_of
+from .datasets import DataConfig
+from .documents import Piece, documents, pieces_in, rule_of
+from .files import CACHE, sources_of
+from .formats import has_returns, has_rows
 from .raw_text import DataError
 from .texts import SPLITS, Tagged, Texts
-from .tokenizers.base import Tokenizer
+from .tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,15 +13,13 @@ import numpy as np
 from txl.files import content_of
 
 from .checks import Checks
-from .config import DataConfig
-from .datasets import DATA_SETS
-from .named_files import CACHE, home_of
+from .datasets import DATA_SETS, DataConfig
+from .files import CACHE, home_of
 from .raw_text import DataError, one_at_a_time
 from .remote import with_copies
-from .sizes import MEASURES
 from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
 from .texts import Tagged, batches
-from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError, read_as_text
+from .tokenizer import EOS, MEASURES, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError, read_as_text
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,60 @@ from typing import NamedTuple
 from txl.config import UsageError
 from txl.files import place_below, written_whole
 
-from .hub import from_hub
+from .formats import parquet_rows
 from .raw_text import DataError, one_at_a_time
-from .shards import SHARDS, VOCABULARY
-from .transfer import Remote, load, require_fit
+from .transfer import Remote, fits, load, require_fit
+
+VOCABULARY = "1b_word_vocab.txt"
+SHARDS = (
+    "1-billion-word-language-modeling-benchmark-r13output/training-monolingual.tokenized.shuffled/news.en-*",
+    "training-monolingual.tokenized.shuffled/news.en-*",
+    "news.en-*",
+)
+"""Of One Billion Word: the vocabulary, and the training text where getdata.sh of the 2019 code leaves it."""
+REPOSITORY = "Salesforce/wikitext"
+_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folder: Path) -> None:
+    """Write train.txt, valid.txt and test.txt from the parquet files of a configuration of Salesforce/wikitext.
+
+    Args:
+        n_file: parquet files of each split.
+        digests: of the text files, see `txl.data_utils.transfer.fits`.
+    Raises:
+        DataError: if the libraries are missing, the hub does not answer, or the text is another.
+    """
+    fetched = _fetcher()
+    with ExitStack() as stack:  # all three or none
+        for split, name in _SPLITS.items():
+            temporary = stack.enter_context(written_whole(folder / f"{split}.txt"))
+            with temporary.open("wb") as file:
+                for i in range(n_file[split]):
+                    path = fetched(f"{config}/{name}-{i:05d}-of-{n_file[split]:05d}.parquet")
+                    for _, text in parquet_rows(path, "text", "reading"):
+                        file.write((text or " \n").encode())  # the hub leaves out what a blank line holds
+            if not fits(temporary, digests[split]):
+                raise DataError(f"{REPOSITORY}, {config}: its {split} split is not the published text")
+
+
+def _fetcher() -> Callable[[str], Path]:
+    try:
+        import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportMissingImports] (an extra)
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
+    except ImportError as error:
+        raise DataError(f"the hub needs {error.name}: pip install huggingface_hub pyarrow") from None
+
+    logging.set_verbosity_error()  # what fails is said once, at the end
+
+    def fetched(name: str) -> Path:
+        try:
+            return Path(hf_hub_download(REPOSITORY, name, repo_type="dataset"))
+        except Exception as error:  # its own, those of its HTTP library and of the disk
+            raise DataError(f"{REPOSITORY}/{name}: {str(error).splitlines()[0] or type(error).__name__}") from None
+
+    return fetched
 
 
 class DataSet(NamedTuple):

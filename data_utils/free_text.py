@@ -3,7 +3,7 @@
 import io
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -11,11 +11,9 @@ import numpy as np
 from txl.files import NoFileError, require_end, typed_content
 
 from .raw_text import DataError, no_text, text_of
-from .sizes import MEASURES, sizes_of
-from .spelling import places
-from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
-from .tokenizers.words import Vocab
-from .wikitext import tokenise
+from .tokenizer import EOS, MEASURES, UNK, Tokenizer, read_as_text, sizes_of
+from .wikitext import Detokeniser, places, tokenise
+from .words import Spaced, Vocab
 
 _LOG = logging.getLogger(__name__)
 
@@ -160,3 +158,17 @@ def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeTe
 def _named(sizes_N4: np.ndarray, ids: np.ndarray, vocab: Tokenizer) -> dict[str, np.ndarray]:
     unknown_N = np.asarray(ids) == vocab.index.get(UNK, -1)
     return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}
+
+
+def decoder(vocab: Tokenizer, *, tokenised: bool) -> Callable[[int], str]:
+    """A function that turns the ids of a text into text, one after the other, each with the white space before it. This
+    is the only place where ids become text.
+
+    Args:
+        tokenised: the words are tokenised as WikiText's are, and become running text; else they, or the names of other
+            tokens, are separated by spaces. `<eos>` is a line break.
+    """
+    if tokenised and not vocab.is_of_words:
+        return vocab.decoder()
+    spelled = Detokeniser() if tokenised else Spaced()
+    return lambda token: spelled(vocab.decode([token])[0])

@@ -18,8 +18,7 @@ from txl.files import discard, flush, lock, sha256, sigterm_raises
 
 from .checks import Checks
 from .raw_text import read_record
-from .sizes import MEASURES
-from .tokenizers.base import Batch, Block
+from .tokenizer import MEASURES, Batch, Block
 
 VERSION = 3
 RECORD = "store.json"

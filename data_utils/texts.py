@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .checks import Checks
-from .config import DataConfig
+from .datasets import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import has_rows, lines_or_rows
-from .named_files import home_of, require_folder
+from .files import home_of, require_folder
+from .formats import has_rows, lines_or_rows
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
-from .tokenizers.base import Batch, Tokenizer
+from .tokenizer import Batch, Tokenizer
 
 SPLITS = ("train", "valid", "test")
 

@@ -16,11 +16,12 @@ from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.config import UsageError, require
+from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
 from txl.registry import MEMORIES, POSITIONS
 
 Typed = dict[str, Any]
-_REGISTRIES = {"position": POSITIONS, "memory": MEMORIES}
+_REGISTRIES = {"position": POSITIONS, "memory": MEMORIES, "dataset": DATA_SETS}
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -160,7 +161,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         return
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if f.name in _REGISTRIES:
+    if f.name in _REGISTRIES and hint is str:
         group.add_argument(f"--{f.name}", choices=_REGISTRIES[f.name], **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)

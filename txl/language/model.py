@@ -21,8 +21,7 @@ from txl.attention_rules.paths import use_attention
 from txl.checkpoint.config import ModelUse
 from txl.config import Context, Dtype, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.detokenise import decoder
-from txl.data_utils.free_text import encode_text
+from txl.data_utils.free_text import decoder, encode_text
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule

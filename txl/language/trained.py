@@ -9,7 +9,7 @@ import torch
 
 from txl.config import Context, ModelConfig
 from txl.data_utils.datasets import is_tokenised
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.tokenizer import Tokenizer
 from txl.model.transformer import TransformerXL
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .checks import CHECKED
-from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
+from .formats import COMPRESSED, LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
 from .remote import names_in, place_of
 from .store import RECORD
-from .uncompressed import COMPRESSED
 
 CACHE = "txl-cache"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")

@@ -10,16 +10,19 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from txl.files import written_whole
 
+from .datasets import DataSet
 from .raw_text import DataError
 from .texts import SPLITS, Texts
-from .tokenizers.base import UNK
+from .tokenizer import EOS, UNK
 from .wikitext import tokenise
+from .words import Vocab, WordNumbers
 
 MIN_COUNT = 3
 # tests, programs, installed packages, and modules that newer Pythons lack
@@ -118,3 +121,6 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
         lines = [line for line in block.splitlines() if _HAS_LETTERS.search(line)]
         if lines and not any(map(_CODE.match, lines)):
             yield tokenise(" ".join(lines))
+
+
+PYDOC = DataSet(Pydoc, Vocab, ("train",), partial(WordNumbers, Vocab), special=(EOS, UNK))

@@ -1,12 +1,100 @@
-"""Sentences as streams: shuffled for training, in their order for scoring."""
+"""One Billion Word: its vocabulary, its files, and its sentences as streams."""
 
+import hashlib
+import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from .datasets import DataSet
+from .download import SHARDS, VOCABULARY
+from .free_text import read_text
 from .raw_text import DataError
-from .stream import Segment, TrainingSegment, as_tensor, draws_of
+from .segments import Segment, TrainingSegment, as_tensor, draws_of
+from .store import Store
+from .texts import Texts
+from .tokenizer import EOS, UNK, Batch, Block, Tokenizer
+from .words import Vocab
+
+
+class SentenceVocab(Vocab):
+    """The words of One Billion Word's vocabulary file: `<S>` stands between sentences and at the beginning of each
+    file, `<UNK>` for unknown words. They are encoded from `<eos>` and `<unk>`, and decoded to them."""
+
+    by_file = True
+    _NAMES: ClassVar = {"<S>": EOS, "<UNK>": UNK}
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words)
+        if missing := [there for there in self._NAMES if there not in self.index]:
+            raise ValueError(f"has no {missing[0]}")
+        self.index = {**{name: self.index[there] for there, name in self._NAMES.items()}, **self.index}
+
+    def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
+        begins: list[bool] = []  # of the batches that are on their way
+
+        def noted() -> Iterator[Batch]:
+            for batch in batches:
+                begins.append(batch.begins_file)
+                yield batch
+
+        for block in super().encode_batches(noted()):
+            if begins.pop(0):
+                sizes = None if block.sizes is None else np.insert(block.sizes, 0, 0, axis=0)
+                ids = np.insert(block.ids, 0, self.eos_id)
+                block = block._replace(ids=ids, ends=block.ends + 1, sizes=sizes)
+            yield block
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        return [self._NAMES.get(word, word) for word in super().decode(ids)]
+
+
+_MOST_SHARDS = 256
+
+
+class Shards(Texts):
+    """A folder with the training text in train.txt or in many files, in the order of their names; valid.txt, test.txt.
+    Each line is a document."""
+
+    rule = "file"  # sentences are found by their ends
+
+    def files(self, split: str) -> list[Path]:
+        if split == "train":
+            for pattern in SHARDS:
+                if found := sorted(self.home.glob(pattern)):
+                    if len(found) > _MOST_SHARDS:
+                        raise DataError(f"{found[0].parent}: {len(found)} files; at most {_MOST_SHARDS} can be read")
+                    return found
+        return super().files(split)
+
+    def fingerprint(self, split: str) -> str | None:
+        digests = list(map(self.checks.digest, self.files(split)))
+        return hashlib.sha256("".join(digests).encode()).hexdigest() if len(digests) > 1 else digests[0]
+
+    def defines_vocabulary(self, counted: Sequence[str]) -> bool:
+        return (self.home / VOCABULARY).is_file()
+
+    def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
+        return np.flatnonzero(store.ids[:-1] == tokenizer.eos_id) + 1  # after each <S>
+
+
+def read_vocabulary(folder: Path) -> SentenceVocab:
+    """The first word of each line of the vocabulary file; a word that comes again is left out, as in the 2019 code.
+    Raises `DataError` if the file is missing, has a blank line, or lacks <S> or <UNK>."""
+    path, words = folder / VOCABULARY, {}
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; load it with: python -m data_utils.download lm1b")
+    for n, line in enumerate(io.StringIO(read_text(str(path)), newline=""), 1):
+        if not line.strip():
+            raise DataError(f"{path}, line {n}: is blank; each line needs a word")
+        words[line.split()[0]] = None
+    try:
+        return SentenceVocab(list(words))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; bring the file of the data set again") from None
 
 
 class SentenceStream:
@@ -173,3 +261,6 @@ class SentenceRows:
 
     def _places(self) -> Iterator[np.ndarray]:
         return self._stream.places(1)
+
+
+LM1B = DataSet(Shards, SentenceVocab, known=lambda texts: read_vocabulary(texts.home), has_sentences=True)

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..raw_text import text_of
-from ..sizes import codes_of, sizes_of
-from .base import UNK, Batch, Block, Encoded, Numbering, Tokenizer
-from .running import RunningTokenizer, escaped
+from .any_files import AnyText
+from .datasets import DataSet
+from .raw_text import text_of
+from .tokenizer import UNK, Batch, Block, Encoded, Numbering, RunningTokenizer, Tokenizer, codes_of, escaped, sizes_of
 
 _N_CODE = 0x110000
 
@@ -87,3 +87,6 @@ def _numbered(batch: Batch) -> Block:
     ends = np.append(0, np.cumsum(begins_B))[list(batch.ends)]
     sizes = sizes_of(text, np.arange(1, len(text) + 1)) if batch.measured else None
     return Block(codes_of(text), ends, sizes=sizes)
+
+
+CHARACTERS = DataSet(AnyText, Characters, ("train",), CharacterNumbers)

@@ -1,20 +1,22 @@
-"""Words between white space, and `<eos>` at each line end. In each part of a text a word type is looked up once, the
-rest is numpy; several processes share the parts."""
+"""Words in lower case."""
 
 import os
 import sys
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..processes import in_processes
-from ..raw_text import text_of
-from ..sizes import ends_of_words, sizes_of
-from .base import EOS, UNK, Batch, Block, Encoded, Numbering, Tokenizer, UnknownWordError
+from .any_files import AnyText
+from .datasets import DataSet
+from .processes import in_processes
+from .raw_text import text_of
+from .texts import SPLITS, Texts
+from .tokenizer import EOS, UNK, Batch, Block, Encoded, Numbering, Tokenizer, UnknownWordError, ends_of_words, sizes_of
 
 _N_PROCESS = 4
 """What one process can take from others without waiting."""
@@ -205,3 +207,31 @@ def _numbered(batches: Iterable[Batch]) -> Iterator[tuple[str, _Part]]:
 
     for part in in_processes(_number, noted(), n_process):
         yield splits.popleft(), part
+
+
+class LowerVocab(Vocab):
+    """Words in lower case, as in the 2019 code's Penn Treebank."""
+
+    @classmethod
+    def build(cls, counts: Counter[str], **limits: Any) -> "Vocab":
+        lower: Counter[str] = Counter()
+        for word, n in counts.items():
+            lower[word.lower()] += n
+        return super().build(lower, **limits)
+
+    def __contains__(self, word: str) -> bool:
+        return word.lower() in self.index
+
+    def ids_of(self, words: Iterable[str]) -> list[int]:
+        return super().ids_of(word.lower() for word in words)
+
+
+TEXT = DataSet(
+    AnyText,
+    Vocab,
+    counted=("train",),
+    numbering=partial(WordNumbers, Vocab),
+    special=(EOS, UNK),
+    is_tokenised=False,
+)
+PTB = DataSet(Texts, LowerVocab, SPLITS, partial(WordNumbers, LowerVocab), special=(EOS,))
