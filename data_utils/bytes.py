@@ -16,14 +16,24 @@ from .formats import COMPRESSED, LONGEST, opened
 from .raw_text import DataError, reading, require_text
 from .store import Store
 from .texts import SPLITS, Tagged, Texts
-from .tokenizer import Batch, Block, Encoded, Numbering, RunningTokenizer, Tokenizer, byte_lengths, codes_of, sizes_of
+from .tokenizer import (
+    Batch,
+    Block,
+    Encoded,
+    Numbering,
+    RunningTokenizer,
+    Tokenizer,
+    byte_lengths,
+    codes_of,
+    sizes_of,
+)
 
 ALL_BYTES = tuple(map(str, range(256)))
 
 
 class Symbols(RunningTokenizer):
-    """Bytes by their number, `32` is a space. A text begins after a line end or a space. What is not UTF-8 is shown as
-    U+FFFD."""
+    """Bytes by their number, `32` is a space. A text begins after a line end or a space. What is
+    not UTF-8 is shown as U+FFFD."""
 
     takes_words = keeps_line_ends = True
 
@@ -55,13 +65,19 @@ class Symbols(RunningTokenizer):
 
     @property
     def eos_id(self) -> int:
-        return next((int(self.id_of_byte[byte]) for byte in (10, 32) if self.id_of_byte[byte] >= 0), 0)
+        for byte in (ord("\n"), ord(" ")):
+            if self.id_of_byte[byte] >= 0:
+                return int(self.id_of_byte[byte])
+        return 0
 
     def ids(self, content: bytes) -> np.ndarray:
         """The ids of bytes. Raises `DataError` at a byte that is not in the vocabulary."""
         id_N = self.id_of_byte[np.frombuffer(content, dtype=np.uint8)]
         if (id_N < 0).any():  # where in its file is not known here: this may be one of many batches
-            raise DataError(f"byte {content[np.argmax(id_N < 0)]} of the text is not in the vocabulary; take it out")
+            raise DataError(
+                f"byte {content[np.argmax(id_N < 0)]} of the text is not in the vocabulary; take "
+                "it out"
+            )
         return id_N
 
     def encode(self, text: str) -> Encoded:
@@ -69,7 +85,11 @@ class Symbols(RunningTokenizer):
 
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
         for batch in batches:
-            yield Block(self.ids(batch.content), np.array(batch.ends, dtype=np.int64), sizes=_sizes_of(batch))
+            yield Block(
+                self.ids(batch.content),
+                np.array(batch.ends, dtype=np.int64),
+                sizes=_sizes_of(batch),
+            )
 
     def text_of(self, ids: Sequence[int]) -> str:
         return self.code_V[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-8", "replace")
@@ -81,12 +101,18 @@ class Text8Symbols(Symbols):
     @staticmethod
     def byte_of(word: str) -> int:
         if len(word) == 1:
-            return 32 if word == "_" else ord(word)
+            if word == "_":
+                return 32
+            return ord(word)
         return int(word.removeprefix("<").removesuffix(">"))
 
     @staticmethod
     def name_of(byte: int) -> str:
-        return "_" if byte == 32 else chr(byte) if chr(byte).isalnum() and byte < 128 else f"<{byte}>"
+        if byte == 32:
+            return "_"
+        if chr(byte).isalnum() and byte < 128:
+            return chr(byte)
+        return f"<{byte}>"
 
 
 class ByteNumbers(Numbering):
@@ -110,15 +136,17 @@ class ByteNumbers(Numbering):
 
     def tokenizer(self, splits: Sequence[str], **limits: Any) -> Tokenizer:
         """The most frequent first, ties by first occurrence."""
-        counts_V, first_V, n_before = np.zeros(256, dtype=np.int64), np.full(256, -1, dtype=np.int64), 0
+        counts_V = np.zeros(256, dtype=np.int64)
+        first_V = np.full(256, -1, dtype=np.int64)
+        n_before = 0
         for split in splits:
             new_V = (first_V < 0) & (self._first[split] >= 0)
             first_V[new_V] = n_before + self._first[split][new_V]
             counts_V += self._counts[split]
             n_before += int(self._counts[split].sum())
-        there = np.flatnonzero(counts_V)
-        ordered = there[np.lexsort((first_V[there], -counts_V[there]))]
-        return self._kind([self._kind.name_of(byte) for byte in ordered.tolist()])
+        codes = np.flatnonzero(counts_V)
+        ordered = codes[np.lexsort((first_V[codes], -counts_V[codes]))]
+        return self._kind(list(map(self._kind.name_of, ordered.tolist())))
 
     def table(self, split: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
         return tokenizer.id_of_byte.astype(np.uint32), np.zeros(256, dtype=bool)
@@ -132,7 +160,8 @@ def _sizes_of(batch: Batch) -> np.ndarray | None:
 
 
 def ends_of_bytes(text: str) -> np.ndarray:
-    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends with its last."""
+    """The number of characters of a text up to the end of each of its bytes, (N,): a character ends
+    with its last."""
     if text.isascii():
         return np.arange(1, len(text) + 1)
     lengths_C = byte_lengths(codes_of(text))
@@ -148,29 +177,35 @@ _SPACED = re.compile(rb"(?:\S )*\S?")
 
 
 class ByteSplits(Texts):
-    """The bytes of enwik8 or text8. A raw file, compressed or not, is cut as published: the last 5 % are test, the 5 %
-    before them valid. Each split is one document."""
+    """The bytes of enwik8 or text8. A raw file, compressed or not, is cut as published: the last 5
+    % are test, the 5 % before them valid. Each split is one document."""
 
     rule = "file"
 
     def require_data(self) -> None:
         """Find the three files of the splits, or the raw file."""
-        name, given = self.config.dataset, self.config.data
+        name = self.config.dataset
+        given = self.config.data
         if not isinstance(given, str):
-            raise DataError(f"--data {' '.join(given)}: --dataset {name} needs one folder or one file")
+            raise DataError(
+                f"--data {' '.join(given)}: --dataset {name} needs one folder or one file"
+            )
         path = Path(given)
         splits = [path / f"{split}.txt" for split in SPLITS]
         if path.exists() and not path.is_dir():
             require_regular(path)
             self._raw: Path | None = path
             return
-        there = (path / f"{name}{suffix}" for suffix in ("", *COMPRESSED))
-        self._raw = next((one for one in there if one.is_file()), None)
-        if all(one.is_file() for one in splits):
+        raw = [path / f"{name}{suffix}" for suffix in ("", *COMPRESSED)]
+        self._raw = next(filter(Path.is_file, raw), None)
+        if all(map(Path.is_file, splits)):
             self._raw = None
         elif self._raw is None and not splits[0].is_file():
             advice = f"put {name} or {name}.zip there, or the three files of the 2019 scripts"
-            raise DataError(f"{path / name}: no such file; {advice}, or load it: python -m data_utils.download {name}")
+            raise DataError(
+                f"{path / name}: no such file; {advice}, "
+                f"or load it: python -m data_utils.download {name}"
+            )
 
     def files(self, split: str) -> list[Path]:
         return [self._raw or self.home / f"{split}.txt"]
@@ -179,24 +214,32 @@ class ByteSplits(Texts):
         require_text(self.files(split)[0])
 
     def together(self, splits: Sequence[str]) -> Sequence[str]:
-        return SPLITS if self._raw else splits
+        if self._raw:
+            return SPLITS
+        return splits
 
     def settings(self, split: str) -> list[Any]:
-        return [self.config.dataset, self.config.data_convention, *([split] if self._raw else [])]
+        settings: list[Any] = [self.config.dataset, self.config.data_convention]
+        if self._raw:
+            settings.append(split)
+        return settings
 
     def fingerprint(self, split: str) -> str | None:
         return None
 
     def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
-        raw = self._raw_splits() if self._raw else {}
+        raw = {}
+        if self._raw:
+            raw = self._raw_splits()
         for split in splits:
-            content = raw[split] if raw else self._unspaced(self.files(split)[0])
+            content = raw.get(split)
+            if content is None:
+                content = self._unspaced(self.files(split)[0])
             if self.config.data_convention == "original":
                 content = self.as_in_2019(content)
             if not content:
-                raise DataError(
-                    f"{self.files(split)[0]}: too short for a {split} split; it needs some 20 bytes of text"
-                )
+                what = f"too short for a {split} split; it needs some 20 bytes of text"
+                raise DataError(f"{self.files(split)[0]}: {what}")
             for begin in range(0, len(content), LONGEST):
                 part = content[begin : begin + LONGEST]
                 yield Tagged(split, Piece(part, ends=begin + LONGEST >= len(content)))
@@ -206,7 +249,8 @@ class ByteSplits(Texts):
         return content.replace(b"\n", b"")
 
     def unspaced(self, content: bytes) -> bytes:
-        """The bytes of a split; undoes what the 2019 scripts do. Raises `ValueError` if it has something else."""
+        """The bytes of a split; undoes what the 2019 scripts do. Raises `ValueError` if it has
+        something else."""
         raise NotImplementedError
 
     def _raw_splits(self) -> dict[str, bytes]:
@@ -220,7 +264,11 @@ class ByteSplits(Texts):
             raise DataError(f"{self._raw}: {what}; {advice}")
         n_held = len(content) // 20
         n_train = len(content) - 2 * n_held
-        parts = (content[:n_train], content[n_train : n_train + n_held], content[n_train + n_held :])
+        parts = (
+            content[:n_train],
+            content[n_train : n_train + n_held],
+            content[n_train + n_held :],
+        )
         return dict(zip(SPLITS, parts, strict=True))
 
     def _measured(self) -> str:
@@ -232,11 +280,16 @@ class ByteSplits(Texts):
         if self._raw is None:
             return
         size = int(self.checks.result(self._raw, "size", self._measured))
-        self.note = f"{self._raw.name}: {size:,} bytes, the last {size // 20:,} for test, those before for valid"
+        self.note = (
+            f"{self._raw.name}: {size:,} bytes, the last {size // 20:,} for test, "
+            "those before for valid"
+        )
         if size != WHOLE:
             name = self.config.dataset
-            other = f"this is not {name}, which has {WHOLE:,}: figures are not comparable with published ones"
-            self.note += f"; {other}"
+            self.note += (
+                f"; this is not {name}, which has {WHOLE:,}: "
+                "figures are not comparable with published ones"
+            )
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
         raise no_documents(f"{self.config.dataset} is one text without documents")
@@ -258,11 +311,13 @@ class Enwik8(ByteSplits):
     def unspaced(self, content: bytes) -> bytes:
         if not _NUMBERS.fullmatch(content[: 1 << 12]):
             return content
-        return bytes(10 if word == b"\n" else int(word) for word in content.split(b" ") if word)
+        words = content.split(b" ")
+        return bytes(10 if word == b"\n" else int(word) for word in words if word)
 
 
 class Text8(ByteSplits):
-    """text8, or what prep_text8.py makes of it: characters between spaces, of which `_` is a space."""
+    """text8, or what prep_text8.py makes of it: characters between spaces, of which `_` is a
+    space."""
 
     def as_in_2019(self, content: bytes) -> bytes:
         return super().as_in_2019(content).strip()
@@ -275,5 +330,7 @@ class Text8(ByteSplits):
 
 _AS_IN_2019 = {"data_convention": "original"}
 ENWIK8 = DataSet(Enwik8, Symbols, SPLITS, partial(ByteNumbers, Symbols), as_in_2019=_AS_IN_2019)
-TEXT8 = DataSet(Text8, Text8Symbols, SPLITS, partial(ByteNumbers, Text8Symbols), as_in_2019=_AS_IN_2019)
+TEXT8 = DataSet(
+    Text8, Text8Symbols, SPLITS, partial(ByteNumbers, Text8Symbols), as_in_2019=_AS_IN_2019
+)
 ANY_BYTES = DataSet(AnyFiles, Symbols, known=lambda texts: Symbols(ALL_BYTES))

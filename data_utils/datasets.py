@@ -1,5 +1,5 @@
-"""The data sets: a line in the registry each, and the flags that say which text is read. No other file asks which data
-set it is."""
+"""The data sets: a line in the registry each, and the flags that say which text is read. No other
+file asks which data set it is."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,9 +32,11 @@ DATA_SETS = Registry(
         "ids": "txl.data_utils.ids:IDS",
     },
 )
-"""Each is a `DataSet`, in a file with its tokenizer or its texts, and imported when it is asked for."""
+"""Each is a `DataSet`, in a file with its tokenizer or its texts, and imported when it is asked
+for."""
 RUNNING = ("text", "bpe", "bytes", "characters")
-"""Data sets whose text may come in any files; their documents are found, and valid and test split off."""
+"""Data sets whose text may come in any files; their documents are found, and valid and test split
+off."""
 BYTES = ("enwik8", "text8")
 """Data sets of bytes that are split by their length."""
 WORDS = ("text", "wt103", "wt2", "ptb", "pydoc")
@@ -47,19 +49,30 @@ class DataConfig(Checked):
 
     data: tuple[str, ...] | str = option(
         "data/wikitext-103",
-        "folder of train.txt, valid.txt and test.txt (ids: of .npy or .bin files); or any folder, files or glob of "
-        "text, also gzip, bzip2, xz, zstd, zip, jsonl and parquet; here or at https://, hf://, s3:// and the like; "
+        "folder of train.txt, valid.txt and test.txt (ids: of .npy or .bin files); or any folder, "
+        "files or glob of "
+        "text, also gzip, bzip2, xz, zstd, zip, jsonl and parquet; here or at https://, hf://, "
+        "s3:// and the like; "
         "see docs/data.md; pydoc writes its text there, and needs a folder of its own",
     )
     dataset: str = option(
         "wt103",
-        "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any text, the "
-        "documentation of this Python; any text in subwords, bytes or characters; streams of integers",
+        "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any "
+        "text, the "
+        "documentation of this Python; any text in subwords, bytes or characters; streams of "
+        "integers",
     )
-    cache_dir: str | None = option(None, "folder of what is made of the text (not given: txl-cache beside the text)")
-    min_freq: int = option(0, "words seen less often become <unk>", when=("dataset", *WORDS), minimum=0)
+    cache_dir: str | None = option(
+        None, "folder of what is made of the text (not given: txl-cache beside the text)"
+    )
+    min_freq: int = option(
+        0, "words seen less often become <unk>", when=("dataset", *WORDS), minimum=0
+    )
     max_size: int | None = option(
-        None, "largest number of words in the vocabulary, the rest become <unk>", when=("dataset", *WORDS), minimum=1
+        None,
+        "largest number of words in the vocabulary, the rest become <unk>",
+        when=("dataset", *WORDS),
+        minimum=1,
     )
     vocab_size: int | None = option(
         None,
@@ -69,23 +82,38 @@ class DataConfig(Checked):
         maximum=2**24,
     )
     ids_dtype: Literal[
-        "auto", "uint8", "uint16", "uint32", "uint64", "int32", "int64", "uint16_be", "int32_be", "int64_be"
+        "auto",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int32",
+        "int64",
+        "uint16_be",
+        "int32_be",
+        "int64_be",
     ] = option(
         "auto",
-        "type of the ids in .bin files (be: big-endian); auto: what an .idx beside the file or a header of llm.c says, "
+        "type of the ids in .bin files (be: big-endian); auto: what an .idx beside the file or a "
+        "header of llm.c says, "
         "else uint16",
         when=("dataset", "ids"),
     )
     tokenizer: str | None = option(
-        None, "a tokenizer.json to use; not given: a byte-level BPE is trained", when=("dataset", "bpe")
+        None,
+        "a tokenizer.json to use; not given: a byte-level BPE is trained",
+        when=("dataset", "bpe"),
     )
     documents: Literal["auto", "blank", "heading", "file", "row"] = option(
         "auto",
-        "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a row (of plain text: a "
+        "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a "
+        "row (of plain text: a "
         "line); auto: the log names it",
         when=("dataset", *RUNNING),
     )
-    text_field: str = option("text", "field of jsonl and parquet that holds the text", when=("dataset", *RUNNING))
+    text_field: str = option(
+        "text", "field of jsonl and parquet that holds the text", when=("dataset", *RUNNING)
+    )
     held_out: float = option(
         0.02,
         "share of the documents for each of valid and test, where the text has no such files",
@@ -95,13 +123,15 @@ class DataConfig(Checked):
     )
     data_convention: Literal["txl", "original"] = option(
         "txl",
-        "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, of text8, without "
+        "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, "
+        "of text8, without "
         "the spaces around a split",
         when=("dataset", *BYTES),
     )
     prefix: bool = option(
         False,
-        "--data is only a beginning of the data set, or another file of bytes; figures are not comparable",
+        "--data is only a beginning of the data set, or another file of bytes; figures are not "
+        "comparable",
         when=("dataset", *BYTES),
     )
     split_seed: int = option(0, "seed of that choice", when=("dataset", *RUNNING), **SEED)
@@ -111,9 +141,12 @@ class DataConfig(Checked):
             object.__setattr__(self, "data", tuple(self.data))
         super().__post_init__()
         if self.dataset not in list(DATA_SETS):
-            raise DataError(f"--dataset {self.dataset}: no such choice; there are {', '.join(DATA_SETS)}")
+            raise DataError(
+                f"--dataset {self.dataset}: no such choice; there are {', '.join(DATA_SETS)}"
+            )
         if self.tokenizer is not None and self.vocab_size is not None:
-            raise DataError(f"--vocab_size {self.vocab_size}: the vocabulary is that of --tokenizer; drop one of them")
+            what = "the vocabulary is that of --tokenizer; drop one of them"
+            raise DataError(f"--vocab_size {self.vocab_size}: {what}")
 
 
 class DataSet(NamedTuple):
@@ -145,18 +178,20 @@ class DataSet(NamedTuple):
 
 
 def tokenizer_of(dataset: str, read: Callable[[str], str]) -> "Tokenizer":
-    """The tokenizer that a checkpoint keeps in files, whose contents `read` gives by name. Raises `ValueError` if it is
-    damaged."""
+    """The tokenizer that a checkpoint keeps in files, whose contents `read` gives by name. Raises
+    `ValueError` if it is damaged."""
     return kind_of_tokenizer(dataset).from_files(read)
 
 
 def kind_of_tokenizer(dataset: str) -> "type[Tokenizer]":
-    """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is said elsewhere."""
+    """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is
+    said elsewhere."""
     known = DATA_SETS.get(dataset) or DATA_SETS["text"]
     return known.tokenizer
 
 
 def is_tokenised(record: Mapping[str, Any]) -> bool:
-    """True unless a checkpoint's record says that words of its text are separated by white space only."""
+    """True unless a checkpoint's record says that words of its text are separated by white space
+    only."""
     known = DATA_SETS.get(record.get("data", {}).get("dataset"))
     return known is None or known.is_tokenised

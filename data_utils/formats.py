@@ -1,4 +1,5 @@
-"""What a file of text holds: lines of plain text, or rows of jsonl and parquet; compressed or not."""
+"""What a file of text holds: lines of plain text, or rows of jsonl and parquet; compressed or
+not."""
 
 import bz2
 import gzip
@@ -21,9 +22,9 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 @contextmanager
 def opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Callable[[], object]]]:
-    """The uncompressed content of a file whose suffix says how it is compressed, and what moves the progress bar to
-    where it is read. Raises `DataError` if the file cannot be read, or is damaged or cut: also if it is not compressed.
-    """
+    """The uncompressed content of a file whose suffix says how it is compressed, and what moves the
+    progress bar to where it is read. Raises `DataError` if the file cannot be read, or is damaged
+    or cut: also if it is not compressed."""
     bar = tqdm(desc=f"{task} {path.name}", unit="B", unit_scale=True, disable=None)
     with bar, reading(path), path.open("rb") as raw:
         bar.total = path.stat().st_size
@@ -39,7 +40,9 @@ def opened(path: Path, task: str) -> Iterator[tuple[IO[bytes], Callable[[], obje
 
 def damaged(path: Path, error: Exception) -> DataError:
     """The error for a file that a library cannot read."""
-    return DataError(f"{path}: damaged ({(str(error).splitlines() or [repr(error)])[0]}); bring the file again")
+    return DataError(
+        f"{path}: damaged ({(str(error).splitlines() or [repr(error)])[0]}); bring the file again"
+    )
 
 
 def _is_damage(error: Exception) -> bool:
@@ -69,9 +72,11 @@ def _uncompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 def _only_member(path: Path, raw: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(raw)
-    names = [one for one in archive.infolist() if not one.is_dir()]
+    names = [member for member in archive.infolist() if not member.is_dir()]
     if len(names) != 1:
-        raise DataError(f"{path}: holds {len(names)} files; unpack it, and give those that are text")
+        raise DataError(
+            f"{path}: holds {len(names)} files; unpack it, and give those that are text"
+        )
     if names[0].flag_bits & 1:
         raise DataError(f"{path}: is encrypted; unpack it")
     return archive.open(names[0])
@@ -84,7 +89,9 @@ def _zstd_library(path: Path) -> Any:
         try:
             import backports.zstd as zstd  # pyright: ignore[reportMissingImports] (an extra)
         except ImportError:
-            raise DataError(f"{path}: reading zstd needs backports.zstd: pip install backports.zstd") from None
+            raise DataError(
+                f"{path}: reading zstd needs backports.zstd: pip install backports.zstd"
+            ) from None
     return zstd
 
 
@@ -97,10 +104,13 @@ LONGEST = 1 << 20
 
 def kind_of(path: Path) -> str | None:
     """text, jsonl or parquet, by the suffix; None where it is not known."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    last = suffixes[-2:-1] if suffixes and suffixes[-1] in COMPRESSED else suffixes[-1:]
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1].lower() in COMPRESSED:
+        suffixes.pop()
+    if not suffixes:
+        return None
     for kind, known in (("text", TEXT), ("jsonl", LINES_OF_JSON), ("parquet", (".parquet",))):
-        if last and last[0] in known:
+        if suffixes[-1].lower() in known:
             return kind
     return None
 
@@ -112,11 +122,14 @@ def has_rows(path: Path) -> bool:
 
 def lines_or_rows(path: Path, text_field: str, *, task: str) -> Iterator[bytes]:
     """The rows of a file that has some, else its lines."""
-    return rows_of(path, text_field, task=task) if has_rows(path) else lines_of(path, task=task)
+    if has_rows(path):
+        return rows_of(path, text_field, task=task)
+    return lines_of(path, task=task)
 
 
 def has_returns(path: Path) -> bool:
-    """True if a line of a file of text ends with \\r or \\r\\n. Raises `DataError` if it cannot be read."""
+    """True if a line of a file of text ends with \\r or \\r\\n. Raises `DataError` if it cannot be
+    read."""
     with opened(path, "looking through") as (file, tick):
         while content := file.read(_BLOCK):
             tick()
@@ -128,12 +141,15 @@ def has_returns(path: Path) -> bool:
 def with_one_line_end(line: bytes) -> bytes:
     """A line, or a part of one, that ends with \\n where it ended with \\r or \\r\\n."""
     text = line.removesuffix(b"\n").removesuffix(b"\r")
-    return line if len(text) == len(line) else text + b"\n"
+    if len(text) == len(line):
+        return line
+    return text + b"\n"
 
 
 def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
-    """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without a byte-order mark.
-    A line of more than `LONGEST` bytes comes in parts, see `parts_of`. Raises `DataError` if it cannot be read."""
+    """The lines of a file of text, uncompressed, with their line ends (\\n, \\r or \\r\\n), without
+    a byte-order mark. A line of more than `LONGEST` bytes comes in parts, see `parts_of`. Raises
+    `DataError` if it cannot be read."""
     held = b""
     with opened(path, task) as (file, tick):
         content = file.read(_BLOCK).removeprefix(BOM_UTF8)
@@ -142,7 +158,9 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
             following = file.read(_BLOCK)
             lines = (held + content).splitlines(keepends=True)
             is_whole = lines[-1].endswith(b"\n") or not following  # after \r there may come \n
-            held = b"" if is_whole else lines.pop()
+            held = b""
+            if not is_whole:
+                held = lines.pop()
             yield from lines
             *parts, held = parts_of(held)
             yield from parts
@@ -151,7 +169,8 @@ def lines_of(path: Path, *, task: str) -> Iterator[bytes]:
 
 def parts_of(content: bytes) -> list[bytes]:
     """Content in parts of at most `LONGEST` bytes, see `cut`."""
-    parts, begin = [], 0
+    parts = []
+    begin = 0
     while len(content) - begin > LONGEST:
         end = begin + cut(content[begin : begin + LONGEST + 1])
         parts.append(content[begin:end])
@@ -160,8 +179,8 @@ def parts_of(content: bytes) -> list[bytes]:
 
 
 def cut(content: bytes) -> int:
-    """Where to cut content that is longer than `LONGEST`: after the last line end among its first `LONGEST` bytes, else
-    before the last space, else between two characters of UTF-8."""
+    """Where to cut content that is longer than `LONGEST`: after the last line end among its first
+    `LONGEST` bytes, else before the last space, else between two characters of UTF-8."""
     if at := content.rfind(b"\n", 0, LONGEST) + 1:
         return at
     if (at := content.rfind(b" ", 0, LONGEST)) > 0:
@@ -173,15 +192,21 @@ def cut(content: bytes) -> int:
 
 
 def rows_of(path: Path, field: str, *, task: str) -> Iterator[bytes]:
-    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out. Raises `DataError` if
-    it cannot be read, or has no such field of text."""
-    rows = parquet_rows(path, field, task) if kind_of(path) == "parquet" else _json_lines(path, field, task)
+    """The texts of a jsonl or parquet file, each with a line end; rows without text are left out.
+    Raises `DataError` if it cannot be read, or has no such field of text."""
+    if kind_of(path) == "parquet":
+        rows = parquet_rows(path, field, task)
+    else:
+        rows = _json_lines(path, field, task)
     for n, text in rows:
         if not isinstance(text, str | None):
-            raise DataError(f"{path}, row {n}: the field {field!r} holds no text; name another with --text_field")
+            what = f"the field {field!r} holds no text; name another with --text_field"
+            raise DataError(f"{path}, row {n}: {what}")
         if text:
             try:
-                yield (text if text.endswith("\n") else text + "\n").encode()
+                if not text.endswith("\n"):
+                    text += "\n"
+                yield text.encode()
             except UnicodeEncodeError:
                 raise half_a_pair(f"{path}, row {n}") from None
 
@@ -193,19 +218,26 @@ def _json_lines(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]:
                 tick()
             if not line.strip():
                 continue
+            if n == 1:
+                line = line.removeprefix(BOM_UTF8)
             try:
-                record = json.loads((line if n > 1 else line.removeprefix(BOM_UTF8)).decode())
+                record = json.loads(line.decode())
             except UnicodeDecodeError as error:
                 raise no_text(f"{path}, line {n}", line, error) from None
             except (ValueError, RecursionError) as error:
                 if n == 1 and line.lstrip()[:1] == b"[":
                     raise _an_array(path) from None
-                raise DataError(f"{path}, line {n}: no JSON ({error}); each line must be a JSON object") from None
+                raise DataError(
+                    f"{path}, line {n}: no JSON ({error}); each line must be a JSON object"
+                ) from None
             if isinstance(record, list):
                 raise _an_array(path)
             if not isinstance(record, dict) or field not in record:
-                there = ", ".join(record)[:200] if isinstance(record, dict) else "no fields"
-                raise DataError(f"{path}, line {n}: no field {field!r}, there is {there}; name it with --text_field")
+                fields = "no fields"
+                if isinstance(record, dict):
+                    fields = ", ".join(record)[:200]
+                what = f"no field {field!r}, there is {fields}; name it with --text_field"
+                raise DataError(f"{path}, line {n}: {what}")
             yield n, record[field]
 
 
@@ -228,8 +260,12 @@ def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]
             names = file.schema_arrow.names
             if field not in names:
                 there = ", ".join(names)[:200]
-                raise DataError(f"{path}: no column {field!r}, there is {there}; name it with --text_field")
-            with tqdm(total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None) as bar:
+                raise DataError(
+                    f"{path}: no column {field!r}, there is {there}; name it with --text_field"
+                )
+            with tqdm(
+                total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None
+            ) as bar:
                 for batch in file.iter_batches(batch_size=1024, columns=[field]):
                     texts = batch.column(0).to_pylist()
                     yield from enumerate(texts, n + 1)

@@ -23,18 +23,26 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 
-def in_processes(work: Callable[[Task], Answer], tasks: Iterable[Task], n_process: int) -> Iterator[Answer]:
-    """The answers to tasks, in their order, of forked processes, two tasks ahead for each. Raises what `work` raises,
-    and `DataError` if a process was killed."""
-    context, pipes, processes = multiprocessing.get_context("fork"), list[Connection](), []
-    idle, waiting = SimpleQueue[Connection](), deque[Future[Answer]]()
+def in_processes(
+    work: Callable[[Task], Answer], tasks: Iterable[Task], n_process: int
+) -> Iterator[Answer]:
+    """The answers to tasks, in their order, of forked processes, two tasks ahead for each. Raises
+    what `work` raises, and `DataError` if a process was killed."""
+    context = multiprocessing.get_context("fork")
+    pipes: list[Connection] = []
+    processes = []
+    idle = SimpleQueue[Connection]()
+    waiting = deque[Future[Answer]]()
     threads = ThreadPoolExecutor(n_process)
     try:
         for _ in range(n_process):
             here, there = context.Pipe()
             pipes.append(here)
             process = context.Process(target=_answer, args=(work, there, pipes), daemon=True)
-            with there, warnings.catch_warnings():  # of threads, none of which a process of these needs
+            with (
+                there,
+                warnings.catch_warnings(),
+            ):  # of threads, none of which a process of these needs
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             processes.append(process)
@@ -70,12 +78,12 @@ def _asked(task: object, idle: SimpleQueue[Connection]) -> Any:
 
 
 def _answer(work: Callable[[Any], object], pipe: Connection, of_parent: list[Connection]) -> None:
-    """Answer until the parent closes its end, which nobody else may hold. Ctrl-C is left to the parent; SIGTERM ends
-    the process."""
+    """Answer until the parent closes its end, which nobody else may hold. Ctrl-C is left to the
+    parent; SIGTERM ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for one in of_parent:
-        one.close()
+    for end_of_parent in of_parent:
+        end_of_parent.close()
     with suppress(EOFError, OSError):
         while True:
             task = pipe.recv()
@@ -102,7 +110,8 @@ class Apart:
     """
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
-        self._make, self._name = make, name
+        self._make = make
+        self._name = name
         self._pipe: Connection | None = None
         self._pid = self._owner = 0
 
@@ -125,7 +134,9 @@ class Apart:
             self._pipe.send((method, args, seconds))
             answer, error = self._pipe.recv()
         except (EOFError, OSError):
-            raise DataError(f"{self._name}: {self._why_it_ended(seconds)}; give another, or another text") from None
+            raise DataError(
+                f"{self._name}: {self._why_it_ended(seconds)}; give another, or another text"
+            ) from None
         if error is not None:
             raise ValueError(error)
         return answer
@@ -176,7 +187,8 @@ def _serve(make: Callable[[], Any], pipe: Connection) -> NoReturn:
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
             try:
-                served = make() if served is None else served
+                if served is None:
+                    served = make()
                 answer = getattr(served, method)(*args), None
             except BaseException as error:  # a panic of a library in Rust is no Exception
                 answer = None, (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -187,7 +199,9 @@ def _serve(make: Callable[[], Any], pipe: Connection) -> NoReturn:
 def _limit(what: int, most: int) -> None:
     """Set a soft limit of the system, as far as the hard one allows it."""
     hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(what, (most, hard))
 
 
 def _addresses() -> int:

@@ -1,5 +1,5 @@
-"""Token ids cut into segments, for training and for evaluation. Row b of a segment continues row b of the one
-before."""
+"""Token ids cut into segments, for training and for evaluation. Row b of a segment continues row b
+of the one before."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ class Segment(NamedTuple):
 class TrainingSegment(NamedTuple):
     """A segment of B streams to train on.
 
-    `since_BT` says how many tokens before each input token belong to the same document; None: the text is one.
-    """
+    `since_BT` says how many tokens before each input token belong to the same document; None: the
+    text is one."""
 
     input_BT: Tensor
     target_BT: Tensor
@@ -41,17 +41,21 @@ class TrainingSegment(NamedTuple):
 class SegmentStream:
     """The text cut into batch_size streams of equal length, and those into segments, for training.
 
-    As kimiyoung/transformer-xl's LMOrderedIterator: the remainder of the text is dropped, and the first token of each
-    stream is never predicted. A resumed run can start at any segment of any epoch.
+    As kimiyoung/transformer-xl's LMOrderedIterator: the remainder of the text is dropped, and the
+    first token of each stream is never predicted. A resumed run can start at any segment of any
+    epoch.
 
     Args:
-        columns: the streams to yield, of all batch_size; None: all. Streams do not depend on which are asked for.
+        columns: the streams to yield, of all batch_size; None: all. Streams do not depend on which
+            are asked for.
         start: tokens of each stream to skip.
-        varlen: draw segment lengths as the original does: around tgt_len, one in twenty around half of it, with a
-            standard deviation of 5, at least 5 and at most tgt_len + 15. Each epoch draws its own.
-        starts: indices of the tokens that begin a document, or None. The first token of a document is predicted from
-            the token before it, which counts as its own, and nothing else.
-        roll: in every epoch each stream is rotated by its own random number of tokens, as in NVIDIA's code.
+        varlen: draw segment lengths as the original does: around tgt_len, one in twenty around half
+            of it, with a standard deviation of 5, at least 5 and at most tgt_len + 15. Each epoch
+            draws its own.
+        starts: indices of the tokens that begin a document, or None. The first token of a document
+            is predicted from the token before it, which counts as its own, and nothing else.
+        roll: in every epoch each stream is rotated by its own random number of tokens, as in
+            NVIDIA's code.
         seed: what `varlen` and `roll` are drawn from, together with the epoch.
     Raises:
         DataError: if the text is too short for so many streams.
@@ -71,12 +75,20 @@ class SegmentStream:
         starts: np.ndarray | None = None,
         seed: int = 0,
     ) -> None:
-        shortest = 3 if varlen else 2  # with varying lengths a single last token is dropped
+        shortest = 2
+        if varlen:  # a single last token is dropped
+            shortest = 3
         self.columns = columns or slice(0, batch_size)
         self.streams = require_streams(ids, batch_size, shortest=shortest)
-        self.tgt_len, self.ext_len, self.start = tgt_len, ext_len, start
-        self.varlen, self.roll, self.seed = varlen, roll, seed
-        self.begins = None if starts is None else np.unique(np.append(starts[starts > 0] - 1, 0))
+        self.tgt_len = tgt_len
+        self.ext_len = ext_len
+        self.start = start
+        self.varlen = varlen
+        self.roll = roll
+        self.seed = seed
+        self.begins = None
+        if starts is not None:
+            self.begins = np.unique(np.append(starts[starts > 0] - 1, 0))
 
     def __len__(self) -> int:
         """Segments of the first epoch; those of others differ with `varlen`."""
@@ -93,10 +105,14 @@ class SegmentStream:
             shifts_B = np.random.default_rng([self.seed, epoch]).integers(0, n_step, n_stream)
         for begin, end in islice(self._cuts(epoch), first, None):
             first_read = max(0, begin - self.ext_len)
-            at_BT = (np.arange(first_read, end + 1) - shifts_B[self.columns, None]) % n_step  # in the stream
+            at_BT = (
+                np.arange(first_read, end + 1) - shifts_B[self.columns, None]
+            ) % n_step  # in the stream
             id_BT = np.take_along_axis(self.streams[self.columns], at_BT, axis=1)
             target_BT = id_BT[:, begin + 1 - first_read :]
-            yield TrainingSegment(as_tensor(id_BT[:, :-1]), as_tensor(target_BT), self._since(at_BT[:, :-1]))
+            yield TrainingSegment(
+                as_tensor(id_BT[:, :-1]), as_tensor(target_BT), self._since(at_BT[:, :-1])
+            )
 
     def _since(self, at_BT: np.ndarray) -> Tensor | None:
         """Of the tokens at these places of their streams; see `TrainingSegment`."""
@@ -110,7 +126,9 @@ class SegmentStream:
     def _cuts(self, epoch: int) -> Iterator[tuple[int, int]]:
         """Begin and end of each segment."""
         last = self.streams.shape[1] - 1
-        lengths = _varying_lengths(self.tgt_len, draws_of(epoch, self.seed)) if self.varlen else repeat(self.tgt_len)
+        lengths = repeat(self.tgt_len)
+        if self.varlen:
+            lengths = _varying_lengths(self.tgt_len, draws_of(epoch, self.seed))
         begin = self.start
         while begin < last - self.varlen:
             end = min(begin + next(lengths), last)
@@ -120,22 +138,28 @@ class SegmentStream:
 
 def draws_of(epoch: int, seed: int) -> np.random.RandomState:
     """What is drawn in an epoch, counted from 1; in the first as in the 2019 code."""
-    return np.random.RandomState(seed if epoch == 1 else [seed, epoch])
+    if epoch == 1:
+        return np.random.RandomState(seed)
+    return np.random.RandomState([seed, epoch])
 
 
 def _varying_lengths(tgt_len: int, draws: np.random.RandomState) -> Iterator[int]:
     while True:
-        mean = tgt_len if draws.random_sample() < 0.95 else tgt_len / 2.0
+        mean = tgt_len
+        if draws.random_sample() >= 0.95:
+            mean = tgt_len / 2.0
         yield min(tgt_len + 15, max(5, int(draws.normal(mean, 5))))
 
 
 def require_streams(ids: np.ndarray, batch_size: int, *, shortest: int = 2) -> np.ndarray:
-    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped. Raises `DataError` if they
-    have fewer than `shortest` tokens."""
+    """The text as batch_size streams of equal length, (B, n_step); the remainder is dropped. Raises
+    `DataError` if they have fewer than `shortest` tokens."""
     n_step = len(ids) // batch_size
     if n_step < shortest:
         short = f"the text of {len(ids)} tokens is too short for so many streams"
-        raise DataError(f"--batch_size {batch_size}: {short}; use at most {max(1, len(ids) // shortest)}")
+        raise DataError(
+            f"--batch_size {batch_size}: {short}; use at most {max(1, len(ids) // shortest)}"
+        )
     return rearrange(ids[: batch_size * n_step], "(b t) -> b t", b=batch_size)
 
 
@@ -148,9 +172,9 @@ def as_tensor(ids: np.ndarray) -> Tensor:
 class RowStream:
     """Rows of a text, read side by side in segments. Rows that end earlier than others are padded.
 
-    Row b reads from token `first_B[b]` on and predicts the tokens after it up to `last_B[b]`; its targets count from
-    its segment `n_warmup_B[b]` on. A negative index counts from the end of the text.
-    """
+    Row b reads from token `first_B[b]` on and predicts the tokens after it up to `last_B[b]`; its
+    targets count from its segment `n_warmup_B[b]` on. A negative index counts from the end of the
+    text."""
 
     ids: np.ndarray
     first_B: np.ndarray
@@ -162,8 +186,12 @@ class RowStream:
     def share(self, rank: int, world: int) -> "RowStream":
         """The rows of one of `world` processes."""
         rows = np.array_split(np.arange(len(self.first_B)), world)[rank]
-        mine = {name: getattr(self, name)[rows] for name in ("first_B", "last_B", "n_warmup_B")}
-        return replace(self, **mine)
+        return replace(
+            self,
+            first_B=self.first_B[rows],
+            last_B=self.last_B[rows],
+            n_warmup_B=self.n_warmup_B[rows],
+        )
 
     def __len__(self) -> int:
         return -(-int(max(self.last_B - self.first_B, default=0)) // self.tgt_len)
@@ -180,10 +208,14 @@ class RowStream:
             yield Segment(self._at(index_BT), self._at(target_BT), torch.from_numpy(counted_BT))
 
     def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
-        """Sums over the targets that count. `sizes` has a number for each token of the text, (N,), by name."""
+        """Sums over the targets that count. `sizes` has a number for each token of the text, (N,),
+        by name."""
         first_B = self.first_B + 1 + self.n_warmup_B * self.tgt_len
-        counted = [slice(first, last + 1) for first, last in zip(first_B, self.last_B, strict=True)]
-        return Counter({name: int(sum(size_N[row].sum() for row in counted)) for name, size_N in sizes.items()})
+        sums = Counter(dict.fromkeys(sizes, 0))
+        for first, last in zip(first_B, self.last_B, strict=True):
+            for name, size_N in sizes.items():
+                sums[name] += int(size_N[first : last + 1].sum())
+        return sums
 
     def _at(self, index_BT: np.ndarray) -> Tensor:
         inside_BT = index_BT < len(self.ids)
@@ -200,7 +232,8 @@ class CountedRows(Protocol):
     def __len__(self) -> int: ...
 
     def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
-        """Sums over the targets that count. `sizes` has a number for each token of the text, (N,), by name."""
+        """Sums over the targets that count. `sizes` has a number for each token of the text, (N,),
+        by name."""
         ...
 
 
@@ -209,23 +242,28 @@ def total_sums(streams: Sequence[CountedRows], sizes: Mapping[str, np.ndarray]) 
     return sum((stream.sums(sizes) for stream in streams), Counter())
 
 
-def scoring_stream(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> RowStream:
+def scoring_stream(
+    ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0
+) -> RowStream:
     """The text cut so that every token but the first counts exactly once, whatever the batch size.
 
-    The text is one row of segments. Each of the B streams reads the same number of consecutive segments. The first
-    stream counts all of its segments; the others read `n_warmup` segments before those they count. Where the model sees
-    no further than the warmup reaches, its memory there equals that of a single stream, and so does every loss.
+    The text is one row of segments. Each of the B streams reads the same number of consecutive
+    segments. The first stream counts all of its segments; the others read `n_warmup` segments
+    before those they count. Where the model sees no further than the warmup reaches, its memory
+    there equals that of a single stream, and so does every loss.
 
     Args:
         batch_size: streams wished for; fewer are used if more would not be faster.
-        n_warmup: segments read before the first that counts. See `txl.evaluation.reading.warmup_segments`.
+        n_warmup: segments read before the first that counts. See
+            `txl.evaluation.reading.warmup_segments`.
     Raises:
         DataError: if there is no token to predict.
     """
     _require_a_target(ids)
     last = len(ids) - 1
     n_segment = -(-last // tgt_len)
-    # B streams of L segments that overlap by n_warmup cover n_segment = B (L - n_warmup) + n_warmup of them
+    # B streams of L segments that overlap by n_warmup cover
+    # n_segment = B (L - n_warmup) + n_warmup of them
     length = -(-(n_segment + (batch_size - 1) * n_warmup) // batch_size)
     stride = length - n_warmup
     if stride < 1:
@@ -236,33 +274,46 @@ def scoring_stream(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: i
     return RowStream(ids, first_B, last_B, np.where(row_B > 0, n_warmup, 0), tgt_len, ext_len)
 
 
-def equal_streams(ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0) -> RowStream:
-    """The text cut into batch_size streams of equal length, as other code evaluates. The remainder of the text and the
-    first token of each stream never count.
+def equal_streams(
+    ids: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0, n_warmup: int = 0
+) -> RowStream:
+    """The text cut into batch_size streams of equal length, as other code evaluates. The remainder
+    of the text and the first token of each stream never count.
 
-    With `n_warmup` this is NVIDIA's way (DeepLearningExamples, Transformer-XL, data_utils.py): each stream first reads
-    that many segments of the stream before it, which do not count; the first stream reads those of the last. Raises
-    `DataError` if the text is too short for so many streams, or the streams are too short for the warmup.
-    """
+    With `n_warmup` this is NVIDIA's way (DeepLearningExamples, Transformer-XL, data_utils.py): each
+    stream first reads that many segments of the stream before it, which do not count; the first
+    stream reads those of the last. Raises `DataError` if the text is too short for so many streams,
+    or the streams are too short for the warmup."""
     n_step = len(require_streams(ids, batch_size)[0])
     if n_warmup * tgt_len > n_step:
-        short = f"streams of {n_step} tokens are too short to warm up on {n_warmup * tgt_len} tokens of the one before"
-        raise DataError(f"--batch_size {batch_size}: {short}; use fewer streams or a smaller --mem_len")
+        short = (
+            f"streams of {n_step} tokens are too short to warm up on {n_warmup * tgt_len} tokens "
+            "of the one before"
+        )
+        raise DataError(
+            f"--batch_size {batch_size}: {short}; use fewer streams or a smaller --mem_len"
+        )
     row_B = np.arange(batch_size)
-    first_B, last_B = row_B * n_step - n_warmup * tgt_len, (row_B + 1) * n_step - 1
-    return RowStream(ids[: batch_size * n_step], first_B, last_B, np.full(batch_size, n_warmup), tgt_len, ext_len)
+    first_B = row_B * n_step - n_warmup * tgt_len
+    last_B = (row_B + 1) * n_step - 1
+    return RowStream(
+        ids[: batch_size * n_step], first_B, last_B, np.full(batch_size, n_warmup), tgt_len, ext_len
+    )
 
 
 def document_streams(
     ids: np.ndarray, starts: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int = 0
 ) -> list[RowStream]:
-    """The documents of a text, batch_size of them side by side, each stream to be read with an empty memory.
+    """The documents of a text, batch_size of them side by side, each stream to be read with an
+    empty memory.
 
-    Every token but the text's first counts once. The first of a document is predicted from the token before it, the
-    `<eos>` that ends the document before, and from nothing else. Documents of similar length are read together.
+    Every token but the text's first counts once. The first of a document is predicted from the
+    token before it, the `<eos>` that ends the document before, and from nothing else. Documents of
+    similar length are read together.
 
     Args:
-        starts: indices into `ids` where documents begin. The text before the first of them is a document too.
+        starts: indices into `ids` where documents begin. The text before the first of them is a
+            document too.
     Raises:
         DataError: if there is no token to predict.
     """
@@ -270,15 +321,16 @@ def document_streams(
     begin_D = np.unique(np.append(starts[starts > 0], 1))  # of the tokens that are predicted
     end_D = np.append(begin_D[1:], len(ids))
     longest_first_D = np.argsort(begin_D - end_D, kind="stable")
-    first_D, last_D = (index_D[longest_first_D] - 1 for index_D in (begin_D, end_D))
+    first_D = begin_D[longest_first_D] - 1
+    last_D = end_D[longest_first_D] - 1
     return _in_groups(ids, first_D, last_D, batch_size=batch_size, tgt_len=tgt_len, ext_len=ext_len)
 
 
 def window_streams(
     ids: np.ndarray, *, length: int, every: int, batch_size: int, tgt_len: int, ext_len: int = 0
 ) -> list[RowStream]:
-    """Windows of `length` tokens, one beginning at every `every`-th token, batch_size of them side by side, each group
-    to be read with an empty memory."""
+    """Windows of `length` tokens, one beginning at every `every`-th token, batch_size of them side
+    by side, each group to be read with an empty memory."""
     last = len(ids) - 1
     first_W = np.arange(0, last, every)
     last_W = np.minimum(first_W + length, last)
@@ -286,13 +338,26 @@ def window_streams(
 
 
 def _in_groups(
-    ids: np.ndarray, first_R: np.ndarray, last_R: np.ndarray, *, batch_size: int, tgt_len: int, ext_len: int
+    ids: np.ndarray,
+    first_R: np.ndarray,
+    last_R: np.ndarray,
+    *,
+    batch_size: int,
+    tgt_len: int,
+    ext_len: int,
 ) -> list[RowStream]:
     """Rows whose targets all count, batch_size of them side by side, in their order."""
-    rows = (slice(i, i + batch_size) for i in range(0, len(first_R), batch_size))
-    return [RowStream(ids, first_R[row], last_R[row], np.zeros_like(first_R[row]), tgt_len, ext_len) for row in rows]
+    streams = []
+    for i in range(0, len(first_R), batch_size):
+        first_B = first_R[i : i + batch_size]
+        last_B = last_R[i : i + batch_size]
+        no_warmup_B = np.zeros_like(first_B)
+        streams.append(RowStream(ids, first_B, last_B, no_warmup_B, tgt_len, ext_len))
+    return streams
 
 
 def _require_a_target(ids: np.ndarray) -> None:
     if len(ids) < 2:
-        raise DataError(f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens")
+        raise DataError(
+            f"a split of {len(ids)} token(s): nothing to predict; it needs at least two tokens"
+        )

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections import Counter
@@ -20,17 +19,19 @@ from .formats import parts_of
 from .processes import Apart
 from .raw_text import DataError, reading, text_of
 from .texts import Texts
-from .tokenizer import EOS, Batch, Block, Encoded, RunningTokenizer, escaped, sizes_of
+from .tokenizer import EOS, MEASURES, Batch, Block, Encoded, RunningTokenizer, escaped, sizes_of
 
 _MOST_TOKENS = 2**24
 _TOKENS_PER_BYTE = 32
 _BYTES_PER_TOKEN = 2**16
 _SECONDS = 20
-"""Of processor time for a call and for each megabyte of text; a slow tokenizer takes one for a megabyte."""
+"""Of processor time for a call and for each megabyte of text; a slow tokenizer takes one for a
+megabyte."""
 
 
 class Piece(NamedTuple):
-    """The ids of a piece of text, and the characters before the end of each token if these are asked for."""
+    """The ids of a piece of text, and the characters before the end of each token if these are
+    asked for."""
 
     ids: np.ndarray
     ends: np.ndarray | None
@@ -41,12 +42,15 @@ def library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise DataError("--dataset bpe: needs Hugging Face tokenizers: pip install tokenizers") from None
+        raise DataError(
+            "--dataset bpe: needs Hugging Face tokenizers: pip install tokenizers"
+        ) from None
     return tokenizers
 
 
 class Encoder:
-    """A tokenizer.json in this process. Raises `ValueError` if it is none, or its ids are too large."""
+    """A tokenizer.json in this process. Raises `ValueError` if it is none, or its ids are too
+    large."""
 
     def __init__(self, content: str) -> None:
         try:
@@ -65,27 +69,38 @@ class Encoder:
         n_token = 1 + max(ids, default=-1)
         if n_token > min(_MOST_TOKENS, 2 * len(ids) + 2**16):
             raise ValueError(f"its {len(ids)} tokens have ids up to {n_token - 1}")
-        names = [self._tokenizer.id_to_token(i) for i in range(n_token)]
-        return [f"<no token {i}>" if name is None else name for i, name in enumerate(names)]
+        names = list(map(self._tokenizer.id_to_token, range(n_token)))
+        for i, name in enumerate(names):
+            if name is None:
+                names[i] = f"<no token {i}>"
+        return names
 
     def special(self) -> list[str]:
         """How the special tokens are written."""
-        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        return [
+            token.content
+            for token in self._tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        ]
 
     def encode(self, pieces: Sequence[str], with_ends: bool) -> list[Piece]:
-        """The tokens of each piece. Raises `ValueError` if they are many times as long as the text."""
-        encode = self._tokenizer.encode_batch if with_ends else self._tokenizer.encode_batch_fast
-        found = encode(list(pieces), add_special_tokens=False)
-        n_byte, n_token = sum(len(piece.encode()) for piece in pieces), sum(len(one.ids) for one in found)
+        """The tokens of each piece. Raises `ValueError` if they are many times as long as the
+        text."""
+        encode = self._tokenizer.encode_batch_fast
+        if with_ends:
+            encode = self._tokenizer.encode_batch
+        encodings = encode(list(pieces), add_special_tokens=False)
+        n_byte = len("".join(pieces).encode())
+        n_token = sum(len(encoding.ids) for encoding in encodings)
         if n_token > _TOKENS_PER_BYTE * (n_byte + 32):
             raise ValueError(f"makes {n_token} tokens of {n_byte} bytes")
-        return [
-            Piece(
-                np.array(one.ids, dtype=np.uint32),
-                np.array([end for _, end in one.offsets], dtype=np.int64) if with_ends else None,
-            )
-            for one in found
-        ]
+        encoded: list[Piece] = []
+        for encoding in encodings:
+            ends = None
+            if with_ends:
+                ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
+            encoded.append(Piece(np.array(encoding.ids, dtype=np.uint32), ends))
+        return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids. Raises `ValueError` if it is many times as long."""
@@ -126,23 +141,26 @@ class EncoderApart(Encoder):
 
 def encoder_of(content: str) -> Encoder:
     """What encodes by a tokenizer.json. Raises `ValueError` if it is none."""
-    return Encoder(content) if _is_plain(content) else EncoderApart(content)
+    if _is_plain(content):
+        return Encoder(content)
+    return EncoderApart(content)
 
 
 def _is_plain(content: str) -> bool:
     """True for a byte-level BPE without rules of its own, as it is trained here."""
     try:
         parts = json.loads(content)
-        pre, decoder, model = (parts[name] for name in ("pre_tokenizer", "decoder", "model"))
+        model = parts["model"]
+        types = [parts[name]["type"] for name in ("pre_tokenizer", "decoder", "model")]
         rules = parts.get("normalizer"), parts.get("post_processor"), model.get("unk_token")
         affixes = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
-        n_token = len(model["vocab"]) + len(parts.get("added_tokens", ()))
-        ids = [*model["vocab"].values(), *(token["id"] for token in parts.get("added_tokens", ()))]
+        ids = list(model["vocab"].values())
+        ids += [token["id"] for token in parts.get("added_tokens", ())]
         return (
-            (pre["type"], decoder["type"], model["type"]) == ("ByteLevel", "ByteLevel", "BPE")
+            types == ["ByteLevel", "ByteLevel", "BPE"]
             and not any(rules)
             and not any(affixes)
-            and all(isinstance(i, int) and i < 2 * n_token for i in ids)
+            and all(isinstance(i, int) and i < 2 * len(ids) for i in ids)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
@@ -154,23 +172,29 @@ _ENDS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "[EOS]",
 
 
 class Subwords(RunningTokenizer):
-    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it has one. Raises
-    `ValueError` if `content` is no tokenizer.json."""
+    """The tokens of a tokenizer.json. A document ends with the tokenizer's token for that, if it
+    has one. Raises `ValueError` if `content` is no tokenizer.json."""
 
     batch_bytes = 1 << 21
 
     def __init__(self, content: str) -> None:
-        self.content, self.encoder = content, encoder_of(content)
+        self.content = content
+        self.encoder = encoder_of(content)
         super().__init__(self.encoder.names())
         longest_first = sorted(filter(None, self.encoder.special()), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._special = None
+        if longest_first:
+            self._special = re.compile("|".join(map(re.escape, longest_first)))
         self.end_id = next((self.index[name] for name in _ENDS if name in self.index), None)
 
     @classmethod
     def trained(cls, pieces: Iterable[bytes], size: int) -> "Subwords":
-        """A byte-level BPE of `size` tokens, every byte and `<eos>` among them; fewer if the text is too small."""
+        """A byte-level BPE of `size` tokens, every byte and `<eos>` among them; fewer if the text
+        is too small."""
         if size < _SMALLEST:
-            raise DataError(f"--vocab_size {size}: must be at least {_SMALLEST}, every byte and {EOS}")
+            raise DataError(
+                f"--vocab_size {size}: must be at least {_SMALLEST}, every byte and {EOS}"
+            )
         tokenizers = library()
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -191,7 +215,9 @@ class Subwords(RunningTokenizer):
             except DataError:
                 raise
             except (ValueError, RecursionError) as error:
-                raise DataError(f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file") from None
+                raise DataError(
+                    f"--tokenizer {path}: {str(error).splitlines()[0]}; give a whole file"
+                ) from None
 
     @classmethod
     def from_files(cls, read: Callable[[str], str]) -> Self:
@@ -215,12 +241,15 @@ class Subwords(RunningTokenizer):
     def encode(self, text: str) -> Encoded:
         pieces = [part.decode() for part in parts_of(text.encode("utf-8", "replace"))]
         begins = np.cumsum([0, *map(len, pieces)])
-        found = self.encoder.encode(pieces, with_ends=True)
-        ends = [begin + one.ends for begin, one in zip(begins, found, strict=False)]
-        return Encoded(np.concatenate([one.ids for one in found]), np.concatenate(ends))
+        encoded = self.encoder.encode(pieces, with_ends=True)
+        ids, ends_of_pieces = zip(*encoded, strict=True)
+        ends = map(np.add, begins, ends_of_pieces)
+        return Encoded(np.concatenate(ids), np.concatenate(list(ends)))
 
     def special_in(self, text: str) -> dict[str, int]:
-        return {} if self._special is None else dict(Counter(self._special.findall(text)))
+        if self._special is None:
+            return {}
+        return dict(Counter(self._special.findall(text)))
 
     def text_of(self, ids: Sequence[int]) -> str:
         return self.encoder.decode([i for i in ids if i != self.end_id])
@@ -231,32 +260,38 @@ class Subwords(RunningTokenizer):
 
     def _block(self, batch: Batch) -> Block:
         text = text_of(batch.content)  # its errors name a place in the whole
-        borders = [0, *batch.ends, *([len(batch.content)] if len(batch.content) > max([0, *batch.ends]) else [])]
-        documents = [batch.content[a:b] for a, b in itertools.pairwise(borders)]
-        pieces = [(piece.decode(), i) for i, document in enumerate(documents) for piece in parts_of(document)]
-        found = self.encoder.encode([piece for piece, _ in pieces], with_ends=batch.measured)
-        end = np.array([] if self.end_id is None else [self.end_id], dtype=np.uint32)
-        ids: list[np.ndarray] = []
-        sizes: list[np.ndarray] = []
+        pieces: list[str] = []
+        ends_document: list[bool] = []
+        begin = 0
+        for end in batch.ends:
+            parts = parts_of(batch.content[begin:end])
+            pieces += map(bytes.decode, parts)
+            ends_document += [False] * (len(parts) - 1) + [True]
+            begin = end
+        if begin < len(batch.content):  # a document that goes on in the next batch
+            parts = parts_of(batch.content[begin:])
+            pieces += map(bytes.decode, parts)
+            ends_document += [False] * len(parts)
+        ids = [np.zeros(0, dtype=np.uint32)]
         ends: list[int] = []
+        sizes: list[np.ndarray] = []
         n_token = 0
-        for n, ((piece, i), one) in enumerate(zip(pieces, found, strict=True)):
-            ends_document = i < len(batch.ends) and (n + 1 == len(pieces) or pieces[n + 1][1] != i)
-            of_piece = np.append(one.ids, end) if ends_document else one.ids
-            ids.append(of_piece)
-            n_token += len(of_piece)
-            if ends_document:
+        encoded = self.encoder.encode(pieces, with_ends=batch.measured)
+        for piece, tokens, is_last in zip(pieces, encoded, ends_document, strict=True):
+            ids.append(tokens.ids)
+            if tokens.ends is not None:
+                sizes.append(sizes_of(piece, tokens.ends))
+            if is_last and self.end_id is not None:
+                ids.append(np.array([self.end_id], dtype=np.uint32))
+                sizes.append(np.zeros((1, len(MEASURES)), dtype=np.uint32))
+                n_token += 1
+            n_token += len(tokens.ids)
+            if is_last:
                 ends.append(n_token)
-            if one.ends is not None:
-                measured = sizes_of(piece, one.ends)
-                sizes.append(np.pad(measured, ((0, len(of_piece) - len(measured)), (0, 0))))
-        joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.uint32)
-        return Block(
-            joined,
-            np.array(ends, dtype=np.int64),
-            sizes=np.concatenate(sizes) if sizes else None,
-            special=self.special_in(text),
-        )
+        block = Block(np.concatenate(ids), np.array(ends, dtype=np.int64))
+        if batch.measured and sizes:
+            block = block._replace(sizes=np.concatenate(sizes))
+        return block._replace(special=self.special_in(text))
 
 
 def _given(texts: Texts) -> Subwords | None:

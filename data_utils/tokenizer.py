@@ -1,4 +1,5 @@
-"""What every tokenizer gives: ids of text, text of ids, and the files that a checkpoint keeps of it."""
+"""What every tokenizer gives: ids of text, text of ids, and the files that a checkpoint keeps of
+it."""
 
 import hashlib
 import json
@@ -16,8 +17,8 @@ _IS_SPACE[_SPACES] = True
 
 
 def sizes_of(text: str, ends: np.ndarray) -> np.ndarray:
-    """Words, lines, characters and bytes of each token of a text, (N, 4). A word or a line end belongs to the token
-    that it ends in, and white space to the token after it.
+    """Words, lines, characters and bytes of each token of a text, (N, 4). A word or a line end
+    belongs to the token that it ends in, and white space to the token after it.
 
     Args:
         ends: characters up to each token's end, (N,). What is left of the text belongs to the last.
@@ -63,12 +64,15 @@ def _line_ends(code_C: np.ndarray) -> np.ndarray:
     return break_C
 
 
-EOS, UNK = "<eos>", "<unk>"
+EOS = "<eos>"
+UNK = "<unk>"
 
 
 def read_as_text(special: Mapping[str, int]) -> str:
     """The notice of what `Tokenizer.special_in` finds."""
-    shown = " ".join([*special][:4]) + (" ..." if len(special) > 4 else "")
+    shown = " ".join([*special][:4])
+    if len(special) > 4:
+        shown += " ..."
     what = f"names special tokens of the tokenizer ({sum(special.values())} in all: {shown})"
     return f"{what}, which are read as text, not as these tokens; take them out"
 
@@ -81,11 +85,12 @@ class Encoded(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A part of a split, in UTF-8 (or any bytes): documents, the last of which may go on in the next batch.
+    """A part of a split, in UTF-8 (or any bytes): documents, the last of which may go on in the
+    next batch.
 
     Attributes:
         ends: bytes up to the end of each document that ends here.
-        places: of these documents, see `txl.data_utils.dealing`.
+        places: of these documents, see `documents.Place`.
         begins_file: the content is the beginning of a file.
         measured: the block needs `sizes`.
     """
@@ -106,7 +111,8 @@ class Block(NamedTuple):
         ends: tokens up to the end of each document that ends here.
         n_unknown: ids that stand for unknown words.
         n_eos: words that are `<eos>` as written.
-        sizes: what each token stands for, see `txl.data_utils.sizes`, (N, 4), if the batch is measured.
+        sizes: what each token stands for, see `sizes_of`, (N, 4), if the batch is
+            measured.
         special: see `Tokenizer.special_in`.
     """
 
@@ -127,11 +133,13 @@ class UnknownWordError(Exception):
 
 
 class Tokenizer(ABC):
-    """Text to ids and back. `words` names the tokens in the order of their ids, `index` gives the id of a name.
+    """Text to ids and back. `words` names the tokens in the order of their ids, `index` gives the
+    id of a name.
 
     Attributes:
         end_id: the token that ends each document of a corpus, if there is one.
-        is_of_words: tokens are words between white space, and line ends; else any text comes back as it was.
+        is_of_words: tokens are words between white space, and line ends; else any text comes back
+            as it was.
         takes_words: made of the list of its tokens alone.
         by_file: each batch is of one file.
         keeps_line_ends: lines of a file end as they end there; else with \\n.
@@ -153,7 +161,8 @@ class Tokenizer(ABC):
 
     @classmethod
     def from_files(cls, read: Callable[[str], str]) -> Self:
-        """Inverse of `files`, whose contents `read` gives by name. Raises `ValueError` if they are damaged."""
+        """Inverse of `files`, whose contents `read` gives by name. Raises `ValueError` if they are
+        damaged."""
         return cls.from_text(read("vocab.txt"))
 
     @classmethod
@@ -177,13 +186,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
-        """A block of each batch, in order; on all threads or in several processes if that is faster. Raises
-        `UnicodeDecodeError` if a batch is not UTF-8, `UnknownWordError` at a word that has no id."""
+        """A block of each batch, in order; on all threads or in several processes if that is
+        faster. Raises `UnicodeDecodeError` if a batch is not UTF-8, `UnknownWordError` at a word
+        that has no id."""
 
     @abstractmethod
     def decoder(self) -> Callable[[int], str]:
-        """A function that turns the ids of a text into text, one after the other, each with the white space before
-        it."""
+        """A function that turns the ids of a text into text, one after the other, each with the
+        white space before it."""
 
     def files(self) -> dict[str, str]:
         """What a checkpoint keeps of it: files of text by name."""
@@ -198,7 +208,8 @@ class Tokenizer(ABC):
         return {}
 
     def prompt(self, text: str) -> str:
-        """What a text to be continued says. Empty: nothing. White space is tokens too, unless they are words."""
+        """What a text to be continued says. Empty: nothing. White space is tokens too, unless they
+        are words."""
         return text
 
     def fingerprint(self) -> str:
@@ -213,11 +224,12 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The names of ids."""
-        return [self.words[i] for i in ids]
+        return list(map(self.words.__getitem__, ids))
 
 
 class Numbering(ABC):
-    """Counts the symbols of texts whose vocabulary is not known yet, and numbers them, so that texts are read once."""
+    """Counts the symbols of texts whose vocabulary is not known yet, and numbers them, so that
+    texts are read once."""
 
     @abstractmethod
     def encode_batches(self, batches: Iterable[Batch]) -> Iterator[Block]:
@@ -229,8 +241,8 @@ class Numbering(ABC):
 
     @abstractmethod
     def table(self, split: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The id that a tokenizer of its kind gives each number of a split, (V,), and whether it stands for an unknown
-        word, (V,). Raises `UnknownWordError`."""
+        """The id that a tokenizer of its kind gives each number of a split, (V,), and whether it
+        stands for an unknown word, (V,). Raises `UnknownWordError`."""
 
 
 _LONGEST_CHARACTER = 8
@@ -239,7 +251,9 @@ _LONGEST_CHARACTER = 8
 
 def escaped(words: Iterable[str]) -> str:
     """One token per line, line ends and backslashes escaped as in JSON."""
-    return "".join(json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') + "\n" for word in words)
+    return "".join(
+        json.dumps(word, ensure_ascii=False)[1:-1].replace('\\"', '"') + "\n" for word in words
+    )
 
 
 class RunningTokenizer(Tokenizer):
@@ -261,7 +275,8 @@ class RunningTokenizer(Tokenizer):
             if text.endswith("\ufffd") and len(held) < _LONGEST_CHARACTER:
                 return ""
             known = len(self.text_of(before))
-            before, held = held, []
+            before = held
+            held = []
             return text[known:]
 
         return piece
