@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from txl.data_utils.detokenise import Detokeniser
-from txl.data_utils.wikitext import tokenise
+from txl.data_utils.wikitext import Detokeniser, tokenise
 
 
 def changes(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:

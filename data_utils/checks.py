@@ -1,4 +1,5 @@
-"""What was found in whole files, kept with their sizes and times: they are read again only when these change."""
+"""What was found in whole files, kept with their sizes and times: they are read again only when
+these change."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +44,8 @@ class Checks:
         return answer
 
     def forget_young(self) -> None:
-        """Find again, when asked, what was found in files so young that they may have changed without a new time."""
+        """Find again, when asked, what was found in files so young that they may have changed
+        without a new time."""
         for name in self._young:
             self._known.pop(name, None)
         self._young.clear()

@@ -1,6 +1,7 @@
-"""A text as memory-mapped ids with a vocabulary: files, documents, tokenizer, store, each entered once. RAM does not
-grow with the corpus."""
+"""A text as memory-mapped ids with a vocabulary: files, documents, tokenizer, store, each entered
+once. RAM does not grow with the corpus."""
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,48 +14,71 @@ import numpy as np
 from txl.files import content_of
 
 from .checks import Checks
-from .config import DataConfig
-from .datasets import DATA_SETS
-from .named_files import CACHE, home_of
+from .datasets import DATA_SETS, DataConfig
+from .files import CACHE, home_of
 from .raw_text import DataError, one_at_a_time
 from .remote import with_copies
-from .sizes import MEASURES
 from .store import Store, Writer, draft_folder, keep, name_of, open_record, open_store
 from .texts import Tagged, batches
-from .tokenizers.base import EOS, UNK, Batch, Block, Numbering, Tokenizer, UnknownWordError, read_as_text
+from .tokenizer import (
+    EOS,
+    MEASURES,
+    UNK,
+    Batch,
+    Block,
+    Numbering,
+    Tokenizer,
+    UnknownWordError,
+    read_as_text,
+)
 
 _LOG = logging.getLogger(__name__)
 
 
 class Corpus:
-    """The splits of a data set as ids. Raises `DataError` if the text is missing, empty or not UTF-8.
+    """The splits of a data set as ids. Raises `DataError` if the text is missing, empty or not
+    UTF-8.
 
     Args:
         vocab: None: made of the text, or read from the cache.
         needed: splits that must be there, and are opened.
     """
 
-    def __init__(self, config: DataConfig, vocab: Tokenizer | None = None, *, needed: Sequence[str] = ()) -> None:
-        self.config, self.kind = config, DATA_SETS[config.dataset]
+    def __init__(
+        self, config: DataConfig, vocab: Tokenizer | None = None, *, needed: Sequence[str] = ()
+    ) -> None:
+        self.config = config
+        self.kind = DATA_SETS[config.dataset]
         here = with_copies(config)
         self._home = home_of(here.data)
-        self.cache = Path(config.cache_dir) if config.cache_dir else self._home / CACHE
+        self.cache = Path(config.cache_dir or self._home / CACHE)
         if config.cache_dir is None and self.cache.is_symlink():
-            raise DataError(f"{self.cache}: a link; name the folder that it leads to with --cache_dir")
+            raise DataError(
+                f"{self.cache}: a link; name the folder that it leads to with --cache_dir"
+            )
         self._checks = Checks(self.cache)
         self._stores: dict[str, Store] = {}
         self._noticed: list[str] = []
         self._vocab_is_given = vocab is not None
         with self._writing():
             self.texts = self.kind.texts(here, self._checks)
-            self.require_splits(*self.kind.counted if vocab is None else (), *needed)
+            if vocab is None:
+                self.require_splits(*self.kind.counted)
+            self.require_splits(*needed)
             if vocab is not None and type(vocab) is not self.kind.tokenizer:
                 what = "the model's vocabulary is another; give that of its training"
                 raise DataError(f"--dataset {config.dataset}: {what}")
-            self.vocab = vocab or self.kind.known(self.texts) or self._kept_vocabulary() or self._new_vocabulary()
+            self.vocab = (
+                vocab
+                or self.kind.known(self.texts)
+                or self._kept_vocabulary()
+                or self._new_vocabulary()
+            )
             together = self.texts.together(())
             self._prepare(together)
-            self.texts.describe({name: self._stores[name].record["n_document"] for name in together})
+            self.texts.describe(
+                {name: self._stores[name].record["n_document"] for name in together}
+            )
         for name in needed:
             self.split(name)
 
@@ -74,38 +98,45 @@ class Corpus:
         return self.texts.defines_vocabulary(self.kind.counted)
 
     def split(self, name: str) -> np.ndarray:
-        """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and read-only."""
+        """The ids of a split, with an `<eos>` per line if it is read in words, memory-mapped and
+        read-only."""
         return self._store(name).ids
 
     def sizes(self, name: str) -> dict[str, np.ndarray]:
-        """Words, lines, characters, bytes and `<unk>` that each token of valid or test counts for, (N,) each.
+        """Words, lines, characters, bytes and `<unk>` that each token of valid or test counts for,
+        (N,) each.
 
-        A token includes the white space before it, and a line end the rest of the line, so that characters and bytes
-        sum to those of the documents. An id that somebody else made is a word.
+        A token includes the white space before it, and a line end the rest of the line, so that
+        characters and bytes sum to those of the documents. An id that somebody else made is a word.
         """
         store = self._store(name)
         unknown_N = np.asarray(store.ids) == self.vocab.index.get(UNK, -1)
         if len(store.sizes):
             return {**dict(zip(MEASURES, store.sizes.T, strict=True)), "unknown": unknown_N}
         nothing_N = np.zeros(len(store.ids), dtype=np.int64)
-        return {**dict.fromkeys(MEASURES, nothing_N), "words": nothing_N + 1, "unknown": unknown_N & False}
+        return {
+            **dict.fromkeys(MEASURES, nothing_N),
+            "words": nothing_N + 1,
+            "unknown": unknown_N & False,
+        }
 
     def documents(self, name: str) -> Iterator[bytes]:
         """The documents of a split, in order, from its files."""
         held: list[bytes] = []
-        for one in self.texts.pieces([name]):
-            if one.split == name:
-                held.append(one.piece.content)
-                if one.piece.ends:
-                    yield b"".join(held)
-                    held = []
+        for tagged in self._pieces([name]):
+            held.append(tagged.piece.content)
+            if tagged.piece.ends:
+                yield b"".join(held)
+                held = []
 
     def file_starts(self, name: str) -> list[int]:
-        """Indices into the ids of a split where its files begin, where the tokenizer tells them apart."""
+        """Indices into the ids of a split where its files begin, where the tokenizer tells them
+        apart."""
         return self._store(name).files or [0]
 
     def document_starts(self, name: str) -> np.ndarray:
-        """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
+        """Indices into the ids of a split where documents begin. Raises `DataError` if the text
+        names none."""
         return np.asarray(self.texts.document_starts(name, self._store(name), self.vocab))
 
     def fingerprint(self, name: str) -> str:
@@ -115,10 +146,10 @@ class Corpus:
 
     def held_out(self) -> tuple[str, ...]:
         """Those of valid and test that are there. Raises `DataError` if none is."""
-        there = tuple(name for name in ("valid", "test") if self.texts.is_there(name))
-        if not there:
+        splits = tuple(name for name in ("valid", "test") if self.texts.is_there(name))
+        if not splits:
             self.require_splits("valid")
-        return there
+        return splits
 
     def require_splits(self, *names: str) -> None:
         """Raise `DataError` unless the text of all these splits is there."""
@@ -133,10 +164,11 @@ class Corpus:
         return self._stores[name]
 
     def _prepare(self, splits: Sequence[str]) -> None:
-        """Open the stores of splits; those that are absent are made first, in one pass over their files."""
+        """Open the stores of splits; those that are absent are made first, in one pass over their
+        files."""
         for name in splits:
             self.require_splits(name)
-        absent = [name for name in splits if not self._open(name)]
+        absent = list(itertools.filterfalse(self._open, splits))
         if absent:
             self._write(absent, self.vocab)
             for name in absent:
@@ -147,7 +179,9 @@ class Corpus:
         if name in self._stores:
             return True
         n_token = len(self.vocab)
-        store = self.texts.ready(name, n_token) or open_store(self._folder(name, self.vocab), self._checks, n_token)
+        store = self.texts.ready(name, n_token) or open_store(
+            self._folder(name, self.vocab), self._checks, n_token
+        )
         if store is None:
             return False
         self._stores[name] = store
@@ -155,16 +189,23 @@ class Corpus:
 
     def _notice(self, name: str) -> None:
         """Say once what a user should know of a split that is read."""
-        store, text = self._stores[name], self.texts.name(name)
-        n_token = len(store.ids)
         if name in self._noticed:
             return
         self._noticed.append(name)
+        store = self._stores[name]
+        text = self.texts.name(name)
+        n_token = len(store.ids)
         if n_unknown := store.record["n_unknown"]:
             notice = "%s: %d of %d words are not in the vocabulary and are read as %s"
             _LOG.warning(notice, text, n_unknown, n_token, UNK)
         if n_eos := store.record["n_eos"]:
-            _LOG.warning("%s: %d of %d words are %s itself and are read as line ends", text, n_eos, n_token, EOS)
+            _LOG.warning(
+                "%s: %d of %d words are %s itself and are read as line ends",
+                text,
+                n_eos,
+                n_token,
+                EOS,
+            )
         if special := store.record.get("special"):
             _LOG.warning("%s: %s", text, read_as_text(special))
         for held in ("valid", "test"):
@@ -173,7 +214,8 @@ class Corpus:
 
     def _warn_of_copies(self, held: str) -> None:
         """Say how many documents of a held-out split also stand in train."""
-        known, places = self._stores["train"].places, self._stores[held].places
+        known = self._stores["train"].places
+        places = self._stores[held].places
         if not len(known) or not len(places):
             return
         at = np.minimum(np.searchsorted(known, places), len(known) - 1)
@@ -187,18 +229,19 @@ class Corpus:
         return self.cache / name_of(f"{self.config.dataset}-{name}", made_from)
 
     def _of_text(self, name: str) -> list[Any]:
-        digests = [self._checks.digest(path) for path in self.texts.files(name)]
+        digests = list(map(self._checks.digest, self.texts.files(name)))
         return [digests, self.texts.settings(name)]
 
     def _state(self, name: str) -> list[Any]:
         """What a change of a split's files changes, be it undone before the end."""
         of_text = self._of_text(name)  # which names a file that is not there
-        states = [path.stat() for path in self.texts.files(name)]
+        states = map(Path.stat, self.texts.files(name))
         return [of_text, *((state.st_size, state.st_mtime_ns) for state in states)]
 
     @contextmanager
     def _unchanged(self, splits: Sequence[str]) -> Iterator[None]:
-        """Raise `DataError` if files of these splits change meanwhile: what was read has another text's name then."""
+        """Raise `DataError` if files of these splits change meanwhile: what was read has another
+        text's name then."""
         before = {name: self._state(name) for name in splits}
         yield
         self._checks.forget_young()
@@ -209,7 +252,7 @@ class Corpus:
     def _vocabulary_folder(self) -> Path:
         config = self.config
         limits = [self.kind.special, config.min_freq, config.max_size, config.vocab_size]
-        made_from = [[self._of_text(name) for name in self.kind.counted], limits]
+        made_from = [list(map(self._of_text, self.kind.counted)), limits]
         return self.cache / name_of(f"{config.dataset}-vocabulary", made_from)
 
     def _kept_vocabulary(self) -> Tokenizer | None:
@@ -222,20 +265,27 @@ class Corpus:
             return None
 
     def _new_vocabulary(self) -> Tokenizer:
-        """The tokenizer of the counted splits. What is counted is written too, as its text is read only once."""
+        """The tokenizer of the counted splits. What is counted is written too, as its text is read
+        only once."""
         if self.kind.numbering is not None:
             counted = list(dict.fromkeys([*self.kind.counted, *self.texts.together(())]))
             return self._write(counted, self.kind.numbering())
         assert self.kind.trained is not None
-        pieces = (one.piece.content for one in self.texts.pieces(self.kind.counted) if one.split in self.kind.counted)
+        contents = (tagged.piece.content for tagged in self._pieces(self.kind.counted))
         try:
             with self._unchanged(self.kind.counted):
-                tokenizer = self.kind.trained(pieces, self.config)
+                tokenizer = self.kind.trained(contents, self.config)
         except UnicodeDecodeError:
             raise self.texts.fault("train") from None
         with draft_folder(self.cache) as draft:
             self._keep_vocabulary(draft, tokenizer)
         return tokenizer
+
+    def _pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
+        """The documents of these splits, without those of others that are read with them."""
+        for tagged in self.texts.pieces(splits):
+            if tagged.split in splits:
+                yield tagged
 
     def _keep_vocabulary(self, draft: Path, tokenizer: Tokenizer) -> None:
         folder = draft / "vocabulary"
@@ -245,22 +295,26 @@ class Corpus:
         keep(folder, self._vocabulary_folder(), {})
 
     def _write(self, splits: Sequence[str], encoder: Tokenizer | Numbering) -> Tokenizer:
-        """Write the stores of splits in one pass over their files, all or none; the tokenizer, which is made of the
-        counted splits if `encoder` is a numbering."""
-        numbering = encoder if isinstance(encoder, Numbering) else None
+        """Write the stores of splits in one pass over their files, all or none; the tokenizer,
+        which is made of the counted splits if `encoder` is a numbering."""
+        n_token = None
+        if isinstance(encoder, Tokenizer):
+            n_token = len(encoder)
         with draft_folder(self.cache) as draft, ExitStack() as stack:
-            n_token = None if isinstance(encoder, Numbering) else len(encoder)
             writers = {name: stack.enter_context(Writer(draft / name, n_token)) for name in splits}
-            tagged = (one for one in self.texts.pieces(splits) if one.split in writers)
             with self._unchanged(splits):
-                for batch, block in self._encoded(encoder, tagged):
+                for batch, block in self._encoded(encoder, self._pieces(splits)):
                     writers[batch.split].add(batch, block)
             self.texts.describe({name: writer.n_document for name, writer in writers.items()})
-            tokenizer = self._translated(writers, numbering) if numbering else self.vocab
+            if isinstance(encoder, Numbering):
+                tokenizer = self._translated(writers, encoder)
+            else:
+                tokenizer = encoder
             for name, writer in writers.items():
-                if self.kind.tokenizer.is_of_words and all((ids == tokenizer.eos_id).all() for ids in writer.blocks()):
-                    raise DataError(f"{self.texts.name(name)}: holds white space only; every split needs some words")
-            if numbering:
+                if tokenizer.is_of_words and writer.holds_only(tokenizer.eos_id):
+                    what = "holds white space only; every split needs some words"
+                    raise DataError(f"{self.texts.name(name)}: {what}")
+            if isinstance(encoder, Numbering):
                 self._keep_vocabulary(draft, tokenizer)
             for name, writer in writers.items():
                 record = writer.finish()
@@ -269,7 +323,8 @@ class Corpus:
 
     def _translated(self, writers: dict[str, Writer], numbering: Numbering) -> Tokenizer:
         """The tokenizer of what was counted; the numbers become its ids."""
-        config, special = self.config, self.kind.special
+        config = self.config
+        special = self.kind.special
         if config.min_freq or config.max_size is not None:
             special = (*special, UNK)  # for the words that are left out
         limits = {"special": special, "min_freq": config.min_freq, "max_size": config.max_size}
@@ -281,12 +336,19 @@ class Corpus:
                 raise self._no_such_word(name, error.words) from None
         return tokenizer
 
-    def _encoded(self, encoder: Tokenizer | Numbering, tagged: Iterator[Tagged]) -> Iterator[tuple[Batch, Block]]:
-        kind, waiting = self.kind.tokenizer, deque[Batch]()
+    def _encoded(
+        self, encoder: Tokenizer | Numbering, tagged: Iterator[Tagged]
+    ) -> Iterator[tuple[Batch, Block]]:
+        kind = self.kind.tokenizer
+        waiting = deque[Batch]()
 
         def noted() -> Iterator[Batch]:
-            found = batches(tagged, n_byte=kind.batch_bytes, cuts_words=not kind.is_of_words, by_file=kind.by_file)
-            for batch in found:
+            for batch in batches(
+                tagged,
+                n_byte=kind.batch_bytes,
+                cuts_words=not kind.is_of_words,
+                by_file=kind.by_file,
+            ):
                 waiting.append(batch)
                 yield batch
 
@@ -301,8 +363,9 @@ class Corpus:
     def _no_such_word(self, name: str, words: set[str]) -> DataError:
         path, n, word = self.texts.line_with(name, words)
         what = f"the word {word!r} is not in the vocabulary, which has no {UNK} to stand for it"
-        own = "use --dataset text, where unknown words are allowed"
-        advice = "give a text whose words the model knows" if self._vocab_is_given else own
+        advice = "use --dataset text, where unknown words are allowed"
+        if self._vocab_is_given:
+            advice = "give a text whose words the model knows"
         return DataError(f"{path}, line {n}: {what}; {advice}")
 
     @contextmanager

@@ -1,25 +1,152 @@
-"""The data sets: one row each. No other file asks which data set it is."""
+"""The data sets: a line in the registry each, and the flags that say which text is read. No other
+file asks which data set it is."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .any_files import AnyFiles, AnyText
-from .byte_splits import Enwik8, Text8
-from .config import DataConfig
-from .foreign import Streams
-from .pydoc_corpus import Pydoc
-from .shards import Shards, read_vocabulary
-from .texts import SPLITS, Texts
-from .tokenizers.base import EOS, UNK, Numbering, Tokenizer
-from .tokenizers.characters import CharacterNumbers, Characters
-from .tokenizers.integers import Integers
-from .tokenizers.lower import LowerVocab
-from .tokenizers.sentences import SentenceVocab
-from .tokenizers.subwords import DEFAULT_SIZE, Subwords
-from .tokenizers.symbols import ALL_BYTES, ByteNumbers, Symbols, Text8Symbols
-from .tokenizers.words import Vocab, WordNumbers
+from txl.config import SEED, Checked, option
+from txl.registry import Registry
+
+from .raw_text import DataError
+
+if TYPE_CHECKING:
+    from .texts import Texts
+    from .tokenizer import Numbering, Tokenizer
+
+DATA_SETS = Registry(
+    "dataset",
+    "data set",
+    {
+        "wt103": "txl.data_utils.wikitext:WT103",
+        "wt2": "txl.data_utils.wikitext:WT2",
+        "ptb": "txl.data_utils.words:PTB",
+        "enwik8": "txl.data_utils.bytes:ENWIK8",
+        "text8": "txl.data_utils.bytes:TEXT8",
+        "lm1b": "txl.data_utils.lm1b:LM1B",
+        "text": "txl.data_utils.words:TEXT",
+        "pydoc": "txl.data_utils.pydoc:PYDOC",
+        "bpe": "txl.data_utils.subwords:BPE",
+        "bytes": "txl.data_utils.bytes:ANY_BYTES",
+        "characters": "txl.data_utils.characters:CHARACTERS",
+        "ids": "txl.data_utils.ids:IDS",
+    },
+)
+"""Each is a `DataSet`, in a file with its tokenizer or its texts, and imported when it is asked
+for."""
+RUNNING = ("text", "bpe", "bytes", "characters")
+"""Data sets whose text may come in any files; their documents are found, and valid and test split
+off."""
+BYTES = ("enwik8", "text8")
+"""Data sets of bytes that are split by their length."""
+WORDS = ("text", "wt103", "wt2", "ptb", "pydoc")
+"""Data sets of words that are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Checked):
+    """Which text is read, and how it is tokenised."""
+
+    data: tuple[str, ...] | str = option(
+        "data/wikitext-103",
+        "folder of train.txt, valid.txt and test.txt (ids: of .npy or .bin files); or any folder, "
+        "files or glob of "
+        "text, also gzip, bzip2, xz, zstd, zip, jsonl and parquet; here or at https://, hf://, "
+        "s3:// and the like; "
+        "see docs/data.md; pydoc writes its text there, and needs a folder of its own",
+    )
+    dataset: str = option(
+        "wt103",
+        "WikiText-103, WikiText-2, Penn Treebank, enwik8, text8, One Billion Word; words of any "
+        "text, the "
+        "documentation of this Python; any text in subwords, bytes or characters; streams of "
+        "integers",
+    )
+    cache_dir: str | None = option(
+        None, "folder of what is made of the text (not given: txl-cache beside the text)"
+    )
+    min_freq: int = option(
+        0, "words seen less often become <unk>", when=("dataset", *WORDS), minimum=0
+    )
+    max_size: int | None = option(
+        None,
+        "largest number of words in the vocabulary, the rest become <unk>",
+        when=("dataset", *WORDS),
+        minimum=1,
+    )
+    vocab_size: int | None = option(
+        None,
+        "tokens in the vocabulary (not given: 8192 subwords, or the largest id plus one)",
+        when=("dataset", "bpe", "ids"),
+        minimum=1,
+        maximum=2**24,
+    )
+    ids_dtype: Literal[
+        "auto",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int32",
+        "int64",
+        "uint16_be",
+        "int32_be",
+        "int64_be",
+    ] = option(
+        "auto",
+        "type of the ids in .bin files (be: big-endian); auto: what an .idx beside the file or a "
+        "header of llm.c says, "
+        "else uint16",
+        when=("dataset", "ids"),
+    )
+    tokenizer: str | None = option(
+        None,
+        "a tokenizer.json to use; not given: a byte-level BPE is trained",
+        when=("dataset", "bpe"),
+    )
+    documents: Literal["auto", "blank", "heading", "file", "row"] = option(
+        "auto",
+        "what a document is: text up to a blank line, up to a heading '= Title =', a file, or a "
+        "row (of plain text: a "
+        "line); auto: the log names it",
+        when=("dataset", *RUNNING),
+    )
+    text_field: str = option(
+        "text", "field of jsonl and parquet that holds the text", when=("dataset", *RUNNING)
+    )
+    held_out: float = option(
+        0.02,
+        "share of the documents for each of valid and test, where the text has no such files",
+        when=("dataset", *RUNNING),
+        above=0,
+        below=0.5,
+    )
+    data_convention: Literal["txl", "original"] = option(
+        "txl",
+        "txl: every byte is a token; original: as the 2019 code reads them, without line ends and, "
+        "of text8, without "
+        "the spaces around a split",
+        when=("dataset", *BYTES),
+    )
+    prefix: bool = option(
+        False,
+        "--data is only a beginning of the data set, or another file of bytes; figures are not "
+        "comparable",
+        when=("dataset", *BYTES),
+    )
+    split_seed: int = option(0, "seed of that choice", when=("dataset", *RUNNING), **SEED)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, str):
+            object.__setattr__(self, "data", tuple(self.data))
+        super().__post_init__()
+        if self.dataset not in list(DATA_SETS):
+            raise DataError(
+                f"--dataset {self.dataset}: no such choice; there are {', '.join(DATA_SETS)}"
+            )
+        if self.tokenizer is not None and self.vocab_size is not None:
+            what = "the vocabulary is that of --tokenizer; drop one of them"
+            raise DataError(f"--vocab_size {self.vocab_size}: {what}")
 
 
 class DataSet(NamedTuple):
@@ -38,59 +165,33 @@ class DataSet(NamedTuple):
         as_in_2019: settings with which the 2019 code's models were trained.
     """
 
-    texts: type[Texts]
-    tokenizer: type[Tokenizer]
+    texts: "type[Texts]"
+    tokenizer: "type[Tokenizer]"
     counted: tuple[str, ...] = ()
-    numbering: Callable[[], Numbering] | None = None
-    known: Callable[[Any], Tokenizer | None] = lambda texts: None
-    trained: Callable[[Iterator[bytes], DataConfig], Tokenizer] | None = None
+    numbering: "Callable[[], Numbering] | None" = None
+    known: "Callable[[Any], Tokenizer | None]" = lambda texts: None
+    trained: "Callable[[Iterator[bytes], DataConfig], Tokenizer] | None" = None
     special: tuple[str, ...] = ()
     has_sentences: bool = False
     is_tokenised: bool = True
     as_in_2019: Mapping[str, str] = {}
 
 
-def _given(texts: Texts) -> Tokenizer | None:
-    """The tokenizer of --tokenizer."""
-    path = texts.config.tokenizer
-    return None if path is None else Subwords.read(Path(path))
-
-
-def _trained(pieces: Iterator[bytes], config: DataConfig) -> Tokenizer:
-    return Subwords.trained(pieces, config.vocab_size or DEFAULT_SIZE)
-
-
-_WORDS = partial(DataSet, tokenizer=Vocab, numbering=partial(WordNumbers, Vocab))
-_BYTES = partial(DataSet, counted=SPLITS, as_in_2019={"data_convention": "original"})
-DATA_SETS = {
-    "wt103": _WORDS(Texts, counted=("train",), special=(EOS,)),
-    "wt2": _WORDS(Texts, counted=SPLITS, special=(EOS,)),
-    "ptb": DataSet(Texts, LowerVocab, SPLITS, partial(WordNumbers, LowerVocab), special=(EOS,)),
-    "enwik8": _BYTES(Enwik8, Symbols, numbering=partial(ByteNumbers, Symbols)),
-    "text8": _BYTES(Text8, Text8Symbols, numbering=partial(ByteNumbers, Text8Symbols)),
-    "lm1b": DataSet(Shards, SentenceVocab, known=lambda texts: read_vocabulary(texts.home), has_sentences=True),
-    "text": _WORDS(AnyText, counted=("train",), special=(EOS, UNK), is_tokenised=False),
-    "pydoc": _WORDS(Pydoc, counted=("train",), special=(EOS, UNK)),
-    "characters": DataSet(AnyText, Characters, ("train",), CharacterNumbers),
-    "bpe": DataSet(AnyText, Subwords, ("train",), known=_given, trained=_trained),
-    "bytes": DataSet(AnyFiles, Symbols, known=lambda texts: Symbols(ALL_BYTES)),
-    "ids": DataSet(Streams, Integers, ("train", "valid"), known=lambda texts: texts.vocabulary()),
-}
-
-
-def tokenizer_of(dataset: str, read: Callable[[str], str]) -> Tokenizer:
-    """The tokenizer that a checkpoint keeps in files, whose contents `read` gives by name. Raises `ValueError` if it is
-    damaged."""
+def tokenizer_of(dataset: str, read: Callable[[str], str]) -> "Tokenizer":
+    """The tokenizer that a checkpoint keeps in files, whose contents `read` gives by name. Raises
+    `ValueError` if it is damaged."""
     return kind_of_tokenizer(dataset).from_files(read)
 
 
-def kind_of_tokenizer(dataset: str) -> type[Tokenizer]:
-    """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is said elsewhere."""
-    found = DATA_SETS.get(dataset)
-    return found.tokenizer if found else Vocab
+def kind_of_tokenizer(dataset: str) -> "type[Tokenizer]":
+    """The kind of a data set's tokenizer; words, if there is no such data set: what is wrong is
+    said elsewhere."""
+    known = DATA_SETS.get(dataset) or DATA_SETS["text"]
+    return known.tokenizer
 
 
 def is_tokenised(record: Mapping[str, Any]) -> bool:
-    """True unless a checkpoint's record says that words of its text are separated by white space only."""
-    found = DATA_SETS.get(record.get("data", {}).get("dataset"))
-    return found is None or found.is_tokenised
+    """True unless a checkpoint's record says that words of its text are separated by white space
+    only."""
+    known = DATA_SETS.get(record.get("data", {}).get("dataset"))
+    return known is None or known.is_tokenised

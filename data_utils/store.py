@@ -1,5 +1,6 @@
-"""The store of a split: its ids and where its documents begin, in a folder named by the digest of all that it is made
-from. It is written under another name and renamed, so that it is complete or absent."""
+"""The store of a split: its ids and where its documents begin, in a folder named by the digest of
+all that it is made from. It is written under another name and renamed, so that it is complete or
+absent."""
 
 import hashlib
 import json
@@ -18,14 +19,19 @@ from txl.files import discard, flush, lock, sha256, sigterm_raises
 
 from .checks import Checks
 from .raw_text import read_record
-from .sizes import MEASURES
-from .tokenizers.base import Batch, Block
+from .tokenizer import MEASURES, Batch, Block
 
 VERSION = 3
 RECORD = "store.json"
 _DRAFT = ".txl-draft."
-"""Begins the name of a folder that may be removed unless it is locked; nothing else may begin so."""
-_TYPES = {"ids.bin": None, "documents.bin": np.int64, "places.bin": np.uint64, "sizes.bin": np.uint32}
+"""Begins the name of a folder that may be removed unless it is locked; nothing else may begin
+so."""
+_TYPES = {
+    "ids.bin": None,
+    "documents.bin": np.int64,
+    "places.bin": np.uint64,
+    "sizes.bin": np.uint32,
+}
 _COUNTS = ("n_unknown", "n_eos", "n_document")
 _SPECIAL = "special"
 """A field that stores made before version 0.3 do not have."""
@@ -41,9 +47,12 @@ class Store(NamedTuple):
         ids: (N,), memory-mapped and read-only.
         starts: indices into `ids` where documents begin; None: nothing is known of documents.
         files: indices where files begin, if the tokenizer tells them apart.
-        places: of the documents, see `txl.data_utils.dealing`, in ascending order; empty if they are not asked for.
-        sizes: what each token stands for, see `txl.data_utils.sizes`, (N, 4); empty if it was not measured.
-        record: n_unknown, n_eos, `special` (see `Tokenizer.special_in`), and `text`, the digest of the text.
+        places: of the documents, see `documents.Place`, in ascending order; empty if they
+            are not asked for.
+        sizes: what each token stands for, see `sizes_of`, (N, 4); empty if it was not
+            measured.
+        record: n_unknown, n_eos, `special` (see `Tokenizer.special_in`), and `text`, the digest of
+            the text.
     """
 
     ids: np.ndarray
@@ -60,17 +69,24 @@ def name_of(kind: str, made_from: object) -> str:
 
 
 def open_store(folder: Path, checks: Checks, n_token: int) -> Store | None:
-    """The store in a folder, of ids below `n_token`; None if it is absent or damaged, also on purpose."""
+    """The store in a folder, of ids below `n_token`; None if it is absent or damaged, also on
+    purpose."""
     record = open_record(folder, checks)
     if record is None or not _is_of_store(record) or record["dtype"] != _dtype_of(n_token).name:
         return None
     try:
-        held = {name: mapped(folder / name, kind or record["dtype"]) for name, kind in _TYPES.items()}
+        held = {
+            name: mapped(folder / name, kind or record["dtype"]) for name, kind in _TYPES.items()
+        }
         sizes = held["sizes.bin"].reshape(-1, len(MEASURES))
     except ValueError:  # not so many bytes as numbers of this size have
         return None
-    store = Store(held["ids.bin"], held["documents.bin"], record["files"], held["places.bin"], sizes, record)
-    return store if _is_consistent(store, n_token) else None
+    store = Store(
+        held["ids.bin"], held["documents.bin"], record["files"], held["places.bin"], sizes, record
+    )
+    if not _is_consistent(store, n_token):
+        return None
+    return store
 
 
 def _is_of_store(record: dict[str, Any]) -> bool:
@@ -81,13 +97,18 @@ def _is_of_store(record: dict[str, Any]) -> bool:
         and record["sha256"].keys() == _TYPES.keys()
         and isinstance(record["text"], str)
         and isinstance(record["files"], list)
-        and all(type(n) is int and 0 <= n < 2**63 for n in (*record["files"], *(record[name] for name in _COUNTS)))
+        and all(
+            type(n) is int and 0 <= n < 2**63
+            for n in (*record["files"], *(record[name] for name in _COUNTS))
+        )
     )
 
 
 def _counts_words(special: object) -> bool:
     """True for counts by word."""
-    return isinstance(special, dict) and all(type(count) is int and 0 <= count < 2**63 for count in special.values())
+    return isinstance(special, dict) and all(
+        type(count) is int and 0 <= count < 2**63 for count in special.values()
+    )
 
 
 def _is_consistent(store: Store, n_token: int) -> bool:
@@ -105,18 +126,21 @@ def _is_ascending(border_D: np.ndarray, end: int) -> bool:
     """True for ascending indices from 0 to `end`."""
     if not len(border_D):
         return True
-    steps = (block[1:] >= block[:-1] for block in _blocks(border_D, overlap=1))
-    return border_D[0] >= 0 and border_D[-1] <= end and all(step.all() for step in steps)
+    if border_D[0] < 0 or border_D[-1] > end:
+        return False
+    return all((block[1:] >= block[:-1]).all() for block in _blocks(border_D, overlap=1))
 
 
 def _blocks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:
-    """Parts of an array that are small enough for the memory; each with the first `overlap` numbers of the next."""
-    return (array[begin : begin + _BLOCK + overlap] for begin in range(0, len(array), _BLOCK))
+    """Parts of an array that are small enough for the memory; each with the first `overlap` numbers
+    of the next."""
+    for begin in range(0, len(array), _BLOCK):
+        yield array[begin : begin + _BLOCK + overlap]
 
 
 def open_record(folder: Path, checks: Checks) -> dict[str, Any] | None:
-    """The record of a folder that `keep` wrote; None if it is absent, or a file is damaged. Whoever changes a record
-    can renew its digest, so each field is checked too."""
+    """The record of a folder that `keep` wrote; None if it is absent, or a file is damaged. Whoever
+    changes a record can renew its digest, so each field is checked too."""
     record = read_record(folder / RECORD)
     if record.pop("digest", None) != _digest(record):
         return None
@@ -126,13 +150,17 @@ def open_record(folder: Path, checks: Checks) -> dict[str, Any] | None:
         path = folder / name
         if path.name != name:
             return None
-        if not path.is_file() or checks.result(path, "sha256", lambda path=path: sha256(path)) != digest:
+        if (
+            not path.is_file()
+            or checks.result(path, "sha256", lambda path=path: sha256(path)) != digest
+        ):
             return None
     return record
 
 
 def keep(draft: Path, folder: Path, record: dict[str, Any]) -> None:
-    """Give the files in `draft` their name, with a record. What was there, which is damaged, goes."""
+    """Give the files in `draft` their name, with a record. What was there, which is damaged,
+    goes."""
     record = {**record, "sha256": {path.name: sha256(path) for path in sorted(draft.iterdir())}}
     (draft / RECORD).write_text(json.dumps({**record, "digest": _digest(record)}), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
@@ -144,7 +172,8 @@ def keep(draft: Path, folder: Path, record: dict[str, Any]) -> None:
 
 @contextmanager
 def draft_folder(cache: Path) -> Iterator[Path]:
-    """A folder in `cache` for what is not complete yet; it is removed at the end, as are those of killed processes."""
+    """A folder in `cache` for what is not complete yet; it is removed at the end, as are those of
+    killed processes."""
     cache.mkdir(parents=True, exist_ok=True)
     for left in cache.glob(f"{_DRAFT}*"):
         if left.is_dir():
@@ -170,8 +199,8 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 class Writer(ExitStack):
-    """Writes the blocks of a split into a folder, in files that are closed in the end. (Not by `ndarray.tofile`, which
-    does not notice that a disk is full.)
+    """Writes the blocks of a split into a folder, in files that are closed in the end. (Not by
+    `ndarray.tofile`, which does not notice that a disk is full.)
 
     Args:
         n_token: of the vocabulary; None: not known yet, the ids are numbers that `translate` gets.
@@ -197,7 +226,9 @@ class Writer(ExitStack):
         self._ends_line = batch.content.endswith((b"\n", b"\r"))
         if batch.begins_file:
             self._begins.append(self._n_token)
-        starts = np.append(self._n_before, self._n_token + block.ends[:-1]) if len(block.ends) else block.ends
+        starts = block.ends
+        if len(block.ends):
+            starts = np.append(self._n_before, self._n_token + block.ends[:-1])
         self._files["documents.bin"].write(starts.astype(np.int64).tobytes())
         self.n_document += len(starts)
         if len(block.ends):
@@ -224,29 +255,40 @@ class Writer(ExitStack):
 
     def finish(self) -> dict[str, Any]:
         """Close the files; the record of the store."""
-        places = np.concatenate(self._places) if self._places else np.zeros(0, dtype=np.uint64)
+        places = np.concatenate([np.zeros(0, dtype=np.uint64), *self._places])
         self._files["places.bin"].write(np.sort(places).tobytes())
         self.close()
-        if not self._ends_line and (self.folder / "sizes.bin").stat().st_size:  # a last line without a line end counts
+        if (
+            not self._ends_line and (self.folder / "sizes.bin").stat().st_size
+        ):  # a last line without a line end counts
             sizes = np.memmap(self.folder / "sizes.bin", dtype=np.uint32, mode="r+")
             sizes[-len(MEASURES) + MEASURES.index("lines")] += 1
             sizes.flush()
         counts = {"n_unknown": self.n_unknown, "n_eos": self.n_eos, "n_document": self.n_document}
-        found = {"text": self._text.hexdigest(), "special": dict(self._special), **counts}
-        return {"dtype": self._dtype.name, "files": self._begins, **found}
+        return {
+            "dtype": self._dtype.name,
+            "files": self._begins,
+            "text": self._text.hexdigest(),
+            "special": dict(self._special),
+            **counts,
+        }
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The ids that were written."""
+    def holds_only(self, token: int) -> bool:
+        """True if all ids that were written are this one."""
         if not self._files["ids.bin"].closed:
             self._files["ids.bin"].flush()
         with (self.folder / "ids.bin").open("rb") as file:
             while len(ids := np.fromfile(file, dtype=self._dtype, count=1 << 20)):
-                yield ids
+                if (ids != token).any():
+                    return False
+        return True
 
 
 def _dtype_of(n_token: int | None) -> np.dtype:
     """Of the ids of a vocabulary; None: of a number that is not known."""
-    return np.dtype(np.uint32 if n_token is None or n_token > 2**16 else np.uint16)
+    if n_token is None or n_token > 2**16:
+        return np.dtype(np.uint32)
+    return np.dtype(np.uint16)
 
 
 def _digest(record: dict[str, Any]) -> str:
@@ -255,4 +297,6 @@ def _digest(record: dict[str, Any]) -> str:
 
 def mapped(path: Path, dtype: Any) -> np.ndarray:
     """The numbers in a file, memory-mapped and read-only."""
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)
+    if not path.stat().st_size:
+        return np.zeros(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")

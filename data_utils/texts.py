@@ -1,6 +1,5 @@
 """Texts: which files a split is read from, and the documents in them."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,19 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .checks import Checks
-from .config import DataConfig
+from .datasets import DataConfig
 from .documents import Piece, no_documents, pieces_in, signs_of
-from .file_formats import has_rows, lines_or_rows
-from .named_files import home_of, require_folder
+from .files import home_of, require_folder
+from .formats import has_rows, lines_or_rows
 from .raw_text import DataError, line_without_text, require_text
 from .store import Store
-from .tokenizers.base import Batch, Tokenizer
+from .tokenizer import Batch, Tokenizer
 
 SPLITS = ("train", "valid", "test")
 
 
 class Tagged(NamedTuple):
-    """A piece of a document with its split, and the document's place where the piece ends it, see `dealing`."""
+    """A piece of a document with its split, and the document's place where the piece ends it, see
+    `dealing`."""
 
     split: str
     piece: Piece
@@ -34,10 +34,12 @@ class Texts:
 
     rule = "heading"
     note = ""
-    """How the texts of the splits were found, once they are all read; empty if there is nothing to tell."""
+    """How the texts of the splits were found, once they are all read; empty if there is nothing to
+    tell."""
 
     def __init__(self, config: DataConfig, checks: Checks) -> None:
-        self.config, self.checks = config, checks
+        self.config = config
+        self.checks = checks
         self.home = home_of(config.data)
         self.require_data()
 
@@ -52,13 +54,15 @@ class Texts:
     def is_there(self, split: str) -> bool:
         """True if all of its files are there."""
         files = self.files(split)
-        return bool(files) and all(path.is_file() for path in files)
+        return bool(files) and all(map(Path.is_file, files))
 
     def name(self, split: str) -> str:
         """The files of a split, for messages."""
         first, *more = self.files(split)
         shown = str(first).encode(errors="backslashreplace").decode()  # a name need not be UTF-8
-        return f"{shown} and {len(more):,} more" if more else shown
+        if more:
+            return f"{shown} and {len(more):,} more"
+        return shown
 
     def defines_vocabulary(self, counted: Sequence[str]) -> bool:
         """True if what a vocabulary is made of, these splits, is there."""
@@ -94,7 +98,8 @@ class Texts:
         """Set `note`, given the number of documents of each split."""
 
     def document_starts(self, split: str, store: Store, tokenizer: Tokenizer) -> np.ndarray:
-        """Indices into the ids of a split where documents begin. Raises `DataError` if the text names none."""
+        """Indices into the ids of a split where documents begin. Raises `DataError` if the text
+        names none."""
         has_headings = any(self._signs_of(path) == "heading" for path in self.files(split))
         if self.needs_headings(tokenizer) and not has_headings:
             raise no_documents("the text has no line like '= Title =' that begins a document")
@@ -126,16 +131,20 @@ class Texts:
         return DataError(f"{self.name(split)}: has changed while it was read; start again")
 
     def line_with(self, split: str, words: set[str]) -> tuple[Path, int, str]:
-        """The first of these words in a split: its file, the number of its line or row, and the word."""
+        """The first of these words in a split: its file, the number of its line or row, and the
+        word."""
         for path in self.files(split):
-            for n, line in enumerate(lines_or_rows(path, self.config.text_field, task="searching"), 1):
+            lines = lines_or_rows(path, self.config.text_field, task="searching")
+            for n, line in enumerate(lines, 1):
                 for word in line.decode(errors="replace").split():
                     if word in words or word.lower() in words:
                         return path, n, word
         raise self.changed(split)
 
 
-def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file: bool) -> Iterator[Batch]:
+def batches(
+    tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file: bool
+) -> Iterator[Batch]:
     """Pieces joined to batches of one split each.
 
     Args:
@@ -147,21 +156,30 @@ def batches(tagged: Iterator[Tagged], *, n_byte: int, cuts_words: bool, by_file:
 
     def taken(split: str) -> Batch:
         del sizes[split]
-        parts = held.pop(split)
-        content = b"".join(one.piece.content for one in parts)
-        ends = itertools.accumulate(len(one.piece.content) for one in parts)
-        ends_D = [end for end, one in zip(ends, parts, strict=True) if one.piece.ends]
-        places = [one.place for one in parts if one.place is not None]
-        begins_file = any(one.begins_file for one in parts)
-        return Batch(content, ends_D, split, places, begins_file, measured=split != "train")
+        contents: list[bytes] = []
+        ends: list[int] = []
+        places: list[int] = []
+        begins_file = False
+        size = 0
+        for part in held.pop(split):
+            contents.append(part.piece.content)
+            size += len(part.piece.content)
+            if part.piece.ends:
+                ends.append(size)
+            if part.place is not None:
+                places.append(part.place)
+            begins_file = begins_file or part.begins_file
+        content = b"".join(contents)
+        return Batch(content, ends, split, places, begins_file, measured=split != "train")
 
-    for one in tagged:
-        split, piece = one.split, one.piece
-        if by_file and one.begins_file and split in held:
+    for part in tagged:
+        split = part.split
+        piece = part.piece
+        if by_file and part.begins_file and split in held:
             yield taken(split)
         if sizes[split] >= n_byte and piece.content[:1].isspace():
             yield taken(split)
-        held.setdefault(split, []).append(one)
+        held.setdefault(split, []).append(part)
         sizes[split] += len(piece.content)
         if sizes[split] >= n_byte and (piece.ends or cuts_words or piece.content[-1:].isspace()):
             yield taken(split)

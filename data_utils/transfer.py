@@ -1,4 +1,5 @@
-"""One file over HTTP: resumed where it was cut, checked, and given its name only when it is whole."""
+"""One file over HTTP: resumed where it was cut, checked, and given its name only when it is
+whole."""
 
 import hashlib
 import urllib.error
@@ -20,7 +21,9 @@ TIMEOUT_S = 30.0
 TRIES = 5
 """Cuts in a row without a new byte before the next mirror is asked."""
 _BLOCK = 1 << 16
-_AGENT = {"User-Agent": "Mozilla/5.0 (compatible; txl data_utils)"}  # some mirrors refuse Python's own
+_AGENT = {
+    "User-Agent": "Mozilla/5.0 (compatible; txl data_utils)"
+}  # some mirrors refuse Python's own
 
 
 class Remote(NamedTuple):
@@ -38,21 +41,25 @@ class Remote(NamedTuple):
 
 
 def fits(path: Path, digest: str) -> bool:
-    """True if a file has this digest: `sha256:` or `md5:` and hex digits, or `lines:` and their number; empty: if it
-    is not empty."""
+    """True if a file has this digest: `sha256:` or `md5:` and hex digits, or `lines:` and their
+    number; empty: if it is not empty."""
     kind, _, expected = digest.partition(":")
     with path.open("rb") as file:
         if not kind:
             return bool(file.read(1))
         if kind == "lines":
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) == int(expected)
+            return sum(
+                block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")
+            ) == int(expected)
         return hashlib.file_digest(file, kind).hexdigest() == expected
 
 
 def require_fit(path: Path, digest: str) -> None:
     """Raise `DataError` unless `fits`."""
     if not fits(path, digest):
-        what = f"is not the file of the data set ({digest})" if digest else "is empty"
+        what = "is empty"
+        if digest:
+            what = f"is not the file of the data set ({digest})"
         raise DataError(f"{path}: {what}; move it away and start again")
 
 
@@ -61,8 +68,10 @@ class TransferError(Exception):
 
 
 def load(remote: Remote, folder: Path) -> bool:
-    """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it, with what to do."""
-    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    """Bring a file into `folder`; False if it was there. Raises `DataError` if no mirror gives it,
+    with what to do."""
+    target = folder / remote.name
+    part = folder / f"{remote.name}.part"
     if target.exists():
         require_fit(target, remote.digest)
         return False
@@ -75,27 +84,41 @@ def load(remote: Remote, folder: Path) -> bool:
             continue
         part.replace(target)
         return True
-    digest = f" ({remote.digest})" if remote.digest else ""
+    digest = ""
+    if remote.digest:
+        digest = f" ({remote.digest})"
     why = "; ".join(reasons)
-    raise DataError(f"{remote.name}: cannot be loaded ({why}); put it{digest} into {folder} and start again")
+    raise DataError(
+        f"{remote.name}: cannot be loaded ({why}); put it{digest} into {folder} and start again"
+    )
 
 
 def _from_mirror(remote: Remote, url: str, part: Path) -> None:
-    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on with: where there is
-    a digest to check it by, or the server says by a mark, which is kept beside it, that it is of the same content."""
-    mark = None if remote.digest else part.with_name(f"{part.name}.mark")
-    for _ in range(2 if _size(part) else 1):  # the beginning may be at fault
+    """Write the file to `part`. A beginning that another mirror, or an older try, left is gone on
+    with: where there is a digest to check it by, or the server says by a mark, which is kept beside
+    it, that it is of the same content."""
+    mark = None
+    if not remote.digest:
+        mark = part.with_name(f"{part.name}.mark")
+    n_try = 1
+    if _size(part):  # the beginning may be at fault
+        n_try = 2
+    for _ in range(n_try):
         _until_whole(url, part, mark)
         if mark is not None:
             mark.unlink(missing_ok=True)
         if fits(part, remote.digest):
             return
         part.unlink()
-    raise TransferError(f"the file is another ({remote.digest} expected)" if remote.digest else "the file is empty")
+    if remote.digest:
+        raise TransferError(f"the file is another ({remote.digest} expected)")
+    raise TransferError("the file is empty")
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    if not path.exists():
+        return 0
+    return path.stat().st_size
 
 
 def _until_whole(url: str, part: Path, mark: Path | None) -> None:
@@ -111,35 +134,55 @@ def _until_whole(url: str, part: Path, mark: Path | None) -> None:
                 return
             mark.unlink(missing_ok=True)
             n_failed += 1
-            reason, no_server = "status 416", False
+            reason = "status 416"
+            no_server = False
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            n_failed = 0 if _size(part) > before else n_failed + 1
-            no_server = isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError)
+            n_failed += 1
+            if _size(part) > before:
+                n_failed = 0
+            no_server = isinstance(error, urllib.error.URLError) and not isinstance(
+                reason, TimeoutError
+            )
         if n_failed >= TRIES or no_server:
             raise TransferError(str(reason) or type(reason).__name__) from None
 
 
 def _go_on(url: str, part: Path, mark: Path | None) -> None:
-    """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not known. Raises `OSError`
-    where they are cut."""
+    """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not
+    known. Raises `OSError` where they are cut."""
     before = _size(part)
-    known = content_of(mark).decode() if before and mark is not None and mark.exists() else ""
-    before = before if mark is None or known else 0
-    headers = _AGENT | ({"Range": f"bytes={before}-"} if before else {}) | ({"If-Range": known} if known else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
+    known = ""
+    if before and mark is not None and mark.exists():
+        known = content_of(mark).decode()
+    if mark is not None and not known:
+        before = 0
+    request = urllib.request.Request(url, headers=_AGENT)
+    if before:
+        request.add_header("Range", f"bytes={before}-")
+    if known:
+        request.add_header("If-Range", known)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
         said = answer.headers.get("Content-Range", "")
         appends = answer.status == 206 and said.startswith(f"bytes {before}-")
         if answer.status == 206 and not appends:
             raise TransferError(f"answered with another range ({said})")
+        n_done = before
+        mode = "ab"
+        if not appends:
+            n_done = 0
+            mode = "wb"
+            known = ""
         if mark is not None:
-            _keep_mark(mark, known if appends else "", _mark_of(answer.headers), part)
-        length = answer.headers.get("Content-Length")
-        n_done = before if appends else 0
-        total = n_done + int(length) if length else None
+            _keep_mark(mark, known, _mark_of(answer.headers), part)
+        total = None
+        if length := answer.headers.get("Content-Length"):
+            total = n_done + int(length)
         with (
-            open(part, "ab" if appends else "wb", opener=not_through_a_link) as file,
-            tqdm(total=total, initial=n_done, desc=part.stem, unit="B", unit_scale=True, disable=None) as bar,
+            open(part, mode, opener=not_through_a_link) as file,
+            tqdm(
+                total=total, initial=n_done, desc=part.stem, unit="B", unit_scale=True, disable=None
+            ) as bar,
         ):
             while block := answer.read1(_BLOCK):
                 file.write(block)
@@ -150,14 +193,17 @@ def _go_on(url: str, part: Path, mark: Path | None) -> None:
 
 
 def _mark_of(headers: Message) -> str:
-    """What tells this content from another under the same address; empty: the server does not say."""
+    """What tells this content from another under the same address; empty: the server does not
+    say."""
     tag = headers.get("ETag", "")
-    return tag if tag.startswith('"') else headers.get("Last-Modified", "")  # W/"..." is of like content
+    if tag.startswith('"'):  # W/"..." is of like content
+        return tag
+    return headers.get("Last-Modified", "")
 
 
 def _keep_mark(mark: Path, known: str, new: str, part: Path) -> None:
-    """Keep the mark of an answer that goes on from the content of the mark `known`; empty: that begins anew. Raises
-    `OSError` if it is of other content."""
+    """Keep the mark of an answer that goes on from the content of the mark `known`; empty: that
+    begins anew. Raises `OSError` if it is of other content."""
     if known:
         if new not in ("", known):
             mark.unlink()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints import change_record
 from tests.cli.conftest import TINY, Here
-from txl.data_utils import addresses, remote
+from txl.data_utils import remote
 from txl.data_utils.transfer import Remote
 
 ADDRESS = "https://host/more/text.txt"
@@ -56,7 +56,7 @@ def test_an_address_that_was_typed_is_asked_again(here: Here, asked: list[str]) 
     shutil.rmtree("data")
     assert here.call("eval", "--work_dir", "new", "--split", "valid").status == 0
     assert asked == [ADDRESS] * 2
-    assert addresses.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
+    assert remote.place_of_list().read_text() == json.dumps(ADDRESS) + "\n"
 
 
 @pytest.mark.parametrize("line", [EVAL, RESUME])
@@ -78,9 +78,9 @@ def test_where_the_list_cannot_be_kept_addresses_are_typed_each_time(
 
 def test_a_list_that_is_damaged_allows_nothing(here: Here, asked: list[str]) -> None:
     name_address("run")
-    addresses.place_of_list().parent.mkdir(parents=True)
-    addresses.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
+    remote.place_of_list().parent.mkdir(parents=True)
+    remote.place_of_list().write_bytes(b'["a"]\n5\n{\n' + ADDRESS.encode() + b"\n")
     assert here.call(*EVAL).status == 2
-    addresses.place_of_list().write_bytes(b"\xff\n")
+    remote.place_of_list().write_bytes(b"\xff\n")
     assert here.call(*EVAL).status == 2
     assert asked == []

@@ -437,7 +437,7 @@ def test_a_second_ctrl_c_does_not_stop_the_saving(here: Here, press_at_call: Pre
 @pytest.mark.parametrize(
     ("line", "place"),
     [
-        ("train --cache_dir cache", "txl.data_utils.tokenizers.words.array"),
+        ("train --cache_dir cache", "txl.data_utils.words.array"),
         ("eval", "txl.evaluation.report.perplexity"),
         ("generate", "txl.generation.sampling.require_in_range"),
     ],

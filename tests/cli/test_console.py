@@ -37,7 +37,7 @@ def test_the_installed_command_works_elsewhere(tmp_path: Path, write_text: Calla
     copy, installed = tmp_path / "source", tmp_path / "site"
     copy.mkdir()
     for name in ("txl", "data_utils"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]

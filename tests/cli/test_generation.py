@@ -11,7 +11,7 @@ from shlex import quote
 import pytest
 
 from tests.cli.conftest import Here
-from txl.data_utils.detokenise import Detokeniser
+from txl.data_utils.wikitext import Detokeniser
 
 Write = Callable[[str], str]
 

@@ -33,14 +33,12 @@ from txl.convert.huggingface import (
 )
 from txl.convert.kimiyoung import arguments_for_kimiyoung
 from txl.convert.kimiyoung_names import require_exportable
-from txl.data_utils.detokenise import decoder
-from txl.data_utils.free_text import encode_text
-from txl.data_utils.tokenizers.characters import Characters
-from txl.data_utils.tokenizers.lower import LowerVocab
-from txl.data_utils.tokenizers.sentences import SentenceVocab
-from txl.data_utils.tokenizers.subwords import Subwords
-from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.bytes import ALL_BYTES, Symbols
+from txl.data_utils.characters import Characters
+from txl.data_utils.free_text import decoder, encode_text
+from txl.data_utils.lm1b import SentenceVocab
+from txl.data_utils.subwords import Subwords
+from txl.data_utils.words import LowerVocab, Vocab
 from txl.language.export import write_huggingface, write_original
 from txl.language.model import LanguageModel
 from txl.language.model_card import training_command

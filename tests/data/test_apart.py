@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from txl.data_utils import apart
-from txl.data_utils.apart import Apart
-from txl.data_utils.config import DataConfig
+from txl.data_utils import processes, subwords
 from txl.data_utils.corpus import Corpus
+from txl.data_utils.datasets import DataConfig
+from txl.data_utils.processes import Apart
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizers import encoder
-from txl.data_utils.tokenizers.subwords import Subwords
+from txl.data_utils.subwords import Subwords
 
 
 class Thing:
@@ -57,8 +56,8 @@ def test_a_process_answers_fails_and_is_started_again() -> None:
 
 
 def test_memory_and_time_are_bounded(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "MEMORY", 1 << 20)
-    monkeypatch.setattr(apart, "_A_THREAD", 0)
+    monkeypatch.setattr(processes, "MEMORY", 1 << 20)
+    monkeypatch.setattr(processes, "_A_THREAD", 0)
     thing = Apart(Thing, "thing")
     with pytest.raises(ValueError, match="MemoryError"):
         thing.call("take", 1 << 28, seconds=9)
@@ -122,15 +121,15 @@ def test_a_tokenizer_whose_text_does_not_end_is_refused() -> None:
 
 def test_what_is_trained_here_needs_no_process_of_its_own() -> None:
     pytest.importorskip("tokenizers")
-    assert type(encoder.encoder_of(rules())) is encoder.Encoder
+    assert type(subwords.encoder_of(rules())) is subwords.Encoder
     for other in (
         rules(normalizer=replace("a", "b")),
         rules(pre_tokenizer=split("a")),
         rules(decoder=replace("a", "b")),
         rules(post_processor={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}),
     ):
-        one = encoder.encoder_of(other)
-        assert type(one) is encoder.EncoderApart
+        one = subwords.encoder_of(other)
+        assert type(one) is subwords.EncoderApart
         assert len(one.names()) == 257
 
 

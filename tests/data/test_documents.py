@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import dealing, file_formats
 from txl.data_utils import documents as documents_module
+from txl.data_utils import formats
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.documents import Piece, documents_of, pieces_in, rule_of, signs_of
 from txl.data_utils.raw_text import DataError
@@ -402,8 +402,8 @@ LONG = "long words and more " * 40
 def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
     """Also of one line, and while its hash decides where it goes."""
     pytest.importorskip("tokenizers" if dataset == "bpe" else "json")
-    small = (file_formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (file_formats, "_BLOCK", 50)
-    for module, name, n_byte in (*small, (dealing, "_IN_MEMORY", 99)):
+    small = (formats, "LONGEST", 64), (documents_module, "LONGEST", 64), (formats, "_BLOCK", 50)
+    for module, name, n_byte in (*small, (documents_module, "_IN_MEMORY", 99)):
         monkeypatch.setattr(module, name, n_byte)
     texts = [f"{i} {LONG}\u00e4\u6771\n" for i in range(12)]
     (tmp_path / "my.txt").write_text("".join(texts))
@@ -418,9 +418,9 @@ def test_many_pieces_are_one_document(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_one_long_line_is_tokenised_in_batches_as_short_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pieces end before a space; a batch ends there too, and no word is cut."""
-    monkeypatch.setattr(file_formats, "LONGEST", 64)
+    monkeypatch.setattr(formats, "LONGEST", 64)
     line = b"some words " * 200 + b"\n"
-    pieces = [Piece(part, ends=part.endswith(b"\n")) for part in file_formats.parts_of(line)]
+    pieces = [Piece(part, ends=part.endswith(b"\n")) for part in formats.parts_of(line)]
     tagged = (Tagged("train", piece) for piece in pieces)
     found = [batch.content for batch in batches(tagged, n_byte=128, cuts_words=False, by_file=False)]
     assert b"".join(found) == line

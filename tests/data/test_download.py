@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from txl.data_utils import download, hub, transfer
+from txl.data_utils import download, transfer
 from txl.data_utils.download import SETS, DataSet
 from txl.data_utils.raw_text import DataError
 from txl.data_utils.transfer import Remote, load
@@ -270,11 +270,11 @@ def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeyp
     def read(path: Path, *_: str) -> Iterator[tuple[int, str]]:
         return enumerate(rows[:2] if "00000-of-00002" in path.name else rows[2:] if "of-00002" in path.name else rows)
 
-    monkeypatch.setattr(hub, "_fetcher", lambda: Path)
-    monkeypatch.setattr(hub, "parquet_rows", read)
+    monkeypatch.setattr(download, "_fetcher", lambda: Path)
+    monkeypatch.setattr(download, "parquet_rows", read)
     text = "".join(lines).encode()
     digest = hashlib.sha256(text).hexdigest()
-    fallback = partial(hub.from_hub, "wikitext-2-v1", {"train": 2, "valid": 1, "test": 1})
+    fallback = partial(download.from_hub, "wikitext-2-v1", {"train": 2, "valid": 1, "test": 1})
     known = {"train": f"sha256:{digest}", "valid": f"sha256:{digest}", "test": "lines:4"}
     texts = {f"{split}.txt": of_text for split, of_text in known.items()}
     wanted = DataSet("", (Remote("x.zip", []),), texts, fallback=partial(fallback, known))
@@ -289,7 +289,7 @@ def test_the_hubs_parquet_files_give_the_published_bytes(tmp_path: Path, monkeyp
 def test_without_the_libraries_of_the_hub_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match="pip install huggingface_hub pyarrow"):
-        hub.from_hub("wikitext-2-v1", {}, {}, Path())
+        download.from_hub("wikitext-2-v1", {}, {}, Path())
 
 
 @pytest.mark.parametrize("name", ["enwik8", "wt103", "ptb"])

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.forks import LIMIT_S
-from txl.data_utils import apart
+from txl.data_utils import processes, subwords
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizers import encoder
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -34,8 +33,8 @@ def multiplying(times: int) -> dict[str, object]:
 
 def test_a_rule_that_multiplies_the_text_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the memory is full: at so many tokens a byte, or where the process may not grow."""
-    monkeypatch.setattr(apart, "MEMORY", 1 << 28)
-    monkeypatch.setattr(encoder, "_SECONDS", 10**6)  # however slow the machine is, memory ends it
+    monkeypatch.setattr(processes, "MEMORY", 1 << 28)
+    monkeypatch.setattr(subwords, "_SECONDS", 10**6)  # however slow the machine is, memory ends it
     for times in (2, 8):
         config = written(tmp_path, "a" * 100 + "\n", normalizer=multiplying(times))
         with pytest.raises(DataError, match=r"^tokenizer\.json: (makes \d+ tokens of|takes more than 256 MiB)"):
@@ -43,7 +42,7 @@ def test_a_rule_that_multiplies_the_text_is_stopped(tmp_path: Path, monkeypatch:
 
 
 def test_a_pattern_that_explodes_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_SECONDS", 1)
+    monkeypatch.setattr(subwords, "_SECONDS", 1)
     pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+[^a\\n]"}, "behavior": "Isolated", "invert": False}
     config = written(tmp_path, "a" * 5000 + "\n", pre_tokenizer=pattern)
     with pytest.raises(DataError, match=r"^tokenizer\.json: .*; give another, or another text$") as refused:
@@ -52,7 +51,7 @@ def test_a_pattern_that_explodes_is_stopped(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_each_process_asks_a_process_of_its_own_and_it_ends_with_its_owner() -> None:
-    asked = apart.Apart(lambda: [3, 1, 2], "a list")
+    asked = processes.Apart(lambda: [3, 1, 2], "a list")
     assert asked.call("index", 1, seconds=LIMIT_S) == 1
     first = asked._pid
     asked._owner = 0  # as in a fork of this process

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl.data_utils import id_signs
+from txl.data_utils import ids as ids_module
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.id_files import TYPES
+from txl.data_utils.ids import TYPES
 from txl.data_utils.raw_text import DataError
 
 FEW = np.random.default_rng(0).integers(0, 65, 900)
@@ -29,7 +29,7 @@ def opened(folder: Path, ids: np.ndarray, dtype: str, *, head: bytes = b"", **fl
 def test_ids_of_another_width_are_refused_and_the_type_is_named(
     tmp_path: Path, dtype: str, n_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(id_signs, "_BLOCK", 4096)
+    monkeypatch.setattr(ids_module, "_BLOCK", 4096)
     ids = {65: FEW, 50257: MANY, 128256: HUGE}[n_token]
     if dtype == "uint16_be" and n_token > 65:
         return  # cannot be told apart

@@ -8,8 +8,8 @@ import pytest
 
 from txl.config import UsageError
 from txl.data_utils import remote
-from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
+from txl.data_utils.datasets import DataConfig
 from txl.data_utils.raw_text import DataError
 from txl.language.texts import data_settings
 

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 
 from txl.cli.flags import refuse_idle_flags
 from txl.config import UsageError
-from txl.data_utils import file_formats
+from txl.data_utils import formats
+from txl.data_utils.bytes import ALL_BYTES, Symbols
+from txl.data_utils.characters import Characters
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import tokenizer_of
 from txl.data_utils.free_text import encode_text, read_text
+from txl.data_utils.ids import Integers
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.sizes import MEASURES, sizes_of
-from txl.data_utils.tokenizers.base import Batch
-from txl.data_utils.tokenizers.characters import Characters
-from txl.data_utils.tokenizers.integers import Integers
-from txl.data_utils.tokenizers.running import RunningTokenizer
-from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
+from txl.data_utils.tokenizer import MEASURES, Batch, RunningTokenizer, sizes_of
 from txl.files import sha256
 
 TEXT = "Ein sch\u00f6ner Tag, \u6771\u4eac \U0001f600!\nthe word <eos> is a word\n\nthe word the word\r\nthe end\n" * 9
@@ -194,7 +192,7 @@ def test_long_documents_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.
     vocab = open_text(folder, "bpe").vocab
     assert isinstance(vocab, RunningTokenizer)
     documents = [TEXT.encode(), b"short\n", ("word " * 99).encode(), b"unbroken" * 20]
-    monkeypatch.setattr(file_formats, "LONGEST", 50)
+    monkeypatch.setattr(formats, "LONGEST", 50)
     for document in documents:
         (ids,) = (block.ids for block in vocab.encode_batches([Batch(document, [len(document)])]))
         assert vocab.text_of(ids.tolist()) == document.decode()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.named_files import sources_of
+from txl.data_utils.files import sources_of
 from txl.data_utils.raw_text import DataError
 
 BY_FOLDER = ["s1/train/x.jsonl", "s1/valid/x.jsonl", "s1/test/x.jsonl"]

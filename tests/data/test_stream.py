@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txl.data_utils.lm1b import SentenceStream
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.scoring_stream import scoring_stream, window_streams
-from txl.data_utils.sentence_stream import SentenceStream
-from txl.data_utils.stream import SegmentStream, TrainingSegment
+from txl.data_utils.segments import SegmentStream, TrainingSegment, scoring_stream, window_streams
 
 
 def test_streams_are_no_copy_of_the_ids() -> None:

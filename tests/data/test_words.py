@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl.data_utils import documents, file_formats
+from txl.data_utils import documents, formats, words
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.free_text import encode_text
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.tokenizers import words
-from txl.data_utils.tokenizers.base import Batch, UnknownWordError
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.tokenizer import Batch, UnknownWordError
+from txl.data_utils.words import Vocab
 
 BUILT: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {  # counts, limits, words after <eos>
     "the most frequent first, then in the order of the text": (Counter("b a c c a d a".split()), {}, "a c b d"),
@@ -86,9 +85,9 @@ def plain(text: str) -> list[str]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (documents, file_formats):
+    for module in (documents, formats):
         monkeypatch.setattr(module, "LONGEST", 64)
-    monkeypatch.setattr(file_formats, "_BLOCK", 50)
+    monkeypatch.setattr(formats, "_BLOCK", 50)
     monkeypatch.setattr(words, "_IN_CACHE", 16)
     monkeypatch.setattr(Vocab, "batch_bytes", 128)
 

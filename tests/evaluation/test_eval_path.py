@@ -13,8 +13,8 @@ from txl import Context
 from txl.commands import eval as eval_command
 from txl.commands import evaluations, scoring
 from txl.config import ModelConfig
-from txl.data_utils.tokenizers.base import EOS, UNK
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.tokenizer import EOS, UNK
+from txl.data_utils.words import Vocab
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.score import Score
 from txl.evaluation.test_time import Additions

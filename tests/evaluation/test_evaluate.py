@@ -8,7 +8,7 @@ import torch
 
 from tests.laws.conftest import LAYERS, SHAPES, build
 from txl import Context, TransformerXL
-from txl.data_utils.scoring_stream import document_streams, scoring_stream
+from txl.data_utils.segments import document_streams, scoring_stream
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.score import Score, evaluate, score_text
 

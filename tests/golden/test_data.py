@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.sentence_stream import SentenceStream
-from txl.data_utils.stream import SegmentStream, TrainingSegment
+from txl.data_utils.lm1b import SentenceStream
+from txl.data_utils.segments import SegmentStream, TrainingSegment
 
 FOLDER = Path(__file__).parent / "data"
 TEXT = {"wt103": "wordlm", "wt2": "wordlm_oov", "ptb": "wordlm_oov", "enwik8": "enwik8", "text8": "text8"}

@@ -58,7 +58,7 @@ def edit(path: Path, before: str, line: str) -> None:
 def test_a_file_a_line_in_the_registry_and_a_field_are_all(tmp_path: Path) -> None:
     """In a copy of the repository, with all programs."""
     for name in ("txl", "data_utils"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("ba de fi go ku de ba\n" * 10)
     toy = (HERE / "toy.py").read_text().replace("max_distance", "toy_reach")

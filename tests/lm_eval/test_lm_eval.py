@@ -27,9 +27,9 @@ import txl
 from tests.cli.conftest import Here, Outcome, call, entry_points, here, run_folder, text, trained, write_text
 from tests.forks import ROOT
 from txl.config import Context, ModelConfig, UsageError
-from txl.data_utils.tokenizers.characters import Characters
-from txl.data_utils.tokenizers.symbols import ALL_BYTES, Symbols
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.bytes import ALL_BYTES, Symbols
+from txl.data_utils.characters import Characters
+from txl.data_utils.words import Vocab
 from txl.language.model import LanguageModel
 from txl.model.transformer import TransformerXL
 

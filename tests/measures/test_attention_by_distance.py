@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.laws.conftest import SHAPES, build
 from txl import Context, TransformerXL
-from txl.data_utils.scoring_stream import scoring_stream
+from txl.data_utils.segments import scoring_stream
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.attention_by_distance import AttentionByDistance, attention_by_distance, probabilities
 from txl.memory import Span

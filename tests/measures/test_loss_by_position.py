@@ -8,7 +8,7 @@ import torch
 
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
-from txl.data_utils.scoring_stream import scoring_stream
+from txl.data_utils.segments import scoring_stream
 from txl.evaluation.measures.loss_by_position import BinnedLoss, LossByPosition
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import Score, evaluate

@@ -11,7 +11,7 @@ from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.commands.recl import losses_of
 from txl.config import UsageError
-from txl.data_utils.scoring_stream import RowStream, window_streams
+from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import ReclConfig
 from txl.evaluation.measures.recl import losses_by_context, recl, table
 from txl.model.autocast import autocast

@@ -10,7 +10,7 @@ from tests.laws.conftest import build
 from tests.measures.test_loss_by_position import CONTEXTS, IDS, nats_by_the_book
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.scoring_stream import scoring_stream
+from txl.data_utils.segments import scoring_stream
 from txl.evaluation.measures.token_losses import TokenLosses, TokenLossWatch, read_losses, write_losses
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate

@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.laws.conftest import N_TOKEN, build
 from txl import Context, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.scoring_stream import RowStream, scoring_stream
+from txl.data_utils.segments import RowStream, scoring_stream
 from txl.evaluation.config import KnnConfig
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate

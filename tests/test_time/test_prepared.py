@@ -9,7 +9,7 @@ import torch
 from tests.laws.conftest import build
 from txl import Context, TransformerXL
 from txl.commands import scoring
-from txl.data_utils.scoring_stream import scoring_stream
+from txl.data_utils.segments import scoring_stream
 from txl.evaluation.config import CacheConfig, DynamicConfig, EvalConfig, KnnConfig
 from txl.evaluation.score import evaluate
 from txl.evaluation.test_time import Additions, DynamicEvaluation, TrainingText, gradient_statistics, prepared

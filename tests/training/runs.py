@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.forks import LIMIT_S
 from txl import Context, ModelConfig, TransformerXL
 from txl.checkpoint import Background, CheckpointWriter, last_checkpoint, load_model, load_snapshot, load_weights
-from txl.data_utils.stream import SegmentStream
+from txl.data_utils.segments import SegmentStream
 from txl.evaluation.score import Score
 from txl.runtime.distributed import Ranks, whole
 from txl.training.config import TrainConfig

@@ -18,7 +18,7 @@ from tests.ranks import on_ranks
 from tests.training.runs import ADAPTIVE, ALONE, CONTEXT, IDS, SHAPE, Run, config, same_weights
 from txl import Context, ModelConfig, TransformerXL
 from txl.config import UsageError
-from txl.data_utils.scoring_stream import scoring_stream
+from txl.data_utils.segments import scoring_stream
 from txl.evaluation.reading import warmup_segments
 from txl.evaluation.score import evaluate
 from txl.memory import MEMORIES

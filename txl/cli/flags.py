@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from txl.cli.legacy_flags import add_legacy_flags, answer_legacy_flags, supported_optimizer
 from txl.config import ModelConfig, UsageError, require
+from txl.data_utils.datasets import DATA_SETS
 from txl.model.axes import readers
 from txl.plugins import PLUGIN_HELP, settings_of_plugins
 from txl.registry import ATTENTION_RULES, GATES, MEMORIES, POSITIONS
@@ -26,6 +27,7 @@ _CHOICES = {
     "memory": MEMORIES,
     "attention": ATTENTION_RULES,
     "gate": ["none", *GATES],
+    "dataset": DATA_SETS,
 }
 
 
@@ -171,7 +173,7 @@ def _add_flag(group: Any, f: Field, hint: Any) -> None:
         return
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint, args = args[0], list(typing.get_args(args[0]))
-    if f.name in _CHOICES:
+    if f.name in _CHOICES and hint is str:
         group.add_argument(f"--{f.name}", choices=_CHOICES[f.name], **given)
     elif hint is bool:
         group.add_argument(f"--{f.name}", f"--no_{f.name}", action=_Switch, nargs=0, **given)

@@ -18,9 +18,9 @@ from txl.commands.settings import new_settings, with_batch_size
 from txl.commands.shape import AUTO, Shape
 from txl.commands.train import MOST_USED
 from txl.config import Context, ModelConfig, build, require
+from txl.data_utils.bytes import ALL_BYTES
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.tokenizers.subwords import DEFAULT_SIZE
-from txl.data_utils.tokenizers.symbols import ALL_BYTES
+from txl.data_utils.subwords import DEFAULT_SIZE
 from txl.evaluation.report import write_json
 from txl.files import require_writable
 from txl.model.transformer import TransformerXL

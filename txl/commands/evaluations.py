@@ -7,7 +7,7 @@ from txl.checkpoint import load_model, open_checkpoint
 from txl.commands.scoring import Split, score, streams_by_default, streams_of
 from txl.config import Context, ModelConfig
 from txl.data_utils.corpus import Corpus
-from txl.data_utils.scoring_stream import total_sums
+from txl.data_utils.segments import total_sums
 from txl.evaluation.config import EvalConfig
 from txl.evaluation.reading import evaluation_context, warmup_segments, within
 from txl.evaluation.report import print_table

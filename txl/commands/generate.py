@@ -8,9 +8,8 @@ import torch
 
 from txl.cli.flags import read_flags, refuse_idle_flags
 from txl.config import UsageError, build, require
-from txl.data_utils.detokenise import decoder
-from txl.data_utils.free_text import encode_text, read_text, read_turns
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.free_text import decoder, encode_text, read_text, read_turns
+from txl.data_utils.tokenizer import Tokenizer
 from txl.generation.config import GenerateConfig
 from txl.language.model import LanguageModel
 from txl.language.text_generation import Session, TextGenerator

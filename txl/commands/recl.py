@@ -14,7 +14,7 @@ import torch
 from txl.cli.flags import Typed, named, read_flags, refuse_idle_flags
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import DataConfig
-from txl.data_utils.scoring_stream import RowStream, window_streams
+from txl.data_utils.segments import RowStream, window_streams
 from txl.evaluation.config import EVAL, SCORE, ReclConfig
 from txl.evaluation.measures import recl
 from txl.evaluation.plots import drawable, picture_folder, plot_recl

@@ -11,9 +11,9 @@ import numpy as np
 from txl.cli.flags import Typed
 from txl.config import Context, ModelConfig, build, require
 from txl.data_utils.corpus import Corpus
+from txl.data_utils.lm1b import SentenceRows
 from txl.data_utils.raw_text import DataError
-from txl.data_utils.scoring_stream import CountedRows, document_streams, equal_streams, scoring_stream, total_sums
-from txl.data_utils.sentence_stream import SentenceRows
+from txl.data_utils.segments import CountedRows, document_streams, equal_streams, scoring_stream, total_sums
 from txl.evaluation.config import ADDED, DEFAULTS, EvalConfig, ScoreConfig
 from txl.evaluation.conventions import reading_of
 from txl.evaluation.measures.loss_by_position import LossByPosition

@@ -10,8 +10,8 @@ from txl.checkpoint import Checkpoint
 from txl.cli.flags import Typed, refuse_idle_flags
 from txl.commands.shape import AUTO, Shape, shape_of
 from txl.config import Context, ModelConfig, UsageError, as_dict, build, require
-from txl.data_utils.addresses import remember_typed
 from txl.data_utils.corpus import DataConfig
+from txl.data_utils.remote import remember_typed
 from txl.language.model import LanguageModel
 from txl.language.texts import data_settings
 from txl.model.refusals import require_masks_documents, require_works

@@ -17,9 +17,9 @@ from txl.commands.evaluations import evaluate_best, sample_text, validation_of
 from txl.commands.settings import Settings, resolved
 from txl.config import Context, ModelConfig, as_dict, build, require
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.sentence_stream import SentenceStream
-from txl.data_utils.stream import SegmentStream
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.lm1b import SentenceStream
+from txl.data_utils.segments import SegmentStream
+from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.reading import within
 from txl.language.model import LanguageModel
 from txl.language.sources import tokenizer_in

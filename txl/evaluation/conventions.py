@@ -1,8 +1,8 @@
 """Evaluation protocols: ours, and those of other implementations, which reproduce their published figures.
 
 They differ in what a token sees and in the initial memory. How the text is cut is in the text library: the others drop
-the remainder and never predict the first token of a stream (`txl.data_utils.scoring_stream.equal_streams`), and deal
-the sentences of One Billion Word to their streams (`txl.data_utils.sentence_stream.SentenceRows`).
+the remainder and never predict the first token of a stream (`txl.data_utils.segments.equal_streams`), and deal
+the sentences of One Billion Word to their streams (`txl.data_utils.lm1b.SentenceRows`).
 """
 
 import dataclasses

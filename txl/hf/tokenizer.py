@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizer  # pyright: ignore[reportMissingImp
 
 from txl.config import UsageError, require
 from txl.convert.recognise import read_words
-from txl.data_utils.tokenizers.base import EOS, UNK
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.tokenizer import EOS, UNK
 from txl.data_utils.wikitext import tokenise
+from txl.data_utils.words import Vocab
 from txl.files import written_whole
 
 FORMULA = "<formula>"

@@ -14,8 +14,8 @@ from txl.convert.huggingface import DATA, config_for_huggingface, second_names, 
 from txl.convert.huggingface_words import SETTINGS_OF_MOSES, SETTINGS_OF_WORDS, tokenizer_of_words
 from txl.convert.kimiyoung import arguments_for_kimiyoung, to_kimiyoung
 from txl.convert.kimiyoung_names import RATES, rates_of
-from txl.data_utils.tokenizers.base import EOS, UNK, Tokenizer
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.tokenizer import EOS, UNK, Tokenizer
+from txl.data_utils.words import Vocab
 from txl.evaluation.plots import plot_curve
 from txl.files import folder_written_whole
 from txl.language.model_card import Notes, model_card

@@ -22,9 +22,8 @@ from txl.checkpoint.config import ModelUse
 from txl.config import Context, Dtype, ModelConfig, require
 from txl.data_utils.corpus import Corpus, DataConfig
 from txl.data_utils.datasets import is_tokenised
-from txl.data_utils.detokenise import decoder
-from txl.data_utils.free_text import encode_text
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.free_text import decoder, encode_text
+from txl.data_utils.tokenizer import Tokenizer
 from txl.evaluation.score import score_text
 from txl.generation.ending import Ending
 from txl.generation.rule import Rule

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from txl.config import Context
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.tokenizer import Tokenizer
 from txl.model.transformer import TransformerXL
 
 

@@ -10,10 +10,9 @@ from txl.checkpoint import model_with
 from txl.config import UsageError, require
 from txl.convert import Converted, convert
 from txl.convert.kimiyoung_names import rates_of
-from txl.data_utils.config import DataConfig
-from txl.data_utils.datasets import DATA_SETS, kind_of_tokenizer, tokenizer_of
-from txl.data_utils.tokenizers.base import EOS, Tokenizer
-from txl.data_utils.tokenizers.words import Vocab
+from txl.data_utils.datasets import DATA_SETS, DataConfig, kind_of_tokenizer, tokenizer_of
+from txl.data_utils.tokenizer import EOS, Tokenizer
+from txl.data_utils.words import Vocab
 from txl.files import sha256
 from txl.language.origin import Contents, Origin
 from txl.runtime.records import require_fields

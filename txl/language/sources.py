@@ -9,9 +9,8 @@ import torch
 
 from txl.checkpoint import Checkpoint, checkpoints, damaged, is_checkpoint, load_model, open_checkpoint
 from txl.config import UsageError, require
-from txl.data_utils.config import DataConfig
-from txl.data_utils.datasets import tokenizer_of
-from txl.data_utils.tokenizers.base import EOS, Tokenizer
+from txl.data_utils.datasets import DataConfig, tokenizer_of
+from txl.data_utils.tokenizer import EOS, Tokenizer
 from txl.language.origin import Contents, Origin
 from txl.runtime.records import read_json
 

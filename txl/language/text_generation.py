@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from txl.config import Context
-from txl.data_utils.detokenise import decoder
-from txl.data_utils.tokenizers.base import UNK, Tokenizer
+from txl.data_utils.free_text import decoder
+from txl.data_utils.tokenizer import UNK, Tokenizer
 from txl.generation.beams import beam_search
 from txl.generation.ending import Ending, GrowingText
 from txl.generation.rule import Rule
@@ -21,7 +21,7 @@ class TextGenerator:
     ends a line, as in `LanguageModel.score`: an empty prompt begins a line.
 
     Attributes:
-        tokenised: see `txl.data_utils.detokenise.decoder`.
+        tokenised: see `txl.data_utils.free_text.decoder`.
         seed: of the first prompt; the next has the next seed. None: PyTorch's global generator.
         allow_unknown: `<unk>` may be sampled.
         no_repeat_ngram_size: so many tokens in a row occur only once; see `txl.generation.ngrams.NGrams`.

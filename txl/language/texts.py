@@ -7,11 +7,10 @@ from typing import Any
 
 from txl.checkpoint import damaged
 from txl.config import build, require
-from txl.data_utils.addresses import remember_typed, require_typed
 from txl.data_utils.corpus import Corpus, DataConfig
-from txl.data_utils.named_files import home_of
-from txl.data_utils.remote import is_remote, names_in
-from txl.data_utils.tokenizers.base import Tokenizer
+from txl.data_utils.files import home_of
+from txl.data_utils.remote import is_remote, names_in, remember_typed, require_typed
+from txl.data_utils.tokenizer import Tokenizer
 from txl.runtime.records import require_fields
 
 

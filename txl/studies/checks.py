@@ -8,8 +8,7 @@ from typing import Any
 from txl.cli.flags import read_flags
 from txl.config import UsageError, build, require
 from txl.data_utils.checks import Checks
-from txl.data_utils.config import DataConfig
-from txl.data_utils.datasets import DATA_SETS
+from txl.data_utils.datasets import DATA_SETS, DataConfig
 from txl.data_utils.remote import is_remote, names_in
 from txl.data_utils.texts import Texts
 from txl.studies.columns import expected_columns

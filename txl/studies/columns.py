@@ -30,7 +30,7 @@ def expected_columns(evaluation: str, flags: Flags, held_out: Callable[[], Seque
     Args:
         held_out: the splits of the text that are evaluated if the flags name none.
     """
-    from txl.data_utils.config import DataConfig
+    from txl.data_utils.datasets import DataConfig
 
     classes = (*(SCORE if "text" in flags else EVAL), DataConfig)
     typed = read_flags(words(flags, Path("run")), *classes, description="")

@@ -15,8 +15,8 @@ import numpy as np
 from txl.cli.flags import read_flags
 from txl.cli.run import run
 from txl.config import Checked, UsageError, build, option, require
-from txl.data_utils.config import DataConfig
 from txl.data_utils.corpus import Corpus
+from txl.data_utils.datasets import DataConfig
 from txl.evaluation.measures.last_occurrence import PLACES, by_occurrence, frequency_edges, places
 from txl.evaluation.measures.token_losses import TokenLosses, read_losses
 from txl.evaluation.report import write_text

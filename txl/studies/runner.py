@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from txl.cli.flags import read_flags
 from txl.config import Context, ModelConfig, UsageError, build
-from txl.data_utils.config import DataConfig
+from txl.data_utils.datasets import DataConfig
 from txl.evaluation.config import EVAL, SCORE
 from txl.evaluation.report import write_json
 from txl.files import not_through_a_link, require_no_link

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .checks import CHECKED
-from .file_formats import LINES_OF_JSON, TEXT, has_rows, kind_of
+from .formats import COMPRESSED, LINES_OF_JSON, TEXT, has_rows, kind_of
 from .raw_text import DataError, reading
 from .remote import names_in, place_of
 from .store import RECORD
-from .uncompressed import COMPRESSED
 
 CACHE = "txl-cache"
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|dev|test)(?:[^a-z]|$)")
@@ -33,7 +32,8 @@ class Sources(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """What one argument of --data names: files, and the folder below which names of splits count."""
+    """What one argument of --data names: files, and the folder below which names of splits
+    count."""
 
     root: str
     files: list[Path]
@@ -41,11 +41,11 @@ class _Named(NamedTuple):
 
 
 def sources_of(data: tuple[str, ...] | str) -> Sources:
-    """The files that --data names: a folder, with its files of a known suffix, in it and below; a file; a glob; or
-    several of these. In the order of the arguments, and of the names below each.
+    """The files that --data names: a folder, with its files of a known suffix, in it and below; a
+    file; a glob; or several of these. In the order of the arguments, and of the names below each.
 
-    A split is named by a file, such as valid.txt, wiki.test.tokens or validation-00000.parquet, or by its innermost
-    folder that names one, of those below a root:
+    A split is named by a file, such as valid.txt, wiki.test.tokens or validation-00000.parquet, or
+    by its innermost folder that names one, of those below a root:
 
     | --data | roots |
     |---|---|
@@ -59,28 +59,35 @@ def sources_of(data: tuple[str, ...] | str) -> Sources:
         DataError: if there are no files, or a file or folder cannot be read.
     """
     names = names_in(data)
-    found = [_named(name) for name in names]
-    if not any(one.files for one in found):
+    arguments = list(map(_named, names))
+    if not any(argument.files for argument in arguments):
         known = " ".join((*TEXT, *LINES_OF_JSON[:1], ".parquet"))
-        missing = isinstance(data, str) and not Path(data).exists()
-        what = "no such folder" if missing else f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
+        what = f"no files of text ({known}, or compressed: {' '.join(COMPRESSED)})"
+        if isinstance(data, str) and not Path(data).exists():
+            what = "no such folder"
         advice = "give the folder of the text files with --data, a file of text or a glob"
         raise DataError(f"{_shown(names)}: {what}; {advice}")
-    roots = [one.root for one in found]
+    roots = [argument.root for argument in arguments]
     common = os.path.commonpath(roots)
     splits = {_split_below(common, folder) for folder in roots}
     if "" not in splits or len(splits) > 2:
         roots = [common] * len(roots)
     elif len(names) > 1:
-        roots = [os.path.dirname(f) if Path(name).is_dir() else f for name, f in zip(names, roots, strict=True)]
-    return Sources(
-        {path: _split_below(root, path) for root, one in zip(roots, found, strict=True) for path in one.files},
-        [path for one in found for path in one.left_out],
-    )
+        for i, name in enumerate(names):
+            if Path(name).is_dir():
+                roots[i] = os.path.dirname(roots[i])
+    sources = Sources({}, [])
+    for root, argument in zip(roots, arguments, strict=True):
+        for path in argument.files:
+            sources.splits[path] = _split_below(root, path)
+        sources.left_out.extend(argument.left_out)
+    return sources
 
 
 def _shown(names: tuple[str, ...]) -> str:
-    return " ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+    if len(names) < 4:
+        return " ".join(names)
+    return f"{names[0]} and {len(names) - 1} more"
 
 
 def _named(name: str) -> _Named:
@@ -88,7 +95,7 @@ def _named(name: str) -> _Named:
     path = Path(name)
     left_out: list[Path] = []
     if path.is_dir():
-        files = sorted(file for file in _below(path, left_out) if kind_of(file))
+        files = sorted(filter(kind_of, _below(path, left_out)))
         if any(map(has_rows, files)):
             files = [file for file in files if not file.name.lower().startswith("readme.")]
         return _Named(os.path.abspath(path), files, left_out)
@@ -99,28 +106,34 @@ def _named(name: str) -> _Named:
     if not fixed.is_dir():
         return _Named(os.path.abspath(fixed), [], left_out)
     matching = set(_matching(path))
-    files = sorted(file for file in _below(fixed, left_out, only=matching) if file in matching)
+    files = sorted(matching.intersection(_below(fixed, left_out, only=matching)))
     return _Named(os.path.abspath(fixed), files, left_out)
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """What a glob matches. Raises `DataError` if a folder on the way cannot be read, which `glob` leaves out."""
+    """What a glob matches. Raises `DataError` if a folder on the way cannot be read, which `glob`
+    leaves out."""
     for i, part in enumerate(pattern.parts):
         if has_magic(part):
-            for folder in filter(os.path.isdir, glob(str(Path(*pattern.parts[:i])), recursive=True)):
+            for folder in filter(
+                os.path.isdir, glob(str(Path(*pattern.parts[:i])), recursive=True)
+            ):
                 with reading(Path(folder)):
                     os.scandir(folder).close()
-    return [Path(one) for one in glob(str(pattern), recursive=True)]
+    return list(map(Path, glob(str(pattern), recursive=True)))
 
 
 def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> Iterator[Path]:
-    """The files in a folder and below it, except for hidden ones. Links are followed, but each folder is read once,
-    under its own name rather than that of a link beside it. Caches and run folders are appended to `left_out`.
+    """The files in a folder and below it, except for hidden ones. Links are followed, but each
+    folder is read once, under its own name rather than that of a link beside it. Caches and run
+    folders are appended to `left_out`.
 
     Args:
         only: files that are asked for; folders without any of them are not opened.
     """
-    folders = None if only is None else {parent for path in only for parent in path.parents}
+    folders = None
+    if only is not None:
+        folders = set[Path]().union(*(path.parents for path in only))
 
     def stop(error: OSError) -> None:
         with reading(Path(error.filename)):
@@ -129,9 +142,12 @@ def _below(top: Path, left_out: list[Path], only: set[Path] | None = None) -> It
     seen = {os.path.realpath(top)}
     for folder, below, names in os.walk(top, onerror=stop, followlinks=True):
         here = Path(folder)
-        paths = [here / name for name in sorted(below) if not name.startswith(".")]
-        wanted = [path for path in paths if folders is None or path in folders]
-        left_out += (path for path in wanted if _is_ours(path))
+        wanted = []
+        for name in sorted(below):
+            path = here / name
+            if not name.startswith(".") and (folders is None or path in folders):
+                wanted.append(path)
+        left_out += filter(_is_ours, wanted)
         below.clear()
         for path in sorted(wanted, key=Path.is_symlink):
             if path not in left_out and (real := os.path.realpath(path)) not in seen:
@@ -154,15 +170,19 @@ def _is_ours(folder: Path) -> bool:
 def require_regular(path: Path) -> None:
     """Raise `DataError` unless `path` is a file that can be read twice."""
     if not path.is_file():
-        what = "is a pipe or a device, which is read once" if path.exists() else "is a link to nothing"
-        raise DataError(f"{path}: {what}; give a file: compressed ones (.gz .xz .zst) are read as they are")
+        what = "is a link to nothing"
+        if path.exists():
+            what = "is a pipe or a device, which is read once"
+        advice = "give a file: compressed ones (.gz .xz .zst) are read as they are"
+        raise DataError(f"{path}: {what}; {advice}")
 
 
 def _split_below(root: str, path: Path | str) -> str:
     """The split that a path below `root` names last; empty if it names none."""
     for part in reversed(Path(os.path.abspath(path)).relative_to(root).parts):
-        if found := _SPLIT.search(part.lower()):
-            return _NAMES.get(found[1], found[1])
+        name = _SPLIT.search(part.lower())
+        if name is not None:
+            return _NAMES.get(name[1], name[1])
     return ""
 
 
@@ -172,12 +192,18 @@ def home_of(data: tuple[str, ...] | str) -> Path:
     if Path(first).is_dir():
         return Path(first)
     files = _named(first).files
-    return files[0].parent if files else Path(first)
+    if not files:
+        return Path(first)
+    return files[0].parent
 
 
 def require_folder(data: tuple[str, ...] | str, dataset: str) -> None:
     """Raise `DataError` if --data names files, which are no data set."""
-    if not isinstance(data, str) or (not Path(data).is_dir() and (Path(data).exists() or glob(data, recursive=True))):
+    is_folder = isinstance(data, str) and (
+        Path(data).is_dir() or not (Path(data).exists() or glob(data, recursive=True))
+    )
+    if not is_folder:
         given = " ".join(names_in(data))
         advice = "give the folder, or --dataset text for words of any files"
-        raise DataError(f"--data {given}: --dataset {dataset} needs one folder, with a file for each split; {advice}")
+        what = f"--dataset {dataset} needs one folder, with a file for each split"
+        raise DataError(f"--data {given}: {what}; {advice}")

@@ -6,10 +6,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..raw_text import text_of
-from ..sizes import codes_of, sizes_of
-from .base import UNK, Batch, Block, Encoded, Numbering, Tokenizer
-from .running import RunningTokenizer, escaped
+from .any_files import AnyText
+from .datasets import DataSet
+from .raw_text import text_of
+from .tokenizer import (
+    UNK,
+    Batch,
+    Block,
+    Encoded,
+    Numbering,
+    RunningTokenizer,
+    Tokenizer,
+    codes_of,
+    escaped,
+    sizes_of,
+)
 
 _N_CODE = 0x110000
 
@@ -19,8 +30,9 @@ class Characters(RunningTokenizer):
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
-        if missing := [there for there in ("\n", UNK) if there not in self.index]:
-            raise ValueError(f"has no {missing[0]!r}")
+        for needed in ("\n", UNK):
+            if needed not in self.index:
+                raise ValueError(f"has no {needed!r}")
         self._unk = self.index[UNK]
         self._id_of_code = np.full(_N_CODE, self._unk, dtype=np.uint32)
         for i, word in enumerate(self.words):
@@ -52,7 +64,7 @@ class Characters(RunningTokenizer):
             yield block._replace(ids=ids, n_unknown=int((ids == self._unk).sum()))
 
     def text_of(self, ids: Sequence[int]) -> str:
-        return "".join(self.words[i] for i in ids)
+        return "".join(map(self.words.__getitem__, ids))
 
 
 class CharacterNumbers(Numbering):
@@ -71,9 +83,12 @@ class CharacterNumbers(Numbering):
 
     def tokenizer(self, splits: Sequence[str], **limits: Any) -> Tokenizer:
         """The most frequent first, then by code."""
-        counts_V = sum(self._counts.get(split, 0) for split in splits)
+        counts_V = np.zeros(_N_CODE, dtype=np.int64)
+        for split in splits:
+            if split in self._counts:
+                counts_V += self._counts[split]
         codes = np.flatnonzero(counts_V)
-        frequent = codes[np.lexsort((codes, -counts_V[codes]))] if len(codes) else codes  # type: ignore[index]
+        frequent = codes[np.lexsort((codes, -counts_V[codes]))]  # type: ignore[index]
         return Characters(list(dict.fromkeys(["\n", UNK, *map(chr, frequent.tolist())])))
 
     def table(self, split: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +98,14 @@ class CharacterNumbers(Numbering):
 
 def _numbered(batch: Batch) -> Block:
     text = text_of(batch.content)
-    begins_B = np.frombuffer(batch.content, dtype=np.uint8) & 0xC0 != 0x80  # bytes that begin a character
+    begins_B = (
+        np.frombuffer(batch.content, dtype=np.uint8) & 0xC0 != 0x80
+    )  # bytes that begin a character
     ends = np.append(0, np.cumsum(begins_B))[list(batch.ends)]
-    sizes = sizes_of(text, np.arange(1, len(text) + 1)) if batch.measured else None
+    sizes = None
+    if batch.measured:
+        sizes = sizes_of(text, np.arange(1, len(text) + 1))
     return Block(codes_of(text), ends, sizes=sizes)
+
+
+CHARACTERS = DataSet(AnyText, Characters, ("train",), CharacterNumbers)

@@ -1,1 +1,0 @@
-"""Tokenizers: text to ids and back, one file a kind."""

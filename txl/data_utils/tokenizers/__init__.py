@@ -1,1 +1,0 @@
-"""For tools that look for packages here; see `txl.data_utils`."""
