@@ -105,8 +105,8 @@ class AnyFiles(Texts):
         """True if lines of a split are read with another line end than they have."""
         for path in self.files(split):
             if self.one_line_end and not has_rows(path):
-                found = self.checks.result(path, "returns", partial(_says_returns, path))
-                if found == "True":
+                answer = self.checks.result(path, "returns", partial(_says_returns, path))
+                if answer == "True":
                     return True
         return False
 

@@ -98,9 +98,8 @@ class CharacterNumbers(Numbering):
 
 def _numbered(batch: Batch) -> Block:
     text = text_of(batch.content)
-    begins_B = (
-        np.frombuffer(batch.content, dtype=np.uint8) & 0xC0 != 0x80
-    )  # bytes that begin a character
+    byte_B = np.frombuffer(batch.content, dtype=np.uint8)
+    begins_B = byte_B & 0xC0 != 0x80  # bytes that begin a character
     ends = np.append(0, np.cumsum(begins_B))[list(batch.ends)]
     sizes = None
     if batch.measured:

@@ -242,11 +242,11 @@ class Corpus:
     def _unchanged(self, splits: Sequence[str]) -> Iterator[None]:
         """Raise `DataError` if files of these splits change meanwhile: what was read has another
         text's name then."""
-        before = {name: self._state(name) for name in splits}
+        states = {name: self._state(name) for name in splits}
         yield
         self._checks.forget_young()
         for name in splits:
-            if self._state(name) != before[name]:
+            if self._state(name) != states[name]:
                 raise self.texts.changed(name)
 
     def _vocabulary_folder(self) -> Path:

@@ -259,9 +259,9 @@ def parquet_rows(path: Path, field: str, task: str) -> Iterator[tuple[int, Any]]
         with reading(path), ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
-                there = ", ".join(names)[:200]
+                columns = ", ".join(names)[:200]
                 raise DataError(
-                    f"{path}: no column {field!r}, there is {there}; name it with --text_field"
+                    f"{path}: no column {field!r}, there is {columns}; name it with --text_field"
                 )
             with tqdm(
                 total=file.metadata.num_rows, desc=f"{task} {path.name}", unit="row", disable=None

@@ -36,17 +36,15 @@ def in_processes(
     threads = ThreadPoolExecutor(n_process)
     try:
         for _ in range(n_process):
-            here, there = context.Pipe()
-            pipes.append(here)
-            process = context.Process(target=_answer, args=(work, there, pipes), daemon=True)
-            with (
-                there,
-                warnings.catch_warnings(),
-            ):  # of threads, none of which a process of these needs
+            ours, theirs = context.Pipe()
+            pipes.append(ours)
+            process = context.Process(target=_answer, args=(work, theirs, pipes), daemon=True)
+            # Warnings of threads, none of which a process of these needs.
+            with theirs, warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             processes.append(process)
-            idle.put(here)
+            idle.put(ours)
         for task in tasks:
             waiting.append(threads.submit(_asked, task, idle))
             if len(waiting) > 2 * n_process:  # more would pile up

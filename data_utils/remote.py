@@ -74,16 +74,15 @@ def place_of(name: str) -> Path:
     place = HERE / protocol / rest.strip("/")
     if not query:
         return place
-    asked = re.sub(r"[^\w.-]+", "_", query)
+    of_query = re.sub(r"[^\w.-]+", "_", query)
     suffixes = _suffixes(place.name)
-    if not kind_of(Path(f"a{suffixes}")) and kind_of(Path(f"a{_suffixes(asked)}")):
-        suffixes = _suffixes(asked)
-    asked = asked.removesuffix(suffixes)[:60]
-    if not re.fullmatch(
-        r"[^\W_]{1,30}=[^\W_]{1,30}", query
-    ):  # of another query the same may be left
-        asked += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
-    return place.with_name(f"{place.name.removesuffix(suffixes)}_{asked}{suffixes}")
+    if not kind_of(Path(f"a{suffixes}")) and kind_of(Path(f"a{_suffixes(of_query)}")):
+        suffixes = _suffixes(of_query)
+    of_query = of_query.removesuffix(suffixes)[:60]
+    is_simple = re.fullmatch(r"[^\W_]{1,30}=[^\W_]{1,30}", query)
+    if not is_simple:  # of another query the same may be left
+        of_query += f"_{hashlib.sha256(query.encode()).hexdigest()[:8]}"
+    return place.with_name(f"{place.name.removesuffix(suffixes)}_{of_query}{suffixes}")
 
 
 def _suffixes(name: str) -> str:

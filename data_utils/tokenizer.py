@@ -265,17 +265,17 @@ class RunningTokenizer(Tokenizer):
 
     def decoder(self) -> Callable[[int], str]:
         """As `Tokenizer.decoder`; a character in several tokens comes with its last."""
-        before: list[int] = []
+        spelled: list[int] = []
         held: list[int] = []
 
         def piece(token: int) -> str:
-            nonlocal before, held
+            nonlocal spelled, held
             held = [*held, token]
-            text = self.text_of(before + held)
+            text = self.text_of(spelled + held)
             if text.endswith("\ufffd") and len(held) < _LONGEST_CHARACTER:
                 return ""
-            known = len(self.text_of(before))
-            before = held
+            known = len(self.text_of(spelled))
+            spelled = held
             held = []
             return text[known:]
 

@@ -124,11 +124,11 @@ def _size(path: Path) -> int:
 def _until_whole(url: str, part: Path, mark: Path | None) -> None:
     n_failed = 0
     while True:
-        before = _size(part)
+        n_held = _size(part)
         try:
             return _go_on(url, part, mark)
         except urllib.error.HTTPError as error:
-            if error.code != 416 or not before:
+            if error.code != 416 or not n_held:
                 raise TransferError(f"status {error.code}") from None
             if mark is None:  # nothing is left, or the part is longer than the file
                 return
@@ -139,7 +139,7 @@ def _until_whole(url: str, part: Path, mark: Path | None) -> None:
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             n_failed += 1
-            if _size(part) > before:
+            if _size(part) > n_held:
                 n_failed = 0
             no_server = isinstance(error, urllib.error.URLError) and not isinstance(
                 reason, TimeoutError
@@ -151,23 +151,23 @@ def _until_whole(url: str, part: Path, mark: Path | None) -> None:
 def _go_on(url: str, part: Path, mark: Path | None) -> None:
     """Ask for the bytes that `part` lacks and append them, or for all where its `mark` is not
     known. Raises `OSError` where they are cut."""
-    before = _size(part)
+    n_held = _size(part)
     known = ""
-    if before and mark is not None and mark.exists():
+    if n_held and mark is not None and mark.exists():
         known = content_of(mark).decode()
     if mark is not None and not known:
-        before = 0
+        n_held = 0
     request = urllib.request.Request(url, headers=_AGENT)
-    if before:
-        request.add_header("Range", f"bytes={before}-")
+    if n_held:
+        request.add_header("Range", f"bytes={n_held}-")
     if known:
         request.add_header("If-Range", known)
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
         said = answer.headers.get("Content-Range", "")
-        appends = answer.status == 206 and said.startswith(f"bytes {before}-")
+        appends = answer.status == 206 and said.startswith(f"bytes {n_held}-")
         if answer.status == 206 and not appends:
             raise TransferError(f"answered with another range ({said})")
-        n_done = before
+        n_done = n_held
         mode = "ab"
         if not appends:
             n_done = 0

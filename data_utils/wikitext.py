@@ -76,9 +76,9 @@ def places(line: str, words: Sequence[str]) -> Iterator[tuple[int, int]]:
     it."""
     end = 0
     for word in words:
-        found = _BLACK.search(line, end)
-        assert found is not None, f"{word!r} is not in the line"
-        begin = found.start()
+        black = _BLACK.search(line, end)
+        assert black is not None, f"{word!r} is not in the line"
+        begin = black.start()
         end = begin + 1
         if line.startswith(word, begin):
             end = begin + len(word)
@@ -128,31 +128,35 @@ class Detokeniser:
 
     def _joins(self, word: str) -> tuple[bool, bool]:
         """Whether a word is joined to the one before it, and to the one after it."""
-        before = self._words[-1] if self._words else ""
+        last_word = ""
+        if self._words:
+            last_word = self._words[-1]
         if word in _MARKED or word in _JOINS_BOTH:
             return True, True
         if word == "=":  # a heading
-            return before == "=" == self._words[0], False
+            return last_word == "=" == self._words[0], False
         if word in ('"', "'"):
-            return self._quote(word, before)
-        if word in (_EN_DASH, ":") and before[-1:].isdigit():
+            return self._quote(word, last_word)
+        if word in (_EN_DASH, ":") and last_word[-1:].isdigit():
             return True, word == _EN_DASH
         if (
             word[0].isdigit()
-            and before == ":"
+            and last_word == ":"
             and self._words[-2:-1]
             and self._words[-2][-1].isdigit()
         ):
             return True, False  # 10:30
         if _JOINS_LEFT.fullmatch(word):
-            return not (word[0] == "." and before.endswith(".")), False  # dots would run together
+            return not (
+                word[0] == "." and last_word.endswith(".")
+            ), False  # dots would run together
         return False, word in _OPENS or unicodedata.category(word[0]) == "Sc"
 
-    def _quote(self, mark: str, before: str) -> tuple[bool, bool]:
+    def _quote(self, mark: str, last_word: str) -> tuple[bool, bool]:
         if mark in self._open:
             self._open.remove(mark)
             return True, False
-        if mark == "'" and before.endswith("s"):  # the dogs' house
+        if mark == "'" and last_word.endswith("s"):  # the dogs' house
             return True, False
         self._open.add(mark)
         return False, True

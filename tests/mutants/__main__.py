@@ -58,9 +58,10 @@ def copy_of_the_repository(folder: Path) -> Path:
     """Tracked files, as they are in the work tree."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in names:
-        if (ROOT / name).is_file():
+        path = ROOT / name
+        if path.is_file() or path.is_symlink():  # the text library is a link in txl
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(path, folder / name, follow_symlinks=False)
     return folder
 
 

@@ -1,0 +1,78 @@
+"""A data set is a file and a line in the registry; here neither is in the package."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from txl.cli.flags import read_flags
+from txl.data_utils.corpus import Corpus, DataConfig
+from txl.data_utils.datasets import DATA_SETS, DataSet, tokenizer_of
+from txl.data_utils.documents import Piece
+from txl.data_utils.raw_text import DataError
+from txl.data_utils.texts import Tagged, Texts
+from txl.data_utils.tokenizer import EOS, UNK
+from txl.data_utils.words import Vocab, WordNumbers
+
+ROOT = Path(__file__).parents[2]
+
+
+class Table(Texts):
+    """The cells of a column of table.csv, each a document of the split that its row names."""
+
+    rule = "row"
+
+    def files(self, split: str) -> list[Path]:
+        return [self.home / "table.csv"]
+
+    def together(self, splits: Sequence[str]) -> Sequence[str]:
+        return ("train", "valid")
+
+    def pieces(self, splits: Sequence[str]) -> Iterator[Tagged]:
+        with self.files("")[0].open(newline="") as file:
+            for row in csv.DictReader(file):
+                yield Tagged(row["split"], Piece(f"{row['text']}\n".encode(), ends=True))
+
+
+TABLE = DataSet(Table, Vocab, ("train",), partial(WordNumbers, Vocab), special=(EOS, UNK))
+
+
+def test_a_data_set_from_elsewhere_is_read_and_its_vocabulary_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATA_SETS, "table", TABLE)
+    (tmp_path / "table.csv").write_text('split,text\ntrain,a b a\nvalid,a c\ntrain,"b, a"\n')
+    config = DataConfig(**read_flags(["--dataset", "table", "--data", str(tmp_path)], DataConfig, description=""))
+    corpus = Corpus(config)
+    assert corpus.vocab.words == [EOS, UNK, "a", "b", "b,"]
+    assert corpus.split("train").tolist() == [2, 3, 2, 0, 4, 2, 0]
+    assert corpus.split("valid").tolist() == [2, 1, 0]
+    assert corpus.document_starts("train").tolist() == [0, 4]
+    assert tokenizer_of("table", corpus.vocab.files().__getitem__).words == corpus.vocab.words
+
+
+def test_a_data_set_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"^--dataset table: no such choice; there are wt103, wt2, .*, ids$"):
+        DataConfig(dataset="table")
+    monkeypatch.setitem(DATA_SETS, "table", TABLE)
+    assert DataConfig(dataset="table").dataset == "table"
+
+
+def test_only_the_data_set_that_is_read_is_imported() -> None:
+    """The streams of sentences bring PyTorch, which the reading of a text does not need."""
+    code = (
+        "import json, sys\n"
+        "from txl.data_utils.corpus import Corpus\n"
+        "from txl.data_utils.datasets import DATA_SETS\n"
+        "DATA_SETS['text']\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    modules = json.loads(done.stdout)
+    assert "txl.data_utils.words" in modules
+    assert {"torch", "txl.data_utils.lm1b", "txl.data_utils.subwords", "txl.data_utils.pydoc"}.isdisjoint(modules)
