@@ -137,6 +137,12 @@ def written_whole(path: Path) -> Iterator[Path]:
             raise
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text in UTF-8, see `written_whole`."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def _remove_left(path: Path) -> None:
     """Remove a temporary file unless a living writer holds its lock."""
     if not stat.S_ISREG(path.lstat().st_mode):
@@ -183,13 +189,25 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; False if another process holds the lock, or the file system has no locks."""
+def take_lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock an open file with flock(2); False if another process holds the lock. Raises `OSError` if the file system has
+    no locks, or for another reason."""
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
         return False
     return True
+
+
+def lock(descriptor: int, *, wait: bool) -> bool:
+    """As `take_lock`; False also where it raises."""
+    try:
+        return take_lock(descriptor, wait=wait)
+    except OSError:
+        return False
 
 
 def require_writable(path: Path) -> None:

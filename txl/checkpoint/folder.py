@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import content_of, discard, written_whole
+from txl.files import content_of, discard, write_whole
 from txl.registry import NoSuchPart
 
 RECORD, WEIGHTS, PROGRESS, OPTIMIZER = "config.json", "model.safetensors", "progress.json", "optimizer.safetensors"
@@ -88,8 +88,7 @@ def point(pointer: Path, name: str) -> None:
         _LOG.warning(
             "%s: a folder, where the name of a checkpoint belongs; kept as %s", pointer, set_aside(pointer).name
         )
-    with written_whole(pointer) as temporary:
-        temporary.write_text(name + "\n", encoding="utf-8")
+    write_whole(pointer, name + "\n")
 
 
 def unpoint(pointer: Path) -> None:

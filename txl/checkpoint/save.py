@@ -24,7 +24,7 @@ from txl.checkpoint.digests import digest_of, read_digests, write_digests
 from txl.checkpoint.folder import OPTIMIZER, PROGRESS, RECORD, STREAMS, WEIGHTS, name_of, point, remove_old, set_aside
 from txl.checkpoint.shards import write_shards
 from txl.config import Context, UsageError, as_dict
-from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, written_whole
+from txl.files import discard, errors_naming, flush, sha256, sigterm_raises, write_whole
 from txl.memory import Memory
 from txl.model.sizes import weights_of
 from txl.model.transformer import TransformerXL
@@ -214,8 +214,7 @@ def _rewrite(folder: Path, config: dict[str, Any], progress: dict[str, Any]) -> 
     after = {name: {digest_of(text.encode())} for name, text in texts.items()}
     write_digests(folder, {**before, **{name: {*before.get(name, ()), *after[name]} for name in after}})
     for name, text in texts.items():
-        with written_whole(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     write_digests(folder, {**before, **after})
 
 

@@ -2,15 +2,15 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from txl.evaluation.rows import Row
-from txl.files import errors_naming, is_stream, require_writable, written_whole
+from txl.files import errors_naming, is_stream, require_writable, write_whole
 from txl.runtime.log import perplexity, print_line
+from txl.runtime.records import json_text
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -175,16 +175,7 @@ def write_tokens(path: Path, parts: Sequence[Part], each: str, **extra: Any) -> 
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON as `write_text` does; numbers that JSON cannot represent, such as infinity, become null."""
-    write_text(path, json.dumps(finite(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
-
-
-def finite(content: Any) -> Any:
-    """The content with None for numbers that are not finite, which JSON lacks."""
-    if isinstance(content, dict):
-        return {name: finite(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    write_text(path, json_text(content, ensure_ascii=False))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -193,5 +184,4 @@ def write_text(path: Path, text: str) -> None:
         with errors_naming(path), path.open("a", encoding="utf-8") as file:
             file.write(text)
         return
-    with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_whole(path, text)

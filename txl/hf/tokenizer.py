@@ -11,7 +11,7 @@ from txl.convert.recognise import read_words
 from txl.data_utils.tokenizer import EOS, UNK
 from txl.data_utils.wikitext import tokenise
 from txl.data_utils.words import Vocab
-from txl.files import written_whole
+from txl.files import write_whole
 
 FORMULA = "<formula>"
 _INSIDE_NUMBER = re.compile(r"(?<=\d)[,.](?=\d)")
@@ -114,8 +114,7 @@ class TransfoXLTokenizer(PreTrainedTokenizer):
         """Write vocab.txt, which transformers 4 reads too."""
         name = (filename_prefix + "-" if filename_prefix else "") + self.vocab_files_names["vocab_file"]
         path = Path(save_directory) / name
-        with written_whole(path) as temporary:
-            temporary.write_text(self.vocab.to_text(), encoding="utf-8")
+        write_whole(path, self.vocab.to_text())
         return (str(path),)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -11,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.files import content_of, errors_naming, not_through_a_link
+from txl.files import content_of, errors_naming, not_through_a_link, take_lock
+from txl.runtime.records import parse_json
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -66,10 +66,9 @@ class Lock:
         with errors_naming(self.path):
             self._file = not_through_a_link(str(self.path), os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                return False
+                if not take_lock(self._file, wait=False):
+                    self.close()
+                    return False
             except OSError as error:
                 if error.errno not in _NO_LOCKS:  # a file system without locks is accepted
                     raise
@@ -83,8 +82,8 @@ class Lock:
         """Raise `UsageError` unless the file is new, or holds what a lock holds: who had it, and lines of one word."""
         first, *rest = self.before.split("\n")
         try:
-            holder = json.loads(first) if self.before else {"pid": None}
-        except (ValueError, RecursionError):
+            holder = parse_json(first.encode()) if self.before else {"pid": None}
+        except ValueError:
             holder = None
         if not isinstance(holder, dict) or "pid" not in holder or any(len(line.split()) > 1 for line in rest):
             self.close()
@@ -92,7 +91,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            who = json.loads(content_of(self.path).decode().partition("\n")[0])
+            who = parse_json(content_of(self.path).partition(b"\n")[0])
             return f"process {who['pid']} on {who['host']}, since {who['since']},"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"

@@ -1,6 +1,7 @@
-"""Reading JSON records and checking them against type hints."""
+"""JSON records: reading them, checking them against type hints, writing them as text."""
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,27 @@ def parse_json(content: bytes) -> Any:
         return json.loads(content.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The values of a file that has one in each line, without a last line that a kill has left incomplete. Raises
+    `OSError` if it cannot be read, `ValueError` if a line is not JSON."""
+    *lines, _ = content_of(path).split(b"\n")
+    return [parse_json(line) for line in lines]
+
+
+def json_text(content: Any, *, indent: int | None = 1, ensure_ascii: bool = True) -> str:
+    """JSON with a line break at its end; numbers that it cannot represent, such as infinity, become null."""
+    return json.dumps(finite(content), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False) + "\n"
+
+
+def finite(content: Any) -> Any:
+    """The content with None for numbers that are not finite, which JSON lacks."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def require_fields(record: Any, hints: Mapping[str, Any] | type) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """The report of a study: tables in Markdown, CSV and LaTeX, pictures, and one JSON with every figure."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from txl.config import UsageError
-from txl.evaluation.report import finite, write_text
-from txl.runtime.records import read_json
+from txl.evaluation.report import write_text
+from txl.runtime.records import json_text, read_json
 from txl.studies import tables
 from txl.studies.contrasts import Noted, digest_of
 from txl.studies.picture import write_pictures
@@ -55,7 +54,7 @@ def write_report(study: Study, findings: Findings, folder: Path) -> list[Path]:
         "comparisons.csv": tables.as_csv(tables.comparisons_table(study, comparisons)),
         "table.tex": tables.as_latex(tables.figures_table(study, rows)),
         "comparisons.tex": tables.as_latex(tables.comparisons_table(study, comparisons)),
-        JSON: json.dumps(finite(as_json(study, findings, comparisons)), indent=1) + "\n",
+        JSON: json_text(as_json(study, findings, comparisons)),
     }
     paths = [folder / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):

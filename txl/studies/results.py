@@ -1,7 +1,6 @@
 """The figures of a study: of each run, of the rows of its tables, and how the rows compare."""
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from txl.files import content_of
+from txl.runtime.records import read_json_lines
 from txl.studies.columns import column_names
 from txl.studies.contrasts import Noted
 from txl.studies.plan import Contrast, Study, Task, tasks
@@ -126,7 +125,7 @@ _LENGTHS = ("tgt_len", "mem_len", "added")
 
 def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFigures:
     path = task.folder / "run" / RECORDS
-    records = [json.loads(line) for line in content_of(path).decode().splitlines()]
+    records = read_json_lines(path)
     starts = [record for record in records if record["kind"] == "start"]
     train = [record for record in records if record["kind"] == "train"]
     seconds = _seconds(train, "speed/ms_per_step") or 0.0

@@ -1,6 +1,5 @@
 """Running a study: one task after another or several at once, each finished task only once."""
 
-import json
 import math
 import os
 import subprocess
@@ -24,7 +23,7 @@ from txl.evaluation.report import write_json
 from txl.files import not_through_a_link, require_no_link
 from txl.runtime.lock import Lock
 from txl.runtime.log import print_line
-from txl.runtime.records import read_json
+from txl.runtime.records import read_json, read_json_lines
 from txl.runtime.signals import StopNow, StopRequest
 from txl.studies.plan import Flags, Study, Task, slug, tasks, words
 from txl.studies.search import best_value, loss_of, next_value, task_of, with_value
@@ -241,7 +240,7 @@ def _try(short: Task, n_thread: int, programs: _Programs) -> float:
 
 
 def _last_loss(path: Path) -> float:
-    curve = curve_of(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    curve = curve_of(read_json_lines(path))
     if not curve:
         raise TaskError(f"{path}: no validation; let eval_interval of [search.train] be at most its max_step")
     return curve[-1][1]

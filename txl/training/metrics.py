@@ -1,6 +1,5 @@
 """Metrics of a run: metrics.jsonl for programs, TensorBoard for people."""
 
-import json
 import os
 import platform
 import struct
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from txl.config import UsageError, require
-from txl.evaluation.report import finite
-from txl.files import content_of, errors_naming, not_through_a_link, require_no_link, written_whole
+from txl.files import errors_naming, not_through_a_link, require_no_link, written_whole
 from txl.ops import processor
+from txl.runtime.records import json_text, parse_json, read_json_lines
 
 _CURVES = {
     "train/nll_nats": "loss/train_nats_per_token",
@@ -115,7 +114,7 @@ class Metrics:
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
-            _append(self._records, json.dumps(finite(record), allow_nan=False).encode() + b"\n")
+            _append(self._records, json_text(record, indent=None).encode())
 
     def _add_event(self, **fields: Any) -> None:
         if self._curves is not None:
@@ -170,8 +169,7 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
     if path is None:
         return []
     try:
-        *lines, _ = content_of(path).decode().split("\n")  # a kill may have left the last one incomplete
-        return curve_of([json.loads(line) for line in lines])
+        return curve_of(read_json_lines(path))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path}: damaged; repair it, or move it away") from None
 
@@ -220,7 +218,7 @@ def _cut(path: Path, step: int, *, owes_evaluation: bool) -> None:
     with path.open("rb") as old, written_whole(path) as temporary, temporary.open("wb") as new:
         for line in old:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 late = record.get("step", 0) > step or (
                     owes_evaluation and record.get("kind") == "valid" and record["step"] == step
                 )

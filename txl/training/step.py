@@ -13,13 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from txl.attention_rules import redraw
 from txl.checkpoint import OPTIMIZER, PROGRESS, Snapshot, damaged
 from txl.config import Context
-from txl.evaluation.report import finite
 from txl.model.autocast import autocast, dtype_on
 from txl.model.streams import Memory, chunks, joined, swapped_out
 from txl.model.transformer import TransformerXL
 from txl.runtime.distributed import Ranks, whole
 from txl.runtime.log import print_line
-from txl.runtime.records import require_fields
+from txl.runtime.records import finite, require_fields
 from txl.stacks.chunked import compute_in_chunks
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig

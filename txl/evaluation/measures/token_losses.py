@@ -16,6 +16,7 @@ from txl.config import Context, UsageError
 from txl.evaluation.reading import Segments, of_counted
 from txl.files import written_whole
 from txl.runtime.distributed import Ranks
+from txl.runtime.records import parse_json
 
 FORMAT = 1
 """Of the file; a reader refuses others."""
@@ -106,7 +107,7 @@ def read_losses(path: Path) -> list[TokenLosses]:
     """The rows of a file that `write_losses` has written. Raises `UsageError` if it is none."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            about = json.loads(arrays["about"].tobytes())
+            about = parse_json(arrays["about"].tobytes())
             if about["format"] != FORMAT:
                 raise ValueError(f"its format is {about['format']}, not {FORMAT}")
             how = {name: value for name, value in about.items() if name not in ("format", "rows")}
