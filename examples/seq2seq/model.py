@@ -48,11 +48,12 @@ def causal(n_token: int, device: torch.device) -> Tensor:
 
 def require_served(config: ModelConfig) -> None:
     """Raise `UsageError` on settings that the 2017 model does not have."""
+    plain = ModelConfig()
     for field in fields(config):
         if field.name in _SIZES | _CLUSTERS:
             continue
         given = getattr(config, field.name)
-        wanted = "sinusoid_input" if field.name == "position" else field.default
+        wanted = "sinusoid_input" if field.name == "position" else getattr(plain, field.name)
         require(
             given == wanted,
             f"{field.name}={given!r}: Seq2Seq is the Transformer of 2017, built with {field.name}={wanted!r} only; "
