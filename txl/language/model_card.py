@@ -162,4 +162,6 @@ def training_command(record: dict[str, Any]) -> str:
             words.append(f"--{'no_' if value is False else ''}{f.name}")
             if not isinstance(value, bool):
                 words += map(str, value) if isinstance(value, list) else [str(value)]
+    for name, value in shape.own.items():  # of a part from a file of its author's
+        words += [f"--{name}", str(value)]
     return shlex.join(words)
