@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import traceback
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,6 +16,7 @@ from tests.cli.conftest import Here, Trained, config_of, pointed, records, train
 from txl.commands.settings import with_batch_size
 from txl.runtime.distributed import Ranks
 from txl.training import loop
+from txl.training.step import TrainState
 
 LINE_2019 = re.compile(
     r"\| epoch +\d+ step +\d+ \| +\d+ batches \| lr \S+ \| ms/batch +\S+ \| loss +\S+ \| ppl +\S+ \| eta \d+:\d\d:\d\d"
@@ -136,6 +138,21 @@ def test_settings_that_are_typed_are_those_of_the_run(here: Here, monkeypatch: p
     asked = {name: [*map(str, one)] if isinstance(one := settings[name], list) else [str(one)] for name in typed}
     assert asked == typed
     assert start["remembered_floats"] == settings["n_layer"] * start["context"]["mem_len"] * settings["d_model"] > 0
+
+
+def test_train_py_is_five_calls_from_the_first_step(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is `launch`, which starts every program."""
+    calls: list[list[str]] = []
+    package, step = str(Path(txl.__file__).parent), TrainState.step
+
+    def noted(*args: Any) -> torch.Tensor:
+        frames = traceback.extract_stack()[:-1]
+        calls.append([frame.name for frame in frames if frame.filename.startswith(package)])
+        return step(*args)
+
+    monkeypatch.setattr(TrainState, "step", noted)
+    here("train --max_step 1")
+    assert calls == [["run", "main", "train"]]
 
 
 # what is reported

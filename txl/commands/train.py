@@ -47,136 +47,72 @@ _NEW_RUN = "bring the text back, or start a new run in another --work_dir"
 
 
 def main(argv: Sequence[str]) -> int:
+    """Train, from a checkpoint or from the beginning; returns the exit status."""
     configs = (DataConfig, TrainConfig, ModelConfig, Context)
     typed = read_flags(argv, *configs, description=__doc__ or "", first=MOST_USED)
     asked = build(TrainConfig, typed)  # bad values are refused before anything is opened
     keep_freed_memory()
-    with process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks:
-        run_folder = Path(asked.work_dir)
-        with locked_run_directory(run_folder, ranks) as restarted:
-            return run(resolved(typed, ranks, run_folder, restarted=restarted), ranks, run_folder)
+    run_folder = Path(asked.work_dir)
+    with (
+        process_group(timeout_s=asked.timeout_s, device=asked.device) as ranks,
+        locked_run_directory(run_folder, ranks) as restarted,
+    ):
+        settings = resolved(typed, ranks, run_folder, restarted=restarted)
+        config, context = settings.train, settings.context
+        corpus = open_text(settings, ranks)
+        model = model_of(settings, corpus, ranks)
+
+        # what the loop reads and writes
+        stream = training_stream(corpus, config, context, ranks)
+        validation = validation_of(corpus, config, context, model.config, ranks)
+        record = record_of(config, corpus)
+        checkpoints = checkpoint_writer(run_folder, context, config, ranks, record, corpus.vocab)
+        needed = require_resources(model, corpus, settings, ranks, run_folder)
+
+        # the state of the training, new or restored; nothing of an old run is removed before this point
+        state = TrainState(model, config, context, ranks)
+        resumed_from = begin(state, settings, record["texts"], stream.columns, run_folder)
+
+        with metrics_of(state, run_folder, resumed_from) as metrics:
+            if ranks.is_main:
+                print_beginning(state, len(stream), needed)
+                note_beginning(metrics, state, record, resumed_from)
+            sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
+            outcome = train(state, stream, validation, checkpoints, metrics, sample)
+            if config.eval_test and outcome.reason is None:
+                evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
+        return conclude(outcome, config, run_folder, ranks)
 
 
-def run(settings: Settings, ranks: Ranks, run_folder: Path) -> int:
-    """Train, from a checkpoint or from the beginning; returns the exit status."""
-    config, context, checkpoint, start = settings.train, settings.context, settings.checkpoint, settings.initial
-
-    # the text and the model
+def open_text(settings: Settings, ranks: Ranks) -> Corpus:
+    """The text of the training in tokens. Rank 0 makes and writes them, the others find them."""
+    config, start, checkpoint = settings.train, settings.initial, settings.checkpoint
     splits = ("train", "valid", "test") if config.eval_test else ("train", "valid")
     is_given = bool(config.init_from or settings.data.tokenizer)  # not made of the text
-    words = start.tokenizer if start else tokenizer_in(checkpoint) if checkpoint and is_given else None
+    words = None
+    if start:
+        words = start.tokenizer
+    elif checkpoint and is_given:
+        words = tokenizer_in(checkpoint)
     corpus = ranks.main_first(lambda: Corpus(settings.data, words, needed=splits))
     if ranks.is_main and corpus.note:
         print_line(f"| {corpus.note}")
+    return corpus
+
+
+def model_of(settings: Settings, corpus: Corpus, ranks: Ranks) -> TransformerXL:
+    """The model on its device, new or that of the checkpoint. Raises `UsageError` if it does not fit the processes or
+    the memory, before it is built."""
+    config, checkpoint, start = settings.train, settings.checkpoint, settings.initial
     shape = settings.shape if isinstance(settings.shape, ModelConfig) else settings.shape.of_text(corpus, ranks)
     require_shards(shape, config, ranks)
     require_room_for_weights(shape, config, ranks)
     model = resumed_model(checkpoint, corpus, config, ranks) if checkpoint else new_model(shape, config, start, ranks)
-    require_serves(model.layers[0].attn.pos, context, can_change=checkpoint is None and start is None)
+    can_change = checkpoint is None and start is None
+    require_serves(model.layers[0].attn.pos, settings.context, can_change=can_change)
     model.to(ranks.device)
     use_attention(model, config.attn_impl, keep_mib=config.attn_keep_mib)
-
-    # what the loop reads and writes
-    stream = training_stream(corpus, config, context, ranks)
-    validation = validation_of(corpus, config, context, shape, ranks)
-    texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
-    record = {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
-    checkpoints = checkpoint_writer(run_folder, context, config, ranks, record, corpus.vocab)
-    sample = functools.partial(sample_text, model, corpus, context, config) if config.sample_length else None
-    needed = require_resources(model, corpus, config, context, ranks, run_folder, checkpoint)
-
-    # the state of the training, new or restored; nothing of an old run is removed before this point
-    state = TrainState(model, config, context, ranks)
-    if checkpoint:
-        require_same_texts(checkpoint, texts)
-        state.restore(load_snapshot(checkpoint, stream.columns, model))
-        prepare_resume(run_folder, checkpoint, state.progress, ranks)
-    else:
-        start_new_run(run_folder, ranks, overwrite=config.overwrite)
-        torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not
-
-    resumed_from = state.progress.step if checkpoint else None
-    with Metrics(
-        run_folder if ranks.is_main else None, resumed_from, owes_evaluation=state.progress.owes_evaluation
-    ) as metrics:
-        if ranks.is_main:
-            print_beginning(state, len(stream), needed)
-            metrics.start(
-                **provenance(),
-                device=device_name(ranks.device),
-                world_size=ranks.world,
-                **sizes(model, context),
-                resumed_from_step=resumed_from,
-                model=as_dict(shape),
-                context=as_dict(context),
-                **record,
-            )
-        outcome = train(state, stream, validation, checkpoints, metrics, sample)
-        if config.eval_test and outcome.reason is None:
-            evaluate_best(run_folder, corpus, config, validation.context, ranks, metrics)
-    return conclude(outcome, config, run_folder, ranks)
-
-
-def require_resources(
-    model: TransformerXL,
-    corpus: Corpus,
-    config: TrainConfig,
-    context: Context,
-    ranks: Ranks,
-    run_folder: Path,
-    checkpoint: Checkpoint | None,
-) -> dict[str, int]:
-    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk is too small."""
-    of_a_stream = within(context, len(corpus.split("train")) // config.batch_size)
-    needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
-    require_memory(needed, ranks)
-    n_done = checkpoint.record["step"] if checkpoint else 0
-    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
-    return needed
-
-
-def checkpoint_writer(
-    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Tokenizer
-) -> CheckpointWriter:
-    """What writes the checkpoints of this process's streams, with --async_save in the background."""
-    background = Background() if config.async_save else None
-    ranks = ranks.with_own_group(config.timeout_s) if background else ranks
-    columns = ranks.columns(config.batch_size)
-    return CheckpointWriter(run_folder, context, ranks, columns, record, vocab.files(), config.keep_last, background)
-
-
-def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
-    """Print what is about to be trained."""
-    model, config = state.model, state.config
-    by_row = config.reset == "document"
-    print_line(describe(model, state.ranks, n_segment))
-    path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)
-    print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
-    what = unbounded(model.config)
-    if what and config.eval_batch_size is None and config.reset == "never":
-        print_line(f"| {what}: evaluations read one stream, on whose number the result depends")
-    if config.shard and not model.is_sharded:
-        print_line("| --shard: one process has nothing to share out; start several with torchrun")
-    print_line(describe_bytes(needed))
-
-
-def training_stream(
-    corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks
-) -> SegmentStream | SentenceStream:
-    """This process's streams of the train split."""
-    ids, by_document = corpus.split("train"), config.reset == "document"
-    shared: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
-    shared |= {"columns": ranks.columns(config.batch_size), "seed": config.seed}
-    if corpus.kind.has_sentences:
-        for name in ("varlen", "roll"):
-            require(
-                not getattr(config, name),
-                f"--{name}: the sentences of {corpus.config.dataset} are shuffled already; leave it out",
-            )
-        files = corpus.file_starts("train")
-        return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
-    starts = corpus.document_starts("train") if by_document else None
-    return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
+    return model
 
 
 def new_model(shape: ModelConfig, config: TrainConfig, start: LanguageModel | None, ranks: Ranks) -> TransformerXL:
@@ -206,8 +142,110 @@ def resumed_model(checkpoint: Checkpoint, corpus: Corpus, config: TrainConfig, r
     return load_model(checkpoint, dropout=config.dropout, dropatt=config.dropatt)
 
 
+def training_stream(
+    corpus: Corpus, config: TrainConfig, context: Context, ranks: Ranks
+) -> SegmentStream | SentenceStream:
+    """This process's streams of the train split."""
+    ids, by_document = corpus.split("train"), config.reset == "document"
+    shared: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
+    shared |= {"columns": ranks.columns(config.batch_size), "seed": config.seed}
+    if corpus.kind.has_sentences:
+        for name in ("varlen", "roll"):
+            require(
+                not getattr(config, name),
+                f"--{name}: the sentences of {corpus.config.dataset} are shuffled already; leave it out",
+            )
+        files = corpus.file_starts("train")
+        return SentenceStream(ids, files, eos_id=corpus.vocab.eos_id, by_sentence=by_document, **shared)
+    starts = corpus.document_starts("train") if by_document else None
+    return SegmentStream(ids, varlen=config.varlen, roll=config.roll, starts=starts, **shared)
+
+
+def record_of(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    """What checkpoints and metrics.jsonl say of the training besides its model."""
+    texts = {split: corpus.fingerprint(split) for split in ("train", "valid")}
+    return {"train": as_dict(config), "data": as_dict(corpus.config), "texts": texts}
+
+
+def checkpoint_writer(
+    run_folder: Path, context: Context, config: TrainConfig, ranks: Ranks, record: dict[str, Any], vocab: Tokenizer
+) -> CheckpointWriter:
+    """What writes the checkpoints of this process's streams, with --async_save in the background."""
+    background = Background() if config.async_save else None
+    ranks = ranks.with_own_group(config.timeout_s) if background else ranks
+    columns = ranks.columns(config.batch_size)
+    return CheckpointWriter(run_folder, context, ranks, columns, record, vocab.files(), config.keep_last, background)
+
+
+def require_resources(
+    model: TransformerXL, corpus: Corpus, settings: Settings, ranks: Ranks, run_folder: Path
+) -> dict[str, int]:
+    """The bytes that a process needs, see `training_bytes`. Raises `UsageError` if memory or disk is too small."""
+    config, checkpoint = settings.train, settings.checkpoint
+    of_a_stream = within(settings.context, len(corpus.split("train")) // config.batch_size)
+    needed = training_bytes(model, config, of_a_stream, ranks, autocast_dtype(config, ranks.device))
+    require_memory(needed, ranks)
+    n_done = checkpoint.record["step"] if checkpoint else 0
+    require_disk(run_folder, config, needed, config.max_step - n_done, ranks)
+    return needed
+
+
+def begin(state: TrainState, settings: Settings, texts: dict[str, str], columns: slice, run_folder: Path) -> int | None:
+    """Restore the state of the checkpoint, or make the folder that of a new run; returns the step that is resumed from.
+
+    Args:
+        texts: fingerprints of the splits. Raises `UsageError` if one has changed.
+        columns: the streams of this process.
+    """
+    config, checkpoint, ranks = settings.train, settings.checkpoint, state.ranks
+    if checkpoint is None:
+        start_new_run(run_folder, ranks, overwrite=config.overwrite)
+        torch.manual_seed(config.seed + ranks.rank)  # dropout differs between ranks, the initial weights do not
+        return None
+    require_same_texts(checkpoint, texts)
+    state.restore(load_snapshot(checkpoint, columns, state.model))
+    prepare_resume(run_folder, checkpoint, state.progress, ranks)
+    return state.progress.step
+
+
 def require_same_texts(checkpoint: Checkpoint, texts: dict[str, str]) -> None:
     """Raise `UsageError` if a text has changed since the checkpoint was saved."""
     for split, fingerprint in checkpoint.record.get("texts", {}).items():
         same = texts.get(split) == fingerprint
         require(same, f"{split}.txt has changed since {checkpoint.folder} was saved; {_NEW_RUN}")
+
+
+def metrics_of(state: TrainState, run_folder: Path, resumed_from: int | None) -> Metrics:
+    """What rank 0 writes metrics to; the others write none."""
+    work_dir = run_folder if state.ranks.is_main else None
+    return Metrics(work_dir, resumed_from, owes_evaluation=state.progress.owes_evaluation)
+
+
+def print_beginning(state: TrainState, n_segment: int, needed: dict[str, int]) -> None:
+    """Print what is about to be trained."""
+    model, config = state.model, state.config
+    by_row = config.reset == "document"
+    print_line(describe(model, state.ranks, n_segment))
+    path = attention_path(model, state.context, state.dtype, needs_grad=True, by_row=by_row)
+    print_line(f"| attention: {path}, products in {str(state.dtype).removeprefix('torch.')}")
+    what = unbounded(model.config)
+    if what and config.eval_batch_size is None and config.reset == "never":
+        print_line(f"| {what}: evaluations read one stream, on whose number the result depends")
+    if config.shard and not model.is_sharded:
+        print_line("| --shard: one process has nothing to share out; start several with torchrun")
+    print_line(describe_bytes(needed))
+
+
+def note_beginning(metrics: Metrics, state: TrainState, record: dict[str, Any], resumed_from: int | None) -> None:
+    """Write the first record of this start: versions, sizes and settings."""
+    model, context, ranks = state.model, state.context, state.ranks
+    metrics.start(
+        **provenance(),
+        device=device_name(ranks.device),
+        world_size=ranks.world,
+        **sizes(model, context),
+        resumed_from_step=resumed_from,
+        model=as_dict(model.config),
+        context=as_dict(context),
+        **record,
+    )
