@@ -60,7 +60,7 @@ demo() {
         --tgt_len 32 --mem_len 128 --batch_size 16 --lr 0.001 --warmup_step 100 --max_step 2500 \
         --eval_tgt_len 32 --eval_interval 500 --log_interval 100 "$@"
     echo
-    "$python" "$root/eval.py" "--work_dir=$run" --split test --tgt_len 16 --mem_len 0 8 32 128
+    "$python" "$root/eval.py" "--work_dir=$run" --split test --mem_len 0 8 32 128 --borders both
     echo
     "$python" "$root/generate.py" "--work_dir=$run" --prompt "This module provides" --length 120 --finish_line \
         --top_p 0.8 --no_unk

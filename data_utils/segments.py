@@ -168,13 +168,44 @@ def as_tensor(ids: np.ndarray) -> Tensor:
     return torch.from_numpy(ids.astype(np.int64))
 
 
+LATE_PARTS = 4
+"""Of a segment. A token is late in its segment if it stands in the last of these parts."""
+
+
+class Cut(NamedTuple):
+    """Where the segments of a row end, and which of their targets count.
+
+    Attributes:
+        first_len: tokens of the row's first segment; all others have tgt_len.
+        n_counted: of the last targets of a whole segment, those that count.
+    """
+
+    first_len: int
+    n_counted: int
+
+
+def late_cuts(tgt_len: int) -> list[Cut]:
+    """The readings of a row in which each of its targets counts exactly once, late in its segment:
+    the borders of segments are shifted by a quarter of a segment each. The first segment of a
+    shifted reading is shorter, so that the targets of a row's first tgt_len tokens have all of the
+    row before them."""
+    n_late = -(-tgt_len // LATE_PARTS)
+    shifted = range(n_late, tgt_len, n_late)
+    whole = Cut(tgt_len, tgt_len - n_late * len(shifted))
+    return [*(Cut(first_len, n_late) for first_len in shifted), whole]
+
+
 @dataclass(eq=False)
 class RowStream:
     """Rows of a text, read side by side in segments. Rows that end earlier than others are padded.
 
     Row b reads from token `first_B[b]` on and predicts the tokens after it up to `last_B[b]`; its
-    targets count from its segment `n_warmup_B[b]` on. A negative index counts from the end of the
-    text."""
+    targets count after the first `n_warmup_B[b]` times tgt_len. A negative index counts from the
+    end of the text.
+
+    Attributes:
+        cut: None: all segments have tgt_len tokens, and all their targets count.
+    """
 
     ids: np.ndarray
     first_B: np.ndarray
@@ -182,6 +213,13 @@ class RowStream:
     n_warmup_B: np.ndarray
     tgt_len: int
     ext_len: int
+    cut: Cut | None = None
+
+    def late(self) -> list["RowStream"]:
+        """The same rows in several readings, each with an empty memory, in which every target that
+        counts here counts once, late in its segment; see `late_cuts`. In a shifted reading segments
+        begin up to tgt_len earlier, for which the rows need one more segment of warmup."""
+        return [replace(self, cut=cut) for cut in late_cuts(self.tgt_len)]
 
     def share(self, rank: int, world: int) -> "RowStream":
         """The rows of one of `world` processes."""
@@ -194,28 +232,55 @@ class RowStream:
         )
 
     def __len__(self) -> int:
-        return -(-int(max(self.last_B - self.first_B, default=0)) // self.tgt_len)
+        longest = int(max(self.last_B - self.first_B, default=0))
+        if not longest:
+            return 0
+        return -(-(longest + self.tgt_len - self._first_len) // self.tgt_len)
 
     def __iter__(self) -> Iterator[Segment]:
         last_B1 = self.last_B[:, None]
-        for k in range(len(self)):
-            begin_B1 = self.first_B[:, None] + k * self.tgt_len
-            width = int(min(self.tgt_len, (last_B1 - begin_B1).max()))
-            context = min(self.ext_len, k * self.tgt_len)
+        n_read = 0
+        length = self._first_len
+        for _ in range(len(self)):
+            begin_B1 = self.first_B[:, None] + n_read
+            width = int(min(length, (last_B1 - begin_B1).max()))
+            context = min(self.ext_len, n_read)
             index_BT = begin_B1 + np.arange(-context, width)
             target_BT = index_BT[:, context:] + 1
-            counted_BT = (target_BT <= last_B1) & (k >= self.n_warmup_B[:, None])
+            is_after_warmup_BT = target_BT >= self._first_counted_B[:, None]
+            is_late_BT = self._is_late(target_BT - self.first_B[:, None])
+            counted_BT = (target_BT <= last_B1) & is_after_warmup_BT & is_late_BT
             yield Segment(self._at(index_BT), self._at(target_BT), torch.from_numpy(counted_BT))
+            n_read += length
+            length = self.tgt_len
 
     def sums(self, sizes: Mapping[str, np.ndarray]) -> Counter[str]:
         """Sums over the targets that count. `sizes` has a number for each token of the text, (N,),
         by name."""
-        first_B = self.first_B + 1 + self.n_warmup_B * self.tgt_len
         sums = Counter(dict.fromkeys(sizes, 0))
-        for first, last in zip(first_B, self.last_B, strict=True):
+        for begin, first, last in zip(
+            self.first_B, self._first_counted_B, self.last_B, strict=True
+        ):
+            is_late_S = self._is_late(np.arange(first, last + 1) - begin)
             for name, size_N in sizes.items():
-                sums[name] += int(size_N[first : last + 1].sum())
+                sums[name] += int(size_N[first : last + 1].sum(where=is_late_S))
         return sums
+
+    @property
+    def _first_len(self) -> int:
+        return self.cut.first_len if self.cut else self.tgt_len
+
+    @property
+    def _first_counted_B(self) -> np.ndarray:
+        return self.first_B + 1 + self.n_warmup_B * self.tgt_len
+
+    def _is_late(self, nth: np.ndarray) -> np.ndarray:
+        """True for the targets that count by their place in the segment; `nth`: 1 for the first
+        target of a row."""
+        if self.cut is None:
+            return np.ones(nth.shape, dtype=bool)
+        place = (nth - 1 - self.cut.first_len) % self.tgt_len
+        return place >= self.tgt_len - self.cut.n_counted
 
     def _at(self, index_BT: np.ndarray) -> Tensor:
         inside_BT = index_BT < len(self.ids)

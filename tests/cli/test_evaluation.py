@@ -52,6 +52,28 @@ def test_an_evaluation_keeps_what_it_sums(here: Here) -> None:
     assert "end its name in .npz" in here.refused("eval --token_losses losses.json")
 
 
+def test_both_readings_are_in_the_table_the_files_and_a_sentence(here: Here) -> None:
+    result = here.result("eval --mem_len 0 5 --borders both --token_losses losses.npz")
+    rows, out = result["rows"], result["out"]
+    manners = [(borders, mem_len) for borders in ("cut", "aside") for mem_len in (0, 5)]
+    assert [(row["borders"], row["mem_len"]) for row in rows] == 2 * manners
+    assert len({(row["split"], row["tokens"], row["words"], row["characters"]) for row in rows}) == 2
+    assert len(re.findall(r"^test +8 +\d+ .*  borders aside$", out, flags=re.MULTILINE)) == 4  # in two tables
+    assert "\nborders aside: each token is predicted late in its segment" in out
+    said = "memory 5 in place of none: too short to tell, 1 stretch of 200 tokens; 20 are needed"
+    assert out.splitlines()[-3:-1] == [f"{split}, segments of 8: {said}" for split in ("valid", "test")]
+    assert [(gain["split"], gain["longer"], gain["in_all"]) for gain in result["gains"]] == [
+        ("valid", 5, None),
+        ("test", 5, None),
+    ]
+    kept = read_losses(Path("losses.npz"))
+    assert [one.borders for one in kept] == [row["borders"] for row in rows]
+    assert [np.nansum(one.nats_N, dtype=np.float64) for one in kept] == pytest.approx([row["nats"] for row in rows])
+    alone = here.rows("eval --mem_len 5 --borders aside --split test --batch_size 3")
+    assert [row["nats"] for row in alone] == pytest.approx([rows[-1]["nats"]], rel=1e-5)
+    assert "--borders aside reads several times" in here.refused("eval --borders aside --dynamic sgd")
+
+
 def test_the_checkpoint_may_be_any_of_the_run_and_its_validation_loss_is_found_again(here: Here) -> None:
     best = here.result("eval --split valid")
     assert best["checkpoint"] == str(pointed(Path("run"), "best"))

@@ -24,7 +24,7 @@ def watched(model: TransformerXL, context: Context, world: int = 1) -> TokenLoss
     shares = []
     for rank in range(world):
         stream = scoring_stream(IDS, batch_size=3, **lengths).share(rank, world)
-        watch = TokenLossWatch("test", IDS, context, asked=context)
+        watch = TokenLossWatch("test", IDS, asked=context)
         evaluate(model, watch.segments(stream, stream.first_B), context, observe=watch.add)
         shares.append(watch)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,22 +36,26 @@ def test_a_stronger_request_is_not_overridden_by_a_weaker_one() -> None:
             assert request.noted == TERMINATE
 
 
-def test_a_hangup_is_no_request_under_nohup(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest() as request:
-            signal.raise_signal(signal.SIGHUP)
-            assert request.noted == 0
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with StopRequest() as request:
-            signal.raise_signal(signal.SIGHUP)
-            assert request.noted == HANGUP
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.fixture
+def no_nohup() -> Iterator[None]:
+    """These tests may themselves run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
-def test_after_a_hangup_a_run_writes_to_no_terminal_that_is_gone() -> None:
+def test_a_hangup_is_no_request_under_nohup(no_nohup: None) -> None:
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGHUP)
+        assert request.noted == HANGUP
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGHUP)
+        assert request.noted == 0
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_after_a_hangup_a_run_writes_to_no_terminal_that_is_gone(no_nohup: None) -> None:
     """Else its next line would end it before it is saved."""
     terminal, ours = os.openpty()
     with StopRequest() as request:

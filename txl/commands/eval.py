@@ -7,6 +7,7 @@ With --text FILE it is `txl score`, with --recl RUN RUN ... `txl recl`; add --he
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +18,12 @@ from txl.commands.scoring import Split, opened, score, streams_by_default, train
 from txl.config import Context, require
 from txl.data_utils.corpus import DataConfig
 from txl.evaluation.config import EVAL, EvalConfig, ReclConfig, ScoreConfig
+from txl.evaluation.gain import Gain, gains_of
 from txl.evaluation.measures.token_losses import write_losses
 from txl.evaluation.plots import drawable, pictures_of, write_pictures
 from txl.evaluation.reading import Predictor
 from txl.evaluation.report import print_row, print_table, require_outputs, write_results
+from txl.evaluation.rows import Row
 from txl.evaluation.test_time import Additions, prepared
 from txl.language.model import LanguageModel
 from txl.memory import require_works, unbounded
@@ -31,6 +34,7 @@ from txl.training.metrics import show_pictures
 MOST_USED = ("work_dir", "data", "dataset", "split", "mem_len", "tgt_len", "json")
 _OTHERS = {"recl": "txl.commands.recl", "text": "txl.commands.score"}
 """Programs that a flag asks for."""
+NO_STUDIES = {"loss_by_position": False, "attention_by_distance": False}
 _ELSEWHERE = {"has no effect without --text": (ScoreConfig,), "has no effect without --recl": (ReclConfig,)}
 
 
@@ -49,6 +53,10 @@ def resolved(typed: Typed, ranks: Ranks) -> tuple[LanguageModel, DataConfig, Eva
     data = lm.data_config(typed)
     refuse_idle_flags(typed, config, *additions, data, lm.model_config)
     require_works(lm.model_config.memory, config, can_change=False)
+    learns = additions.dynamic.dynamic != "off"
+    why = "learns from each token once, in the order of the text, which --borders aside reads several times"
+    idle = f"--dynamic {additions.dynamic.dynamic}: {why}; drop one of the two"
+    require(config.borders == "cut" or not learns, idle)
     nothing = f"--pictures {config.pictures}: there is nothing to draw of one length; give several, or a length study"
     require(config.pictures is None or bool(pictures_of(config, Path())), nothing)
     if "reset" not in typed and config.convention == "txl":
@@ -70,10 +78,34 @@ def default_streams(config: EvalConfig, additions: Additions, lm: LanguageModel,
     return 1 if additions.dynamic.dynamic != "off" else n_stream
 
 
+def readings_of(config: EvalConfig) -> list[EvalConfig]:
+    """What is asked for, a configuration for each way to read. Studies by length are of the text as it is cut."""
+    if config.borders != "both":
+        return [config]
+    return [
+        dataclasses.replace(config, borders="cut"),
+        dataclasses.replace(config, borders="aside", **NO_STUDIES),
+    ]
+
+
+def report(rows: Sequence[Row], gains: Sequence[Gain], config: EvalConfig, **how: Any) -> None:
+    """Print the tables and write the files; `how`: what was scored, and how."""
+    print_table(rows)
+    for gain in gains:
+        print_line(gain.sentence())
+    if config.token_losses:
+        write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
+    if config.json:
+        if config.borders == "both":
+            how["gains"] = [gain.as_dict() for gain in gains]
+        write_results(Path(config.json), rows, **how)
+
+
 def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additions: Additions, ranks: Ranks) -> None:
     """Score splits with each context, their streams shared out over processes; rank 0 reports."""
     contexts = config.look_backs(lm.context)
-    plain = dataclasses.replace(config, loss_by_position=False, attention_by_distance=False)
+    compares = config.borders == "both"
+    keeps_losses = compares or config.token_losses is not None
     corpus = ranks.main_first(lambda: lm.corpus(data))
     names = corpus.held_out() if config.split == "all" else (config.split,)
     corpus.require_splits(*names, *(["train"] if additions.read_training_text else []))
@@ -85,7 +117,8 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
             print_line(f"| {names[0]} is the only split that is there")
         require_outputs(config.json, config.token_losses)
         pictures = drawable(pictures, config)
-    rows = []
+    rows: list[Row] = []
+    gains: list[Gain] = []
     with lm.used_as(config) as model:
 
         @functools.lru_cache(maxsize=1)  # one is large, and made from the training text
@@ -93,28 +126,37 @@ def score_splits(lm: LanguageModel, data: DataConfig, config: EvalConfig, additi
             text = training_text(lm, corpus, ranks) if additions.read_training_text else None
             return prepared(additions, model, text, context, batch_size=config.batch_size, ranks=ranks)
 
+        def rows_of(split: Split, reading: EvalConfig, context: Context) -> list[Row]:
+            predictor = None
+            if additions.name:  # before the text is read: a store that does not fit is refused first
+                predictor = adapted(context if additions.dynamic.dynamic == "rms" else contexts[0])
+            rate = functools.partial(score, model, split, context, ranks=ranks, keeps_losses=keeps_losses)
+            rows = [rate(config=reading)]
+            if predictor is not None:
+                plain = dataclasses.replace(reading, **NO_STUDIES)
+                rows.append(rate(config=plain, additions=additions, predictor=predictor))
+            return rows
+
         for name in names:
             ranks.main_first(lambda name=name: corpus.split(name))
             split = Split.of(corpus, name)
-            for context in contexts:
-                added = None
-                if additions.name:  # before the text is read: a store that does not fit is refused first
-                    added = adapted(context if additions.dynamic.dynamic == "rms" else contexts[0])
-                new = [score(model, split, context, config, ranks)]
-                if added is not None:
-                    new.append(score(model, split, context, plain, ranks, additions=additions, predictor=added))
-                rows += new
+            of_split: list[Row] = []
+            for reading, context in itertools.product(readings_of(config), contexts):
+                new = rows_of(split, reading, context)
                 if ranks.is_main:
                     for row in new:
                         print_row(row)
+                of_split += new
+            if compares and ranks.is_main:
+                starts = split.starts_if_any()
+                gains += gains_of(of_split, split.sizes, starts=starts, trained=lm.context, reset=config.reset)
+            if not config.token_losses:
+                of_split = [dataclasses.replace(row, tokens=None) for row in of_split]
+            rows += of_split
     if ranks.is_main:
-        print_table(rows)
         how: dict[str, Any] = {"checkpoint": str(lm.folder), "weights": lm.fingerprint()}
         how |= {"convention": config.convention, "reset": config.reset}
         how |= {"texts": {name: corpus.fingerprint(name) for name in names}, "dtype": config.dtype}
-        if config.token_losses:
-            write_losses(Path(config.token_losses), [row.tokens for row in rows if row.tokens], **how)
-        if config.json:
-            write_results(Path(config.json), rows, **how)
+        report(rows, gains, config, **how)
         write_pictures(rows, pictures)
         show_pictures(lm.run or Path(), pictures)

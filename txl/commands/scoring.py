@@ -63,6 +63,12 @@ class Split(NamedTuple):
     starts: Callable[[], np.ndarray]
     between_sentences: int | None = None
 
+    def starts_if_any(self) -> np.ndarray | None:
+        """Where documents begin; None: there are none."""
+        with contextlib.suppress(DataError):
+            return self.starts()
+        return None
+
     @classmethod
     def of(cls, corpus: Corpus, name: str) -> "Split":
         starts = functools.partial(corpus.document_starts, name)
@@ -79,29 +85,31 @@ def score(
     *,
     additions: Additions = PLAIN,
     predictor: Predictor | None = None,
+    keeps_losses: bool = False,
 ) -> Row:
     """Score a split with one context.
 
     Args:
+        config: with `borders` of one row, cut or aside.
         predictor: the model with `additions`; None: the model.
+        keeps_losses: the row has the loss of each token.
     """
+    borders = config.borders
+    assert borders != "both", "these are two rows"
     reading = reading_of(config.convention, model, context, n_token=len(split.ids))
     if predictor is not None:
         n_warmup = reading.n_warmup + additions.warmup_segments(reading.context)
         reading = dataclasses.replace(reading, n_warmup=n_warmup, predictor=predictor, added=additions.name)
     watch = None
     if config.loss_by_position:
-        starts = None
-        if not deals_sentences(split, config):
-            with contextlib.suppress(DataError):  # there are no documents
-                starts = split.starts()
+        starts = None if deals_sentences(split, config) else split.starts_if_any()
         watch = LossByPosition(reading.context, n_token=len(split.ids), starts=starts)
     token_watch = None
-    if config.token_losses is not None:
+    if keeps_losses:
         dealt = "deals sentences to its streams, where they have no place in the text; drop --token_losses"
         require(not deals_sentences(split, config), f"--convention {config.convention}: {dealt}")
-        names = {"asked": reading.asked, "added": reading.added}
-        token_watch = TokenLossWatch(split.name, split.ids, reading.context, **names)
+        names = {"asked": reading.asked, "added": reading.added, "borders": borders}
+        token_watch = TokenLossWatch(split.name, split.ids, **names)
     streams = streams_of(split, reading.context, config, ranks, n_warmup=reading.n_warmup)
     return row_of_split(
         split.name,
@@ -110,6 +118,7 @@ def score(
         model,
         ranks,
         counts=total_sums(streams, split.sizes),
+        borders=borders,
         watch=watch,
         token_watch=token_watch,
         with_attention=config.attention_by_distance,
@@ -124,15 +133,23 @@ def deals_sentences(split: Split, config: EvalConfig) -> bool:
 def streams_of(
     split: Split, context: Context, config: EvalConfig, ranks: Ranks, *, n_warmup: int
 ) -> Sequence[CountedRows]:
-    """This process's share of a split; each stream is read with its own memory."""
+    """This process's share of a split; each stream is read with its own memory.
+
+    Args:
+        n_warmup: segments that must be read before the first that counts.
+    """
+    is_aside = config.borders == "aside"
     lengths = {"batch_size": config.batch_size, "tgt_len": context.tgt_len, "ext_len": context.ext_len}
     if split.between_sentences is not None and deals_sentences(split, config):
         rows = np.array_split(np.arange(config.batch_size), ranks.world)[ranks.rank]
         return [SentenceRows(split.ids, eos_id=split.between_sentences, rows=rows.tolist(), **lengths)]
     if config.reset == "document":
-        return document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
-    cut = scoring_stream if config.convention == "txl" else equal_streams
-    return [cut(split.ids, n_warmup=n_warmup, **lengths).share(ranks.rank, ranks.world)]
+        streams = document_streams(split.ids, split.starts(), **lengths)[ranks.rank :: ranks.world]
+    else:
+        cut = scoring_stream if config.convention == "txl" else equal_streams
+        stream = cut(split.ids, n_warmup=n_warmup + is_aside, **lengths)
+        streams = [stream.share(ranks.rank, ranks.world)]
+    return [late for stream in streams for late in stream.late()] if is_aside else streams
 
 
 def training_text(lm: LanguageModel, corpus: Corpus, ranks: Ranks) -> TrainingText:

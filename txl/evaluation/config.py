@@ -64,6 +64,12 @@ class EvalConfig(Lengths, OneModel):
         "where it is 1 by default",
         minimum=1,
     )
+    borders: Literal["cut", "aside", "both"] = option(
+        "cut",
+        "cut: tokens stand anywhere in their segments, so that the first have little before them but the memory; "
+        "aside: each token is predicted in the last quarter of a segment, with shifted segments in four readings, so "
+        "that memories differ only in how far they see; both: also says what memory gains in all and by seeing further",
+    )
     pictures: str | None = option(None, "directory for plots (default: that of --json; without --json the run's)")
     loss_by_position: bool = option(
         False,
@@ -83,6 +89,17 @@ class EvalConfig(Lengths, OneModel):
             self.reset == "never" or self.convention == "txl",
             f"--reset {self.reset}: the streams of --convention {self.convention} begin anywhere in a document; "
             f"drop one of the two",
+        )
+        require(
+            self.borders == "cut" or self.convention == "txl",
+            f"--borders {self.borders}: --convention {self.convention} has its own way to cut a text; drop one of the "
+            f"two",
+        )
+        study = "loss_by_position" if self.loss_by_position else "attention_by_distance"
+        require(
+            self.borders != "aside" or not (self.loss_by_position or self.attention_by_distance),
+            f"--{study}: is measured where tokens stand anywhere in their segments; give --borders both, or leave "
+            f"--borders out",
         )
         require(
             self.token_losses is None or self.token_losses.endswith(".npz"),

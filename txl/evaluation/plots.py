@@ -72,16 +72,16 @@ def plot_context(path: Path, rows: Sequence[Row]) -> None:
     against = "mem_len" if len({row.context.mem_len for row in rows}) > 1 else "tgt_len"
     other = "tgt_len" if against == "mem_len" else "mem_len"
     figure, (axes,) = _figure(1)
-    curves = dict.fromkeys((row.split, getattr(row.context, other), row.added) for row in rows)
+    curves = dict.fromkeys((row.split, getattr(row.context, other), row.manner) for row in rows)
     several = len({length for _, length, _ in curves}) > 1
     lengths = sorted({getattr(row.context, against) for row in rows})
     axes.set_xscale("symlog", linthresh=min([m for m in lengths if m], default=1))
     drawn = []
-    for split, length, added in curves:
-        mine = (split, length, added)
-        chosen = [row for row in rows if (row.split, getattr(row.context, other), row.added) == mine]
+    for split, length, manner in curves:
+        mine = (split, length, manner)
+        chosen = [row for row in rows if (row.split, getattr(row.context, other), row.manner) == mine]
         points = sorted((getattr(row.context, against), row.score.perplexity) for row in chosen)
-        label = ", ".join([split, *([f"{other} {length}"] if several else []), *([added] if added else [])])
+        label = ", ".join([split, *([f"{other} {length}"] if several else []), *([manner] if manner else [])])
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
         drawn += points
     axes.margins(y=0.15)

@@ -31,7 +31,7 @@ def _columns(rows: Sequence[Row], head: str, cells: Callable[[Row], str]) -> str
     lines = [f"{'split':<6} {'tgt_len':>8} {'mem_len':>8} {head}"]
     for row in rows:
         line = f"{row.split:<6} {row.context.tgt_len:>8} {row.context.mem_len:>8} {cells(row)}"
-        lines.append(f"{line}  {row.added}".rstrip())
+        lines.append(f"{line}  {row.manner}".rstrip())
     return "\n".join(lines)
 
 
@@ -74,8 +74,14 @@ def print_row(row: Row) -> None:
     """Print one line with the result of a row."""
     nats = row.score.nats_per_token
     lengths = f"tgt_len {row.context.tgt_len:5d} | mem_len {row.context.mem_len:5d}"
-    cells = [row.split, lengths, f"loss {nats:5.2f}", f"ppl {perplexity(nats):9.3f}", row.added, row.unlike]
+    cells = [row.split, lengths, f"loss {nats:5.2f}", f"ppl {perplexity(nats):9.3f}", row.manner, row.unlike]
     print_line(f"| {' | '.join(filter(None, cells))}")
+
+
+ASIDE = (
+    "each token is predicted late in its segment, in the last quarter, whatever the memory; the text is read several "
+    "times for that, with segments that begin elsewhere"
+)
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -94,6 +100,8 @@ def print_table(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.unlike:
             print_line(f"{row.label}: {row.unlike}")
+    if any(row.borders == "aside" for row in rows):
+        print_line(f"borders aside: {ASIDE}")
 
 
 def write_results(path: Path, rows: Sequence[Row], **how: Any) -> None:

@@ -36,6 +36,7 @@ class Row:
         tokens: the loss of each token, if kept.
         added: test-time methods in use; empty for the plain model.
         unlike: as in `Reading`.
+        borders: cut: tokens stand anywhere in their segments; aside: late in them, see `--borders`.
     """
 
     split: str
@@ -48,11 +49,17 @@ class Row:
     tokens: TokenLosses | None = None
     added: str = ""
     unlike: str = ""
+    borders: str = "cut"
+
+    @property
+    def manner(self) -> str:
+        """What differs from reading the plain model as the text is cut; empty: nothing."""
+        return ", ".join(filter(None, [self.added, "borders aside" if self.borders == "aside" else ""]))
 
     @property
     def label(self) -> str:
-        """Split, lengths and test-time methods, for titles and legends."""
-        parts = [self.split, f"tgt_len {self.context.tgt_len}", f"mem_len {self.context.mem_len}", self.added]
+        """Split, lengths and manner, for titles and legends."""
+        parts = [self.split, f"tgt_len {self.context.tgt_len}", f"mem_len {self.context.mem_len}", self.manner]
         return ", ".join(filter(None, parts))
 
     @property
@@ -73,6 +80,7 @@ class Row:
             "split": self.split,
             **dataclasses.asdict(self.context),
             "added": self.added,
+            "borders": self.borders,
             "perplexity": score.perplexity,
             **dataclasses.asdict(score),
             "nats_per_token": score.nats_per_token,
@@ -98,6 +106,7 @@ def row_of_split(
     ranks: Ranks,
     *,
     counts: Mapping[str, int],
+    borders: str = "cut",
     watch: LossByPosition | None = None,
     token_watch: TokenLossWatch | None = None,
     with_attention: bool = False,
@@ -107,6 +116,7 @@ def row_of_split(
     Args:
         streams: those of this process.
         counts: words, lines, ... of this process's targets; see `Score`.
+        borders: how the streams are cut, as in `Row`.
         watch: accumulates loss by position.
         token_watch: keeps the loss of each token.
         with_attention: read the split a second time for attention by distance.
@@ -114,7 +124,8 @@ def row_of_split(
     context, n_segment = reading.context, sum(map(len, streams))
     start, peak = time.perf_counter(), PeakMemory(ranks.device)
     watches = [one for one in (watch, token_watch) if one is not None]
-    with progress(f"{split} mem_len {reading.asked.mem_len}", n_segment, shown=ranks.is_main) as bar:
+    name = f"{split} mem_len {reading.asked.mem_len}" + " borders aside" * (borders == "aside")
+    with progress(name, n_segment, shown=ranks.is_main) as bar:
         shares = [_watched(stream, reading, model, watches, bar) for stream in streams]
     score = dataclasses.replace(Score.total(shares), **counts).over(ranks)
     require_in_range(torch.tensor(score.nats), ranks.device)
@@ -138,6 +149,7 @@ def row_of_split(
         tokens=token_watch.over(ranks) if token_watch else None,
         added=reading.added,
         unlike=reading.unlike,
+        borders=borders,
     )
 
 

@@ -68,14 +68,21 @@ def read(
     Args:
         part: these are a part of a segment; None: a whole one.
     """
-    span = Span.of(context, n_mem=memory.length, n_new=h_BTD.shape[1], since_BT=since_BT)
     model.require_serves(context, has_documents=since_BT is not None)
-    if part is not None:
-        span = replace(span, n_full=part.n_full)
-        context = replace(context, mem_len=part.n_kept, ext_len=0)
+    context, span = _placed(memory, context, h_BTD.shape[1], since_BT, part)
     if isinstance(memory, Memory):
         return model.read(h_BTD, memory, context, since_BT, span=None if part is None else span)
     return _read_key_values(model, h_BTD, memory, context, span)
+
+
+def _placed(
+    memory: AnyMemory, context: Context, n_new: int, since_BT: Tensor | None, part: Part | None
+) -> tuple[Context, Span]:
+    """The lengths that hold for these tokens, and where they stand."""
+    span = Span.of(context, n_mem=memory.length, n_new=n_new, since_BT=since_BT)
+    if part is None:
+        return context, span
+    return replace(context, mem_len=part.n_kept, ext_len=0), replace(span, n_full=part.n_full)
 
 
 @torch.no_grad()
@@ -140,6 +147,9 @@ class Frozen:
         part: Part | None = None,
     ) -> tuple[Tensor, Any]:
         """See `TransformerXL.forward` and `read`."""
+        if self.model.is_sharded:  # only its own `forward` gathers the weights of the embedding
+            within, span = _placed(memory, context, token_BT.shape[1], since_BT, part)
+            return self.model(token_BT, memory, within, since_BT, span=None if part is None else span)
         h_BTD = self.model.word_emb(token_BT)
         return read(self.model, h_BTD, memory, context, since_BT, part=part)
 

@@ -119,10 +119,12 @@ class TransformerXL(Body):
         context: Context,
         since_BT: Tensor | None = None,
         tables: list[Tensor] | None = None,
+        *,
+        span: Span | None = None,
     ) -> Output:
-        """Read a segment of token ids (B, T), which may be on the CPU. `memory`, `since` and errors are those of
-        `read`, `tables` and `ValueError` for an id outside the vocabulary those of `AdaptiveEmbedding`."""
-        return self.read(self.word_emb(token_BT, tables), memory, context, since_BT)
+        """Read a segment of token ids (B, T), which may be on the CPU. `memory`, `since`, `span` and errors are
+        those of `read`, `tables` and `ValueError` for an id outside the vocabulary those of `AdaptiveEmbedding`."""
+        return self.read(self.word_emb(token_BT, tables), memory, context, since_BT, span=span)
 
     def nll(
         self,

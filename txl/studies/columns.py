@@ -11,11 +11,12 @@ from txl.evaluation.config import ADDED, EVAL, SCORE
 from txl.evaluation.test_time import Additions
 from txl.studies.plan import Flags, words
 
-_VARIED = ("split", "tgt_len", "mem_len", "added")
+_VARIED = ("split", "tgt_len", "mem_len", "added", "borders")
 
 
 def column_names(evaluation: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The name of each row of an evaluation: that of the evaluation, and what differs in its rows."""
+    rows = [{"borders": "cut", **row} for row in rows]  # older results do not say it
     varied = [key for key in _VARIED if len({row[key] for row in rows}) > 1]
     names = []
     for row in rows:
@@ -37,6 +38,7 @@ def expected_columns(evaluation: str, flags: Flags, held_out: Callable[[], Seque
     split = "text" if "text" in flags else typed.get("split", "all")
     added = Additions(*(build(cls, typed) for cls in ADDED)).name
     lengths = [typed.get(name) or (None,) for name in ("tgt_len", "mem_len")]
-    kinds = [held_out() if split == "all" else [split], *lengths, ["", added] if added else [""]]
+    borders = ["cut", "aside"] if typed.get("borders") == "both" else [typed.get("borders", "cut")]
+    kinds = [held_out() if split == "all" else [split], *lengths, ["", added] if added else [""], borders]
     rows: list[dict[str, Any]] = [dict(zip(_VARIED, values, strict=True)) for values in itertools.product(*kinds)]
     return list(dict.fromkeys(column_names(evaluation, rows)))

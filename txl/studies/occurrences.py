@@ -131,7 +131,9 @@ def kept(study: Study, runs: Path, seed: int, row: str, column: str) -> TokenLos
     if task is None or name not in finished(task).get("evaluations", {}) or not path.is_file():
         return None
     losses = read_losses(path)
-    columns = column_names(str(name), [{"split": x.split, "added": x.added, **x.context} for x in losses])
+    columns = column_names(
+        str(name), [{"split": x.split, "added": x.added, "borders": x.borders, **x.context} for x in losses]
+    )
     require(column in columns, f"{path}: {column!r}: no such column; there are {'; '.join(columns)}")
     return losses[columns.index(column)]
 

@@ -116,11 +116,11 @@ def best_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not valid:
         return None
     best = min(valid, key=lambda row: row["nats_per_token"])
-    same = [row for row in rows if row["split"] == "test" and all(row[key] == best[key] for key in _LENGTHS)]
+    same = [row for row in rows if row["split"] == "test" and all(row.get(key) == best.get(key) for key in _LENGTHS)]
     return dict(same[0]) if same else None
 
 
-_LENGTHS = ("tgt_len", "mem_len", "added")
+_LENGTHS = ("tgt_len", "mem_len", "added", "borders")
 
 
 def _figures(study: Study, task: Task, evaluations: Mapping[str, Any]) -> RunFigures:

@@ -34,6 +34,7 @@ class TokenLosses:
         visible_N: tokens of its own segment that a token is predicted from, 1 to tgt_len; 0 of those that were not
             scored. The memory stands before them.
         how: what else the file says of the evaluation, such as the digest of the weights.
+        borders: as in `txl.evaluation.rows.Row`.
     """
 
     split: str
@@ -43,33 +44,34 @@ class TokenLosses:
     nats_N: np.ndarray
     visible_N: np.ndarray
     how: dict[str, Any] = field(default_factory=dict)
+    borders: str = "cut"
 
 
 class TokenLossWatch:
     """Keeps the nats of every token during an evaluation; used as `LossByPosition` is.
 
     Args:
-        split, added: as in `TokenLosses`.
+        split, added, borders: as in `TokenLosses`.
         ids_N: the text.
-        context: of the evaluation.
-        asked: the same as it was asked for.
+        asked: the context as it was asked for.
     """
 
-    def __init__(self, split: str, ids_N: np.ndarray, context: Context, *, asked: Context, added: str = "") -> None:
-        self._split, self._ids_N, self._asked, self._added = split, ids_N, asked, added
-        self._tgt_len = context.tgt_len
+    def __init__(self, split: str, ids_N: np.ndarray, *, asked: Context, added: str = "", borders: str = "cut") -> None:
+        self._split, self._ids_N, self._asked, self._added, self._borders = split, ids_N, asked, added, borders
         self._nats_N = np.full(len(ids_N), np.nan, dtype=np.float32)
         self._visible_N = np.zeros(len(ids_N), dtype=np.int32)
         self._places: deque[tuple[np.ndarray, np.ndarray]] = deque()
 
     def segments(self, segments: Segments, first_B: np.ndarray) -> Segments:
         """The same segments, with the places of their targets noted in passing. Row b starts at token first_B[b]."""
-        for k, segment in enumerate(segments):
+        n_read = 0
+        for segment in segments:
             _, target_BT, counted_BT = segment
             visible_BT = 1 + torch.arange(target_BT.shape[1]).expand_as(target_BT)
-            place_BT = torch.from_numpy(first_B)[:, None] + k * self._tgt_len + visible_BT
+            place_BT = torch.from_numpy(first_B)[:, None] + n_read + visible_BT
             places = (of_counted(value_BT, counted_BT).numpy() for value_BT in (place_BT, visible_BT))
             self._places.append((next(places), next(places)))
+            n_read += target_BT.shape[1]
             yield segment
 
     def add(self, nll_N: Tensor) -> None:
@@ -85,7 +87,8 @@ class TokenLossWatch:
             scored_N = their_visible_N > 0
             nats_N[scored_N], visible_N[scored_N] = their_nats_N[scored_N], their_visible_N[scored_N]
         ids_N = np.asarray(self._ids_N, dtype=np.int32)
-        return TokenLosses(self._split, asdict(self._asked), self._added, ids_N, nats_N, visible_N)
+        asked = asdict(self._asked)
+        return TokenLosses(self._split, asked, self._added, ids_N, nats_N, visible_N, borders=self._borders)
 
 
 def write_losses(path: Path, losses: Sequence[TokenLosses], **how: Any) -> None:
@@ -93,7 +96,7 @@ def write_losses(path: Path, losses: Sequence[TokenLosses], **how: Any) -> None:
 
     Its arrays are `about` (JSON: `how` and what each row is), `ids_SPLIT`, and of row i `nats_i` and `visible_i`.
     """
-    rows = [{"split": one.split, "added": one.added, "context": one.context} for one in losses]
+    rows = [{"split": one.split, "added": one.added, "borders": one.borders, "context": one.context} for one in losses]
     about = json.dumps({"format": FORMAT, **how, "rows": rows})
     arrays: dict[str, np.ndarray] = {"about": np.frombuffer(about.encode(), dtype=np.uint8)}
     for i, one in enumerate(losses):
@@ -120,6 +123,7 @@ def read_losses(path: Path) -> list[TokenLosses]:
                     arrays[f"nats_{i}"],
                     arrays[f"visible_{i}"],
                     how,
+                    row.get("borders", "cut"),
                 )
                 for i, row in enumerate(about["rows"])
             ]
