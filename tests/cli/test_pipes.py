@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from threading import Thread
@@ -75,9 +76,10 @@ def test_shards_are_not_read_beside_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_no_vocabulary_and_no_weights(here: Here) -> None:
+    weights = shlex.quote(f"{ROOT}/tests/golden/hf/hf_div2")
     for name in ("v.txt", "v.json", "v.bin"):
         put_pipe(Path(name))
-        assert f"{name}: " in here.refused(f"convert {ROOT}/tests/golden/hf/hf_div2 out --vocab {name}")
+        assert f"{name}: " in here.refused(f"convert {weights} out --vocab {name}")
     Path("weights").mkdir()
     put_pipe(Path("weights/model.pt"))
     assert "weights: holds no checkpoint" in here.refused("convert weights out")

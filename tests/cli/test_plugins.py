@@ -1,6 +1,7 @@
 """Parts of a model that a file outside the package defines."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,13 +107,14 @@ def memory(tmp_path: Path) -> Path:
 
 
 def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: Here, memory: Path) -> None:
-    with_it = f"--plugin {memory}"
+    path = shlex.quote(str(memory))
+    with_it = f"--plugin {path}"
     train = f"train {with_it} --memory last_state --max_step 2"
     here(f"{train} --last_n 3 --work_dir run --overwrite")
     saved = json.loads(next(Path("run").glob("step_*/config.json")).read_text())["model"]
     assert (saved["memory"], saved["own"]) == ("last_state", {"last_n": 3})
     here(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4")
-    assert "had" not in here(f"eval --plugin={memory} --work_dir run --split test --mem_len 0").out
+    assert "had" not in here(f"eval {with_it.replace(' ', '=', 1)} --work_dir run --split test --mem_len 0").out
     here(f"generate {with_it} --work_dir run --prompt ba --length 3")
     other = here.refused(f"train {with_it} --work_dir run --resume --max_step 4 --max_step_scheduler 4 --last_n 2")
     assert other.endswith("--last_n 2: the model has 3; leave the flag out")
@@ -124,12 +126,11 @@ def test_a_memory_of_a_file_is_trained_resumed_evaluated_and_written_with(here: 
 
 
 def test_a_flag_of_a_part_that_is_not_chosen_is_refused(here: Here, memory: Path) -> None:
-    idle = here.refused(f"train --plugin {memory} --last_n 2 --work_dir new")
+    with_it = f"--plugin {shlex.quote(str(memory))}"
+    idle = here.refused(f"train {with_it} --last_n 2 --work_dir new")
     assert idle.endswith("--last_n 2: has no effect with --memory fifo, only with last_state; leave it out")
-    assert "must be at least 1" in here.refused(
-        f"train --plugin {memory} --memory last_state --last_n 0 --work_dir new"
-    )
-    assert "--last_n int" in here(f"train --plugin {memory} --help").out
+    assert "must be at least 1" in here.refused(f"train {with_it} --memory last_state --last_n 0 --work_dir new")
+    assert "--last_n int" in here(f"train {with_it} --help").out
 
 
 def test_encodings_gates_and_rules_come_from_files_too(tmp_path: Path) -> None:
